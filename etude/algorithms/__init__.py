@@ -64,4 +64,4 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     for cls in list(vars().values())
     if isinstance(cls, type) and issubclass(cls, Algorithm) and cls.loss is not Algorithm.loss and cls is not Task
 }
-"""The algorithms that come with Etude, by name: the classes above that have a loss."""
+"""The algorithms that come with Etude, by name: each class above that defines a loss."""

@@ -23,8 +23,8 @@ class A2CConfig(OnPolicyConfig):
     """Settings of A2C."""
 
     num_steps: int = 80
-    """Steps collected for each iteration, over all envs, at least 1: each is one gradient step. Default: Mnih et al.
-    2016, 5 steps of each of 16 envs."""
+    """Steps collected for each iteration, over all envs, at least 1; an iteration makes one gradient step. Default:
+    Mnih et al. 2016, 5 steps in each of 16 envs."""
 
     epochs: int = 1
     """An iteration makes one gradient step; see `PPO` for more."""
@@ -33,26 +33,26 @@ class A2CConfig(OnPolicyConfig):
     """An iteration makes one gradient step; see `PPO` for more."""
 
     lambda_: float = 1.0
-    """Decay of generalised advantage estimation, 0 to 1. Default: 1, which sums all rewards of a segment before the
-    value function stands for the rest, as in Mnih et al. 2016."""
+    """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which sums all rewards of a segment and
+    bootstraps at its end, as in Mnih et al. 2016."""
 
     value_weight: float = 0.5
-    """Weight of the value loss, the mean of squared errors, at least 0. Default: as in
-    Stable-Baselines3."""
+    """Weight of the value loss, the mean squared error, at least 0. Default: as in Stable-Baselines3."""
 
     entropy_weight: Schedule = 0.01
-    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
-    (env_steps, weight). Default: Mnih et al. 2016."""
+    """Weight of the entropy bonus, at least 0, or a schedule: points of (env_steps, weight). Default: Mnih et al.
+    2016."""
 
     normalize_advantages: bool = False
-    """Give advantages mean 0 and standard deviation 1 over each iteration's steps."""
+    """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1."""
 
     lr: Schedule = 7e-4
-    """Learning rate; or points of (env_steps, rate) with straight lines between. Default: Stable-Baselines3's."""
+    """Learning rate, or a schedule: points of (env_steps, rate) with straight lines between. Default:
+    Stable-Baselines3's."""
 
     optimizer: OptimizerConfig = OptimizerConfig(betas=(0.0, 0.99), eps=1e-5)
-    """How gradients become steps. Default: with 0 for the first of its `betas`, Adam is RMSprop with the decay of Mnih
-    et al. 2016, but for its correction of the second moment's start at 0; `eps` is Stable-Baselines3's."""
+    """Settings of the optimizer. Default: with a first beta of 0, Adam is RMSprop with the decay of Mnih et al. 2016,
+    except for its bias correction of the second moment; `eps` is Stable-Baselines3's."""
 
     unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("epochs", "minibatch_size", "num_minibatches", "optimizer.accumulate"), _ONE_STEP
@@ -64,20 +64,20 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2C(OnPolicyAlgorithm[A2CConfig]):
-    """Policy gradient with a learned baseline: one gradient step for a few steps of many envs."""
+    """Policy gradient with a learned baseline: one gradient step for a few steps in many envs."""
 
     name = "a2c"
     Config = A2CConfig
 
     def learner_connectors(self) -> list[Any]:
-        """Advantages and value targets, from the values that the module had while acting."""
+        """Advantages and value targets, from the values predicted while acting."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]
         return [*connectors, NormalizeAdvantages()] if self.config.normalize_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Mnih et al. 2016, algorithm S3, with the entropy of section 4."""
+        """The loss of Mnih et al. 2016, algorithm S3, with the entropy bonus of section 4."""
         out = batch.forward(module)
-        assert out.value is not None  # GAE has seen to that
+        assert out.value is not None  # GAE has checked it
         entropy = out.entropy().mean()
         parts = {
             "policy": -(batch.advantage * out.logp(batch.action)).mean(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActingAlgorithm: what acts in envs while it learns."""
+"""ActingAlgorithm: the base class of algorithms that act in envs while they learn."""
 
 import dataclasses
 import logging
@@ -34,32 +34,33 @@ _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episode
 
 
 class ActingAlgorithm(Algorithm[C]):
-    """Owns envs and a runner, and collects experience. Define `loss` and `training_step`."""
+    """Base class of algorithms that own envs and a runner and collect experience. Define `loss` and `training_step`."""
 
     Config = ActingConfig
     collects_beside: ClassVar[bool] = False
-    """On a cluster, runners go on acting while it learns: it can learn from steps that older weights have made."""
+    """Whether remote runners go on acting while it learns: it can learn from steps that older weights have made."""
 
     learns_on_device: ClassVar[bool] = False
-    """Where the env gives tensors, `collect` gives experience on their device; else it is copied to the host."""
+    """Whether `collect` leaves experience on the device of an env that returns tensors; else it is copied to the
+    host."""
 
     _runner: Collector | None = None
     _saved_runner: dict[str, Any] | None = None
-    """Where a loaded run stood, until its envs are made."""
+    """The state of a loaded run's runner, until its envs are made."""
     counts: dict[str, float]
-    """What the arena counted in the latest `collect`, such as ``restarts``."""
+    """Counts of the arena in the latest `collect`, such as ``restarts``."""
 
     def module_spaces(self) -> dict[str, Spaces]:
-        """The spaces of the config's env, which is made here unless a checkpoint has them."""
+        """The spaces of the config's env, which is made here unless a checkpoint supplies them."""
         return self._spaces_there() if self._saved_spaces is None else self._saved_spaces
 
     def setup(self) -> None:
-        """Make the runner, unless this is loaded from a checkpoint, perhaps only to play."""
+        """Make the runner, unless the algorithm is being loaded from a checkpoint, perhaps only to play."""
         if self._saved_spaces is None:
             self.prepare()
 
     def prepare(self) -> None:
-        """Make the envs and what acts in them, if they are not there yet; a loaded run goes on where it stood."""
+        """Make the envs and the runner if there are none yet; a loaded run continues where it was saved."""
         if self._runner is not None:
             return
         try:
@@ -74,7 +75,7 @@ class ActingAlgorithm(Algorithm[C]):
 
     @property
     def runner(self) -> Collector:
-        """What collects experience; made when it is first asked for."""
+        """The runner, which collects experience; made on first use."""
         self.prepare()
         assert self._runner is not None
         return self._runner
@@ -89,7 +90,7 @@ class ActingAlgorithm(Algorithm[C]):
             raise
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
-        """Let the connectors of a loaded run fit an env with other spaces, if that was given."""
+        """Fit a loaded run's connectors to an env with other spaces, if it was given one."""
         assert self.config.env is not None
         for name, policy in self.policies.items():
             if spaces[name] != self.spaces[name]:
@@ -97,7 +98,7 @@ class ActingAlgorithm(Algorithm[C]):
         self.spaces = spaces
 
     def _go_on(self) -> None:
-        """Let the runner go on from where a loaded run stood."""
+        """Let the runner continue where a loaded run was saved."""
         saved = self._saved_runner
         if self._runner is None or (saved is None and not self.env_steps):
             return
@@ -106,7 +107,7 @@ class ActingAlgorithm(Algorithm[C]):
                 self._begin_anew("the state of the runner was not loaded")
             elif self.engine.can_resume(saved):
                 self._resumed = self._runner.load_state_dict(saved)
-            else:  # only the counts go on
+            else:  # only the counts are kept
                 self.env_steps, self.agent_steps = saved["steps"]
                 self._begin_anew("the run went on with another engine")
         except KeyError as error:
@@ -117,15 +118,15 @@ class ActingAlgorithm(Algorithm[C]):
             raise
         except Exception as error:
             raise CheckpointError(
-                f"what the checkpoint holds of the running episodes does not fit ({type(error).__name__}: {error}): "
-                "make the algorithm anew, and let it load the checkpoint with not_components='runner'."
+                f"the running episodes in the checkpoint do not fit ({type(error).__name__}: {error}): "
+                "create the algorithm again, and load the checkpoint with not_components='runner'."
             ) from error
         self._saved_runner = None
         if self._resumed is not None and self._resumed.startswith("new episodes"):
             _log.warning("The run goes on, in %s.", self._resumed)
 
     def _begin_anew(self, why: str) -> None:
-        """Let the runner begin new episodes, and count on from what the algorithm has counted."""
+        """Start new episodes, and continue the runner's counts from the algorithm's."""
         assert self._runner is not None
         self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
         self._runner.begin_anew()
@@ -133,7 +134,7 @@ class ActingAlgorithm(Algorithm[C]):
 
     @property
     def window(self) -> int:
-        """How many episodes the returns in results are over."""
+        """The number of latest episodes over which results average returns."""
         return self.config.metrics.window
 
     # -- a league -----------------------------------------------------------------------------------------------
@@ -146,16 +147,16 @@ class ActingAlgorithm(Algorithm[C]):
         like: str | None = None,
         module_of: ModuleOf | None = None,
     ) -> Policy:
-        """Let a further module act and learn from the next iteration on. The running episodes are abandoned.
+        """Add a module that acts and learns from the next iteration on. The running episodes are abandoned.
 
         Args:
             module_id: Its id.
             module: Its network, as in the setting `modules`; None: the built-in one.
-            like: A module that it begins as a copy of, connectors included; None: it begins with weights of its own.
-            module_of: Which module acts for an agent from now on; None: the same function as before.
+            like: Id of a module whose weights and connectors it starts as a copy of; None: it starts with new weights.
+            module_of: Chooses the module of an agent from now on; None: the same function as before.
 
         Raises:
-            SettingsError: the config has no `modules`, or there is one of this id, or none like that.
+            SettingsError: the config has no `modules`, this id is taken, or there is no module ``like``.
         """
         self._check_league(module_id, is_there=False)
         if like is not None:
@@ -170,14 +171,14 @@ class ActingAlgorithm(Algorithm[C]):
         return policy
 
     def remove_module(self, module_id: str, *, module_of: ModuleOf | None = None) -> None:
-        """Let a module act and learn no more. The running episodes are abandoned; the others learn as ever.
+        """Remove a module, which then neither acts nor learns. The running episodes are abandoned.
 
         Args:
             module_id: Its id.
-            module_of: Which module acts for an agent from now on; None: the same function as before.
+            module_of: Chooses the module of an agent from now on; None: the same function as before.
 
         Raises:
-            SettingsError: there is none of this id, or no other.
+            SettingsError: there is no such module, or it is the only one.
         """
         self._check_league(module_id, is_there=True)
         if len(self.policies) == 1:
@@ -200,7 +201,7 @@ class ActingAlgorithm(Algorithm[C]):
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
     ) -> None:
         self.prepare()
-        self.engine.pull()  # an update may be under way
+        self.engine.pull()  # a remote update may be under way
         old = self.config.agents
         trained = old.modules_to_train
         agents = dataclasses.replace(
@@ -221,9 +222,9 @@ class ActingAlgorithm(Algorithm[C]):
     # -- acting -------------------------------------------------------------------------------------------------
 
     def collect(self, *, num_steps: int, whole_episodes: bool = False, explore: bool = True) -> dict[str, Experience]:
-        """Act, and give the raw experience of each module that has some; see `Runner.collect_each`.
+        """Act, and return the raw experience of each module that has some; see `Runner.collect_each`.
 
-        The counts of steps, the figures of episodes and the faulty ones among them follow.
+        Also updates the counts of steps and the statistics of finished and faulty episodes.
         """
         runner = self.runner
         with self.timed("sample"), self.threads_held():
@@ -238,8 +239,8 @@ class ActingAlgorithm(Algorithm[C]):
         least = self.config.trajectories.min_length
         if least > 1 and not any(exp.num_steps for exp in parts.values()):
             raise SettingsError(
-                f"every segment of this iteration was shorter than `trajectories.min_length` ({least}), so that there "
-                "is nothing to learn from: lower it, or raise `num_steps`, or set `trajectories.whole_episodes`."
+                f"every segment of this iteration was shorter than `trajectories.min_length` ({least}), so there is "
+                "nothing to learn from: lower it, or raise `num_steps`, or set `trajectories.whole_episodes`."
             )
         self.counts = runner.stats()
         self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
@@ -249,9 +250,9 @@ class ActingAlgorithm(Algorithm[C]):
 
     @interruptible
     def evaluate_when_due(self) -> None:
-        """Evaluate every ``evaluation.interval`` iterations: here, or beside training where runners are there for it.
+        """Evaluate every ``evaluation.interval`` iterations, here or on remote evaluation runners.
 
-        What is played beside training is in the results from when the next is due.
+        An evaluation on remote runners is reported when the next one is due.
         """
         interval = self.config.evaluation.interval
         if not interval or self.iteration % interval:
@@ -262,20 +263,21 @@ class ActingAlgorithm(Algorithm[C]):
             self.evaluation = {name: float(getattr(found, name)) for name in _EVALUATED}
 
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """What whole episodes bring, played here and now."""
+        """Play whole episodes now, in this process."""
         return self.evaluate(num_episodes, seed=seed), None
 
     def in_use(self, env: EnvLike) -> bool:
-        """Whether ``env`` is an object that training acts in."""
+        """Whether ``env`` is an object that training is using."""
         return not isinstance(env, str) and not callable(env)
 
     def components(self) -> dict[str, Component]:
-        """Also ``runner``: running episodes and random streams. What the connectors know is theirs."""
+        """Also ``runner``: running episodes and random streams, without the connectors' state, which is its own
+        component."""
         return {**super().components(), "runner": Component(self._runner_state, self._set_runner)}
 
     def _runner_state(self) -> dict[str, Any]:
         state = self._saved_runner if self._saved_runner is not None else self.runner.state_dict()
-        if "rollouts" not in state:  # on a cluster, running episodes are not kept
+        if "rollouts" not in state:  # remote runners do not save running episodes
             return state
         return state | {
             "rollouts": [{k: v for k, v in rollout.items() if k != "connectors"} for rollout in state["rollouts"]]
@@ -290,10 +292,10 @@ class ActingAlgorithm(Algorithm[C]):
         self._saved_runner = dict(state)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`. The envs are not made for it: that is for `prepare`, or the next iteration.
+        """Restore what `get_state` returned. The envs are not made here, but by `prepare` or the next iteration.
 
-        Running episodes go on where the state has both them and the connectors that they were seen through. Where it
-        has only one of these, new ones begin.
+        Running episodes continue if the state holds both them and the connectors that they were seen through. If it
+        holds only one of these, new episodes start.
         """
         super().set_state(state)
         connectors = [name for name in state if name.startswith("connectors/")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
+"""Algorithm: the base class of all algorithms, which trains in a loop, evaluates, records and saves."""
 
 import dataclasses
 import operator
@@ -99,31 +99,31 @@ def _does_nothing(method: F) -> F:
 
 
 class Algorithm(Generic[C]):
-    """Modules, how they learn, and where they act.
+    """Base class of all algorithms: modules, how they learn, and where they act.
 
-    To write one, inherit from `OnPolicyAlgorithm` or `OfflineAlgorithm` and define `loss`, and `learner_connectors`
-    where the batch must hold more than was recorded.
+    To write your own, inherit from `OnPolicyAlgorithm`, `OffPolicyAlgorithm` or `OfflineAlgorithm` and define `loss`.
+    Define `learner_connectors`, too, if the loss needs columns that are not recorded.
 
     Args:
-        config: The settings. An algorithm can be built from them alone.
-        saved_spaces: What `module_spaces` gave when the algorithm was saved; used by `load`.
+        config: The settings. They are all that an algorithm needs.
+        saved_spaces: What `module_spaces` returned when the algorithm was saved; used by `etude.load`.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
-    """The class of its settings. A subclass with settings of its own says so: ``Config = MyConfig``, or where it
-    inherits from a base class that leaves them open, ``OnPolicyAlgorithm[MyConfig]``."""
+    """The class of its settings. A subclass with its own settings sets ``Config = MyConfig``, or names them in its base
+    class, ``OnPolicyAlgorithm[MyConfig]``."""
 
     name: ClassVar[str] = ""
-    """What it is called in messages and on the command line; the class's name in lower case if not set."""
+    """Name in messages and on the command line; by default the class name in lower case."""
 
     needs_value: ClassVar[bool] = True
-    """The built-in network has a value function."""
+    """Whether the built-in network has a value function."""
 
     schedules_by: ClassVar[ScheduleBy] = "env_steps"
-    """What schedules in the settings count."""
+    """What the steps of schedules in the settings count."""
 
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
-    """The columns of steps that `record` keeps."""
+    """The step columns that `record` writes."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -147,36 +147,36 @@ class Algorithm(Generic[C]):
         self.recorder = Recorder(
             config.record, self.recorded, config.env, self.recorded_spaces, lambda: self.recording_meta(**self._plays())
         )
-        """Keeps what is lived through, where `record` asks for it."""
+        """Records the experience of training if `record` is set."""
         check_device(config.compute.device)
         if config.compute.compile:
             load_triton(torch.device(config.compute.device))  # before an env draws
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self.runner_seed = int(runner.generate_state(1)[0])
-        """What all that acts in training draws its seeds from."""
+        """Seed from which everything that acts in training draws its seeds."""
         self.engine = engine_of(self)
         """Where runners and learners live."""
         with self.threads_held():
             self.spaces = self.module_spaces()
-            """On the env's side, of observations and of actions, by module id."""
+            """Observation and action spaces on the env's side, by module id."""
             try:
                 self._build(weights, learner)
             except BaseException:
                 self.close()
                 raise
 
-    if not TYPE_CHECKING:  # mypy would take it for the promise of any attribute
+    if not TYPE_CHECKING:  # else mypy would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Say what there is in place of what other libraries have."""
+            """Raise an AttributeError that names Etude's counterpart of another library's attribute."""
             if name.startswith("_") or hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # raises what it raised before
+                return object.__getattribute__(self, name)  # raises the original error
             raise no_such_attribute(self, name)
 
     def __repr__(self) -> str:
         where = [] if self.config.env is None else [f"on {env_name(self.config.env)}"]
         if not {"policies", "learner", "iteration", "env_steps"} <= vars(self).keys():
-            return short(self, *where)  # it is being made
+            return short(self, *where)  # still being constructed
         agents = {} if len(self.policies) == 1 else {"modules": [*self.policies]}
         counts = {name: getattr(self, name) for name in ("iteration", "env_steps", "updates")}
         return short(self, *where, **agents, **counts)
@@ -184,22 +184,24 @@ class Algorithm(Generic[C]):
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
         self._seeds = (weights, learner)
-        self._parameters: dict[str, float] | None = None  # how many there are, until modules come or go
+        self._parameters: dict[str, float] | None = None  # their numbers, until modules are added or removed
         self.policies: dict[str, Policy] = {}
-        """What acts: each module with the connectors between it and its envs, by module id."""
+        """The policies that act, by module id: each is a module with the connectors between it and its envs."""
         self.learner = Learner(modules_to_train=config.agents.modules_to_train)
-        """What trains all modules: ``learner.modules[module_id]`` trains one of them."""
+        """Trains all modules; ``learner.modules[module_id]`` trains one of them."""
         for name, given in modules_given(config).items():
             self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
         self.figures = RunningStats(self.window, self.config.metrics.smoothing)
-        """Of the latest episodes."""
+        """Statistics of the latest episodes."""
         self.metrics = self.figures.metrics
-        """What else is logged: phases, steps trained, and figures of one's own. They go into the next `Result`."""
+        """Everything else that is logged: times of phases, steps trained, and your own metrics. They go into the next
+        `Result`."""
         self.histograms: dict[str, NDArray[np.float64]] = {}
-        """What callbacks logged to see how it is spread, in the episodes that ended in the newest iteration."""
+        """Values that callbacks logged as histograms in the episodes that ended in the latest iteration: float64
+        ``[N]`` by name."""
         self.media: dict[str, bytes] = {}
-        """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
+        """Images (PNG) and clips (GIF) that callbacks logged in these episodes, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
         self._seconds_apart = 0.0
@@ -208,15 +210,15 @@ class Algorithm(Generic[C]):
         self.data_flow: dict[str, float] = {}
         """See `Result.data`."""
         self.bottleneck = ""
-        """The slowest layer on the way of the data, see `Result.bottleneck`."""
+        """The slowest stage of the data pipeline, see `Result.bottleneck`."""
         self.left_out: dict[str, str] = {}
-        """What the last checkpoint was saved without, and why: parts that can't be saved."""
+        """Parts that could not be saved in the last checkpoint, and why."""
         self._resumed: str | None = None
         self.setup()
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
-        if self.config.agents.modules is not None:  # the random numbers of a module do not depend on the other modules
+        if self.config.agents.modules is not None:  # a module's random numbers must not depend on the other modules
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
@@ -229,13 +231,13 @@ class Algorithm(Generic[C]):
 
     @classmethod
     def only_policy(cls, config: C, module_id: str, spaces: Spaces, env_steps: int) -> Policy:
-        """One policy of an algorithm with new weights, for `load_policy`: nothing else of the algorithm is made.
+        """Make one policy with new weights and nothing else of the algorithm, for `load_policy`.
 
         Args:
             config: The settings.
-            module_id: Of the policy.
-            spaces: On the env's side.
-            env_steps: How many steps the run had sampled, by which it explores.
+            module_id: The policy's module id.
+            spaces: Its observation and action spaces on the env's side.
+            env_steps: Env steps that the run had sampled, which determine how much it explores.
         """
         maker = cls.__new__(cls)
         maker.config = config
@@ -266,13 +268,13 @@ class Algorithm(Generic[C]):
         )
 
     def _hook(self, name: str) -> Callable[[Module], None] | None:
-        """A method, where it is not the one that does nothing."""
+        """A method that an algorithm defines; None if it is the default, which does nothing."""
         method = getattr(self, name)
         return None if hasattr(method, "does_nothing") else method
 
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
-        """Within it, ``self.config`` are the settings of one module, with its `overrides`."""
+        """Context in which ``self.config`` holds one module's settings, with its `overrides`."""
         whole, given = self.config, (self.config.agents.overrides or {}).get(module_id)
         if given is None:
             yield
@@ -284,19 +286,19 @@ class Algorithm(Generic[C]):
             self.config = whole
 
     def threads_held(self) -> AbstractContextManager[None]:
-        """Within it, torch has the threads of the settings (one where they are `auto`) and BLAS has one."""
+        """Context in which torch uses the threads of the settings (one if `auto`) and BLAS uses one."""
         return held(for_acting(self.config.compute.threads))
 
     def _plays(self) -> dict[str, Any]:
-        """How the episodes were played that training records: only what acts in training explores."""
+        """How the episodes that training records were played: only algorithms that act in training explore."""
         return {"explore": isinstance(self.config, ActingConfig), "seed": self.config.seed}
 
     @property
     def policy(self) -> Policy:
-        """What acts: the only module with its connectors.
+        """The only policy: the module and its connectors.
 
         Raises:
-            SettingsError: there are several.
+            SettingsError: there are several policies.
         """
         if len(self.policies) > 1:
             raise SettingsError(f"there are the modules {list(self.policies)}: say which, as .policies[name].")
@@ -309,26 +311,26 @@ class Algorithm(Generic[C]):
 
     @property
     def connectors(self) -> Pipeline:
-        """What stands between env and the only module."""
+        """The connectors between env and the only module."""
         return self.policy.connectors
 
     @property
     def updates(self) -> int:
-        """Gradient steps over the lifetime, of all modules."""
+        """Gradient steps of all modules so far."""
         return self.learner.updates
 
     # -- to be defined by an algorithm --------------------------------------------------------------------------
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """The loss of one batch: named parts, which are summed."""
+        """The loss of one batch, as named parts that are summed."""
         raise NotImplementedError(f"{type(self).__name__} must define loss(module, batch).")
 
     def learner_connectors(self) -> list[Any]:
-        """Connectors that add to the experience what the loss needs, such as `GAE`; none by default."""
+        """Connectors that add the columns that the loss needs, such as `GAE`; none by default."""
         return []
 
     def module_connectors(self) -> list[Any]:
-        """Connectors that the algorithm puts between env and module, behind those of the settings; none by default."""
+        """Connectors that the algorithm puts between env and module, after those of the settings; none by default."""
         return []
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
@@ -336,8 +338,8 @@ class Algorithm(Generic[C]):
 
         Args:
             given: The user's network; None for the built-in one.
-            obs_space: What the module sees.
-            action_space: What it chooses from.
+            obs_space: The observation space that the module sees.
+            action_space: The action space that it acts in.
         """
         config = self.config
         network = config.network
@@ -345,69 +347,72 @@ class Algorithm(Generic[C]):
         return make_module(given, obs_space, action_space, network, squash=squash, value=self.needs_value)
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
-        """The parameters of each named optimizer; None: one, ``all``, of all that need a gradient."""
+        """The parameters of each named optimizer; None: a single one, ``all``, for all parameters that need a
+        gradient."""
         return None
 
     def learning_rates(self) -> Schedule | Mapping[str, Schedule]:
-        """The learning rate of all optimizers that have none of their own (such as `actor_lr`); or of each by name."""
+        """The learning rate of all optimizers that have none of their own (such as `actor_lr`), or rates by optimizer
+        name."""
         return self.config.lr
 
     def scheduled(self, name: str, module: Module) -> Any:
-        """The value now of a setting that may be a schedule, for `loss`: a number, or a tensor where it changes."""
+        """The current value of a setting that may be a schedule, for `loss`: a float, or a 0-d tensor if it is a
+        schedule."""
         value = getattr(self.config, name)
         return module.scheduled[name] if isinstance(value, tuple) else float(value)
 
     def before_collect(self, env_steps: int) -> None:
-        """Called before steps are collected by off-policy algorithms: for what changes how the modules explore.
+        """Called before off-policy algorithms collect steps: the place to change how modules explore.
 
         Args:
-            env_steps: Sampled over the lifetime until now.
+            env_steps: Env steps sampled so far.
         """
 
     def before_update(self, env_steps: int) -> None:
-        """Called before the updates of each iteration, with the steps sampled over the lifetime until then."""
+        """Called before the updates of each iteration, with the env steps sampled so far."""
 
     @_does_nothing
     def on_gradients(self, module: Module) -> None:
-        """Called before a module's gradients are clipped and applied: read and change ``parameter.grad`` in place."""
+        """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place."""
 
     @_does_nothing
     def after_step(self, module: Module) -> None:
-        """Called after each gradient step of a module, without gradients: for target networks and the like."""
+        """Called after each gradient step of a module, under ``no_grad``: for target networks and the like."""
 
     def after_update(self, env_steps: int) -> None:
-        """Called after the updates of each iteration, with the steps sampled over the lifetime until then."""
+        """Called after the updates of each iteration, with the env steps sampled so far."""
 
     def setup(self) -> None:
-        """Called at the end of making the algorithm."""
+        """Called at the end of the constructor."""
 
     def prepare(self) -> None:
-        """Make what training needs and a loaded algorithm, which may only play, does not have yet; `train` does it too.
+        """Make what training needs but playing does not, after loading; `train` calls it, too.
 
-        Nothing, unless an algorithm says otherwise.
+        Does nothing by default.
         """
 
     def module_spaces(self) -> dict[str, Spaces]:
-        """The spaces of observations and actions on the env's side, by module id."""
+        """The observation and action spaces on the env's side, by module id."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say its spaces: inherit from OnPolicyAlgorithm, OffPolicyAlgorithm or "
             "OfflineAlgorithm, or define module_spaces()."
         )
 
     def training_step(self) -> Update:
-        """One iteration: get experience, and learn from it."""
+        """One iteration: get experience and learn from it."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
-        """How many episodes the returns in results are over."""
+        """The number of episodes over which results average returns."""
         return self.config.evaluation.episodes
 
     # -- training -----------------------------------------------------------------------------------------------
 
     @arguments_checked
     def train(self) -> Result:
-        """One iteration."""
+        """Run one iteration."""
         with self.threads_held():
             self.prepare()
             begin, apart = time.perf_counter(), self._seconds_apart
@@ -435,7 +440,7 @@ class Algorithm(Generic[C]):
         return counts
 
     def _result(self, update: Update, before: Counts | None = None) -> Result:
-        """What an iteration brought since ``before``; None: how things stand without one."""
+        """The result of an iteration that began at ``before``; None: the current state, without an iteration."""
         if before is not None:
             log_trained(self.metrics, before, self._counts())
         times: dict[str, float] = {}
@@ -469,7 +474,7 @@ class Algorithm(Generic[C]):
         )
 
     def _rates(self) -> dict[str, float]:
-        """Learning rates and other schedules of each module, as they are, and what its connectors say."""
+        """Current learning rates and other schedules of each module, and its connectors' metrics."""
         rates: dict[str, dict[str, float]] = {}
         for module_id, learner in self.learner.modules.items():
             own = rates[module_id] = {}
@@ -482,10 +487,10 @@ class Algorithm(Generic[C]):
         return together(rates, several=len(rates) > 1)
 
     def evaluate_when_due(self) -> None:
-        """Called after each iteration: for evaluations during training."""
+        """Called after each iteration: runs an evaluation if one is due."""
 
     def take_finished(self, finished: Finished) -> None:
-        """Take what finished episodes brought into the figures of results."""
+        """Add finished episodes to the figures of results."""
         self.figures.add(finished)
         self.episodes += len(finished.returns)
         for name, values in finished.histograms.items():
@@ -494,9 +499,9 @@ class Algorithm(Generic[C]):
 
     @arguments_checked
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
-        """Train, an iteration at a time, until ``stop`` says so.
+        """Train one iteration at a time until ``stop`` is met, and yield each result.
 
-        Where a budget is used up already, as a resumed run's may be, one result says how things stand.
+        If a budget is already used up, as a resumed run's may be, yield one result with the current state instead.
         """
         stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
@@ -511,11 +516,11 @@ class Algorithm(Generic[C]):
                 return
 
     def standing(self) -> Result:
-        """How things stand, without another iteration."""
+        """A result with the current state, without another iteration."""
         return self._result(Update({}, {}))
 
     def check_stop(self, stop: Stop) -> None:
-        """Raise a SettingsError where ``stop`` sets a goal that can never be met."""
+        """Raise a SettingsError if ``stop`` sets a goal that can never be met."""
         if stop.return_mean is not None and self.window < MIN_EPISODES:
             raise SettingsError(
                 f"`stop.return_mean` is over at least {MIN_EPISODES} episodes, but results are over {self.window} "
@@ -539,24 +544,24 @@ class Algorithm(Generic[C]):
         checkpoints: Checkpoints | None = None,
         save_interval: float = 60.0,
     ) -> Result:
-        """Train until ``stop`` says so; gives the last result.
+        """Train until ``stop`` is met, and return the last result.
 
-        With ``out``, the run leaves what ``etude train`` leaves: metrics, and a checkpoint from which
-        ``etude.load(out)`` goes on. Ctrl-C then ends the iteration, saves, and raises KeyboardInterrupt. A run that was
-        loaded from ``out`` goes on there.
+        With ``out``, the run writes what ``etude train`` writes: metrics, and a checkpoint from which
+        ``etude.load(out)`` resumes it. On Ctrl-C it then finishes the iteration, saves, and raises KeyboardInterrupt. A
+        run that was loaded from ``out`` continues there.
 
         Args:
-            stop: When to stop; something must be set.
-            out: The folder of the run, on this machine; None leaves nothing.
+            stop: When to stop; at least one field must be set.
+            out: The folder of the run, on this machine; None writes nothing.
             progress: Show figures and the time left: live in a terminal or a notebook, else as lines on standard error.
             overwrite: Replace the run that is in ``out``.
             log: Where metrics go: jsonl, csv, tensorboard (in ``out``), wandb, mlflow.
-            checkpoints: Which others are kept, beside the newest one in ``out``.
+            checkpoints: Checkpoints to keep beside the newest one in ``out``.
             save_interval: Seconds between checkpoints, at least 0; one is always saved at the end.
 
         Raises:
-            SettingsError: ``stop`` sets nothing or is no `Stop`; ``out`` can't be written, is in use,
-                or has another run.
+            SettingsError: ``stop`` sets nothing or is no `Stop`; ``out`` can't be written, is in use, or holds another
+                run.
             KeyboardInterrupt: it was interrupted; with ``out``, the run is saved.
         """
         if self._a_stop(stop) == Stop():
@@ -581,7 +586,7 @@ class Algorithm(Generic[C]):
         return result
 
     def view(self, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> View:
-        """What shows results while it trains; ``say`` takes the lines."""
+        """The progress display of training; ``say`` receives its lines."""
         env = self.config.env
         return View(f"{self.name} on {env_name(env)}" if env is not None else self.name, stop, quiet=quiet, say=say)
 
@@ -598,18 +603,18 @@ class Algorithm(Generic[C]):
         each: Callable[[Result, Logs], None] = lambda result, log: None,
         concluded: Callable[[Result], int] = lambda result: INTERRUPTED,
     ) -> Result:
-        """What `fit` and ``etude train`` do in the folder ``out``, which is claimed; gives the last result.
+        """Train in the folder ``out``, which is claimed, as `fit` and ``etude train`` do; return the last result.
 
         Args:
             out: The folder.
             stop: When to stop.
             signals: Watches for signals; the first one ends the run.
-            view: Shows results; is closed.
+            view: Shows results; it is closed at the end.
             log: Where metrics go.
-            checkpoints: Which are kept beside the newest.
+            checkpoints: Checkpoints to keep beside the newest.
             save_interval: Seconds between checkpoints.
-            each: Called with each new result, and the logs.
-            concluded: Called if the process is to be ended by force, once the run is saved; gives its exit code.
+            each: Called with each new result and the logs.
+            concluded: Called once the run is saved if the process must be killed; returns its exit code.
         """
         start, saved, result = self.iteration, time.monotonic(), self.standing()
 
@@ -629,9 +634,9 @@ class Algorithm(Generic[C]):
         with opened_logs(log, out, start) as logs, closing(view):
             begun = os.stat(out)
             signals.conclude = conclude
-            with suppress(Interrupted):  # then the running iteration is lost
+            with suppress(Interrupted):  # the running iteration is then lost
                 for result in self.iterate(stop):
-                    if result.iteration > start:  # else there was nothing left to do
+                    if result.iteration > start:  # else nothing was left to do
                         logs.write(result, self.histograms, self.media)
                         each(result, logs)
                     view.show(result)
@@ -645,16 +650,16 @@ class Algorithm(Generic[C]):
         return result
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Add the time of a ``with`` block to the ``times`` of the running iteration."""
+        """Add the time of a ``with`` block to the current iteration's ``times``."""
         return self.metrics.timed(f"{TIMES}{phase}")
 
     def took(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase, as `timed` does."""
+        """Add seconds to a phase's time, as `timed` does."""
         self.metrics.log(f"{TIMES}{phase}", seconds, by="sum")
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """Leave the time of a ``with`` block out of `Result.seconds`, as that of evaluations is."""
+        """Exclude the time of a ``with`` block, such as an evaluation, from `Result.seconds`."""
         begin, before = time.perf_counter(), self._seconds_apart
         try:
             yield
@@ -674,15 +679,15 @@ class Algorithm(Generic[C]):
         max_steps: int | None = None,
         callbacks: Sequence[CallbackLike] = (),
     ) -> Evaluation:
-        """Play whole episodes in envs of their own, with the connectors as they are now.
+        """Play whole episodes in separate envs, with the connectors in their present state.
 
         Args:
-            num_episodes: How many, at least 1.
-            env: Where; the config's env where None.
-            seed: Of the envs and of the actions drawn.
-            explore: Draw actions; else take the most likely ones.
+            num_episodes: Number of episodes, at least 1.
+            env: The env to act in; None: the config's env.
+            seed: Seed of the envs and of action sampling, at least 0.
+            explore: Sample actions; otherwise take the most likely ones.
             max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
-            callbacks: Called while the episodes run; those of the config are for training.
+            callbacks: Called while the episodes run. The config's callbacks are for training only.
         """
         with self.untimed(), self.threads_held():
             runner = self.new_runner(env, num_episodes, seed, callbacks, max_steps)
@@ -705,30 +710,30 @@ class Algorithm(Generic[C]):
     ) -> Evaluation:
         """Play whole episodes as `evaluate` does, and write them to a recording.
 
-        Kept are observations and rewards as the env gave them, actions as the module chose them, and their
-        log-probabilities (0 where not exploring). Modules with different spaces have a recording each, in a folder of
+        It holds observations and rewards as the env returned them, actions as the module chose them, and their
+        log-probabilities (0 without exploration). Modules with different spaces get a recording each, in a folder of
         the module's name.
 
         Args:
             path: The folder of the recording.
-            num_episodes: How many, at least 1.
-            env: Where; the config's env where None.
-            seed: Of the envs and of the actions drawn. Equal seeds give equal episodes, with equal ids.
-            explore: Draw actions; else take the most likely ones.
+            num_episodes: Number of episodes, at least 1.
+            env: The env to act in; None: the config's env.
+            seed: Seed of the envs and of action sampling, at least 0. Equal seeds give equal episodes with equal ids.
+            explore: Sample actions; otherwise take the most likely ones.
             max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
-            append: Add to the recording that is there, other episodes than those of this seed before; else one that is
-                there is an error.
+            append: Add episodes to an existing recording, other than those that this seed gave before; otherwise an
+                existing recording is an error.
             compression: Codecs, see `RecordingWriter`.
-            max_rows_per_file: A file holds at most this many steps.
-            max_file_size: A file is closed once it has this many bytes.
+            max_rows_per_file: Maximum number of steps in a file.
+            max_file_size: Size in bytes at which a file is closed.
         """
         with self.untimed(), self.threads_held():
             folder = os.fspath(path)
-            if append and seed is not None:  # else these episodes might be there already
+            if append and seed is not None:  # else the recording might hold these episodes already
                 seed = seed_after(folder, self.recorded_spaces(), seed)
             runner = self.new_runner(env, num_episodes, seed, max_steps=max_steps)
             where = env if env is not None else self.config.env
-            assert where is not None  # new_runner has seen to that
+            assert where is not None  # new_runner has checked it
             return record(
                 runner,
                 folder,
@@ -746,19 +751,20 @@ class Algorithm(Generic[C]):
             )
 
     def recorded_spaces(self, spaces: Mapping[str, Spaces] | None = None) -> dict[str, Spaces]:
-        """By module id, the spaces of what is recorded: observations as the env gives them, actions as modules choose.
+        """The spaces of what is recorded, by module id: observations as the env returns them, actions as modules choose
+        them.
 
         Args:
-            spaces: Those on the env's side, where it is not the env of training.
+            spaces: The spaces on the env's side; None: those of the training env.
         """
         given = self.spaces if spaces is None else spaces
         return {name: (given[name][0], policy.module.action_space) for name, policy in self.policies.items()}
 
     def recording_meta(self, *, explore: bool, seed: int | None) -> dict[str, Any]:
-        """What is kept beside recorded data: who acted, and under ``filter`` what its connectors have learned.
+        """Metadata of recordings: who acted, and the learned state of connectors.
 
-        ``filter`` is what `etude.connectors.pipeline.state_to_json` gives, by module id where there are ``modules``; it
-        is there where a connector learns.
+        If a connector learns, ``filter`` holds what `etude.connectors.pipeline.state_to_json` returns, by module id if
+        there are several ``modules``.
         """
         several = self.config.agents.modules is not None
         nets = {name: saving.name_of(type(policy.module.net)) for name, policy in self.policies.items()}
@@ -783,7 +789,7 @@ class Algorithm(Generic[C]):
         callbacks: Sequence[CallbackLike] = (),
         max_steps: int | None = None,
     ) -> Runner:
-        """A runner apart from training, with the module, and with what the connectors have learned.
+        """Make a runner separate from training, with the present modules and connectors.
 
         Raises:
             SettingsError: an argument is wrong, or there is no env to act in.
@@ -807,7 +813,7 @@ class Algorithm(Generic[C]):
         return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps)
 
     def in_use(self, env: EnvLike) -> bool:
-        """Whether ``env`` is an object that training acts in."""
+        """Whether ``env`` is an object that training is using."""
         return False
 
     # -- state --------------------------------------------------------------------------------------------------
@@ -815,7 +821,7 @@ class Algorithm(Generic[C]):
     def components(self) -> dict[str, Component]:
         """The parts of the state, by name; see `components_of` for those of each module.
 
-        An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
+        Override it to save more: ``{**super().components(), "mine": Component(get, set)}``.
         """
         modules = self.learner.modules
         own = [components_of(name, self.policies[name], learner) for name, learner in modules.items()]
@@ -836,29 +842,29 @@ class Algorithm(Generic[C]):
             setattr(self, name, value)
 
     def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
-        """Everything that goes on in a resumed run, or parts of it: plain data, arrays and tensors by component.
+        """The state from which a run resumes, or parts of it: plain data, arrays and tensors by component.
 
         Args:
-            components: Which; None is all. ``modules/p1`` is one, ``modules`` all whose names begin so.
-            not_components: Which of these not.
+            components: Names of components; None: all. ``modules/p1`` names one, ``modules`` all under that prefix.
+            not_components: Names of components to leave out.
 
         Raises:
-            CheckpointError: there are no such components; those that there are are named.
+            CheckpointError: there is no such component; the message lists those that exist.
         """
         self.engine.pull()
         parts = self.components()
         return {name: parts[name].get() for name in chosen(parts, components, not_components)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`; of components that are not in ``state``, nothing is changed.
+        """Restore what `get_state` returned; components that are not in ``state`` stay as they are.
 
         Tensors may be on any device.
 
         Raises:
-            CheckpointError: there are components that are not here, or that do not fit what is here.
+            CheckpointError: ``state`` holds a component that does not exist here or does not fit.
         """
         parts = self.components()
-        # what goes on with recording or without it needs no other state
+        # whether a run is recorded does not change the rest of its state
         put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
         self.engine.push()
 
@@ -871,19 +877,21 @@ class Algorithm(Generic[C]):
         not_components: Names = None,
         result: Result | None = None,
     ) -> None:
-        """Write a checkpoint: ``etude.load(path)`` goes on as if this run had never stopped.
+        """Write a checkpoint from which ``etude.load(path)`` continues as if the run had never stopped.
 
-        Atomic: a checkpoint that is there is replaced as a whole. Free of pickle. A component that can't be saved, such
-        as a callback whose state is no plain data, is left out, and a warning says so: the weights are always saved.
+        Writing is atomic: an existing checkpoint is replaced as a whole. Nothing is pickled. A component that can't be
+        saved, such as a callback whose state is not plain data, is left out with a warning; the weights are always
+        saved.
 
         Args:
             path: A folder, or its URL (``s3://...``).
-            components: Which parts of the state, see `get_state`. If not all, it is for `load` of an algorithm.
-            not_components: Which of these not.
-            result: Is kept with it, as ``load_meta(path)["result"]``.
+            components: Names of the components to save, see `get_state`. Only `Algorithm.load` can read a partial
+                checkpoint.
+            not_components: Names of components to leave out.
+            result: Stored with the checkpoint, as ``load_meta(path)["result"]``.
 
         Raises:
-            CheckpointError: there are no such components, or the folder can't be written.
+            CheckpointError: there is no such component, or the folder can't be written.
         """
         self.engine.pull()
         parts = self.components()
@@ -894,10 +902,10 @@ class Algorithm(Generic[C]):
             raise failures["recorder"]
 
     def _description(self, result: Result | None) -> dict[str, Any]:
-        """What a checkpoint says of the run beside its state, from which `etude.load` makes it anew."""
+        """What a checkpoint holds beside the state: the description from which `etude.load` rebuilds the run."""
         config = self.config
         saved = {field.name: saving.to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
-        saved["engine"] = "local" if config.engine == "local" else "ray"  # for readers: an engine is given when loading
+        saved["engine"] = "local" if config.engine == "local" else "ray"  # for readers only: `load` is given an engine
         return {
             "algorithm": saving.name_of(type(self)),
             "config": saved,
@@ -912,18 +920,18 @@ class Algorithm(Generic[C]):
 
     @arguments_checked
     def load(self, path: Where, components: Names = None, not_components: Names = None) -> None:
-        """Take the state, or parts of it, from a checkpoint, which may be one of another run.
+        """Load the state, or parts of it, from a checkpoint, which may be of another run.
 
-        Only what is asked for is read, and settings stay as they are. To go on with a whole run, see `etude.load`.
+        Only the components asked for are read; settings stay as they are. To continue a whole run, see `etude.load`.
 
         Args:
             path: The folder of a checkpoint, or its URL.
-            components: Which of the components that it has, see `get_state`; None is all.
-            not_components: Which of these not.
+            components: Names of the components to load, see `get_state`; None: all that it has.
+            not_components: Names of components to leave out.
 
         Raises:
-            CheckpointError: the folder is no checkpoint of an algorithm or is broken, has no such components, or they
-                do not fit what is here; nothing has changed then, but that running episodes may begin anew.
+            CheckpointError: the folder is not an algorithm's checkpoint or is broken, or it lacks these components, or
+                they do not fit. The state is then unchanged, but running episodes may start again.
         """
         state, saved = read_components(path, components, not_components)
         saving.drop_other_episodes(state, saved, self.config.env)
@@ -936,7 +944,7 @@ class Algorithm(Generic[C]):
             raise
 
     def close(self) -> None:
-        """Close what training acts in, what is recorded, and what was started elsewhere."""
+        """Close the training envs, the recorder, and whatever was started on other machines."""
         try:
             self.engine.close()
         finally:

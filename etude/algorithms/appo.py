@@ -29,35 +29,36 @@ class APPOConfig(OnPolicyConfig):
     `entropy_weight`, see there; each iteration has segments of 128 steps."""
 
     num_steps: int = 1024
-    """Steps collected for each iteration, over all envs, at least 1. Default: the best of 512 to 2048 on CartPole where
-    they were made by weights 4 iterations old."""
+    """Steps collected for each iteration, over all envs, at least 1. Default: the best of 512 to 2048 on CartPole with
+    steps made by weights 4 iterations old."""
 
     clip: Schedule = 0.2
-    """Clipping range of the probability ratio, above 0; or a schedule of it: points of (env_steps, range). Default:
-    Schulman et al. 2017, table 3; on CartPole 0.3 is as good or better, 0.1 slower."""
+    """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range). Default: Schulman
+    et al. 2017, table 3; on CartPole 0.3 is as good or better, 0.1 slower."""
 
     target: TargetConfig = TargetConfig()
-    """What the ratio is against. With an `interval` of None, the policy that made the steps, as in Petrenko et al.
-    2020, which bounds how far the policy goes from it, however old it is. Else a target network, as in Luo et al. 2020,
-    which is moved after every so many gradient steps; that should be the gradient steps of several iterations."""
+    """Policy in the denominator of the ratio. With an `interval` of None: the policy that made the steps, as in
+    Petrenko et al. 2020, which bounds how far the policy moves from it, however old it is. Otherwise a target network,
+    as in Luo et al. 2020, which moves after that many gradient steps; they should span several iterations."""
 
     lambda_: float = 0.9
     """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured on Acrobot and CartPole,
     where 0.95 was slower."""
 
     vtrace: VTraceConfig = VTraceConfig()
-    """How V-trace weights steps that were made by older weights."""
+    """V-trace's importance weights for steps that were made by older weights."""
 
     value_weight: float = 0.5
     """Weight of the value loss, at least 0. Default: as PPO's."""
 
     entropy_weight: Schedule = 0.02
-    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
-    (env_steps, weight). Default: measured on Acrobot. Normalised advantages are noise there until the goal is first
-    reached, and that noise makes the policy deterministic: with 0 or 0.01 about one seed in ten never reached it."""
+    """Weight of the entropy bonus, at least 0, or a schedule: points of (env_steps, weight). Default: measured on
+    Acrobot. Until the goal is first reached, normalised advantages are noise there, which makes the policy
+    deterministic: with 0 or 0.01 about one seed in ten never reached it."""
 
     normalize_advantages: bool = True
-    """Give advantages mean 0 and standard deviation 1 over each iteration's steps, as in Petrenko et al. 2020."""
+    """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1, as in Petrenko et al.
+    2020."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,8 +71,8 @@ class APPOConfig(OnPolicyConfig):
 class APPO(OnPolicyAlgorithm[APPOConfig]):
     """PPO's clipped objective with V-trace advantages: learns from steps that were made by older weights, too.
 
-    V-trace is computed once an iteration, before its first gradient step; over the epochs and minibatches that follow,
-    the clip holds the policy near, as it does PPO's.
+    V-trace is computed once an iteration, before its first gradient step. During the epochs and minibatches that
+    follow, clipping keeps the policy close, as in PPO.
     """
 
     name = "appo"
@@ -79,14 +80,15 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
     collects_beside: ClassVar[bool] = True
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """As for every algorithm; with a target network, where one is asked for."""
+        """Make a module, with a target network if `target.interval` is set."""
         module = super().make_module(given, obs_space, action_space)
         if self.config.target.interval is None:
             return module
         return FollowedModule(module.net, obs_space, action_space, module.dist)
 
     def learner_connectors(self) -> list[Any]:
-        """V-trace advantages and value targets, for the module or, where there is one, its target network's policy."""
+        """V-trace advantages and value targets, for the module's policy or, if it has a target network, the
+        target's."""
         config = self.config
         by_target = config.target.interval is not None
         connectors: list[Any] = [
@@ -95,14 +97,14 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         return [*connectors, NormalizeAdvantages()] if config.normalize_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Schulman et al. 2017, eq. 9, with the ratio of Petrenko et al. 2020, or of Luo et al. 2020.
+        """The loss of Schulman et al. 2017, eq. 9, with the ratio of Petrenko et al. 2020 or of Luo et al. 2020.
 
-        The latter truncate theirs once more, by how much likelier the behaviour policy's action was; here that is left
-        to V-trace's weights, which the advantages hold.
+        Luo et al. also truncate the ratio of target to behaviour policy; here V-trace's weights in the advantages do
+        that.
         """
         config = self.config
         out = batch.forward(module)
-        assert out.value is not None  # VTrace has seen to that
+        assert out.value is not None  # VTrace has checked it
         logp, entropy = out.logp(batch.action), out.entropy().mean()
         ratio = (logp - batch[LOGP if config.target.interval is None else TARGET_LOGP]).exp()
         clip = self.scheduled("clip", module)
@@ -119,7 +121,7 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         return Loss(**parts).log(kl=kl, rho=log_rho.exp().mean(), clip_fraction=clip_fraction, entropy=entropy)
 
     def after_step(self, module: Module) -> None:
-        """Moves the target network."""
+        """Move the target network."""
         interval = self.config.target.interval
         if interval is None:
             return

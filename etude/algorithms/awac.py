@@ -30,32 +30,31 @@ from etude.spaces import Space
 
 @settings
 class AWACConfig(OfflineConfig):
-    """Settings of AWAC. The recording needs rewards, and what was observed after each step."""
+    """Settings of AWAC. The recording needs rewards and next observations."""
 
     beta: float = 1.0
-    """How much more an action is imitated that is worth more than those of the policy, at least 0, in units of 1 /
-    reward: it weighs exp(beta * advantage). 0 is BC. Default: Nair et al. 2020 for locomotion, where 1 / beta is called
-    lambda."""
+    """Inverse temperature of the policy weights exp(beta * advantage), at least 0, in units of 1 / reward. 0 is BC.
+    Default: Nair et al. 2020 for locomotion, where 1 / beta is called lambda."""
 
     max_weight: float = 100.0
-    """The most that a step can weigh, at least 1. Default: as IQL's."""
+    """Upper limit of a step's weight, at least 1. Default: as in IQL."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Nair et al. 2020."""
+    """Discount factor, 0 to 1. Default: Nair et al. 2020."""
 
     n_step: int = 1
-    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
-    rewards back faster, but are of those who acted. Default: as in the paper."""
+    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005
-    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Nair et al.
-    2020."""
+    """How far the critics' target networks move towards them after each gradient step, above 0, at most 1. Default:
+    Nair et al. 2020."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam, or a schedule of it. Default: Nair et al. 2020."""
+    """Learning rate of Adam, or a schedule. Default: Nair et al. 2020."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: no limit, as in Nair et al. 2020."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Nair et al. 2020."""
 
     batch_size: int = 1024
     """Steps in a gradient step, at least 1. Default: Nair et al. 2020."""
@@ -80,18 +79,19 @@ class AWACConfig(OfflineConfig):
 
 
 class AWAC(OfflineAlgorithm[AWACConfig]):
-    """Imitates the recorded actions that its critics find better than the policy's own; for Box actions."""
+    """Imitates the recorded actions, weighted by how much better its critics rate them than the policy's; for Box
+    actions."""
 
     name = "awac"
     Config = AWACConfig
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:
-        """What sums the rewards of `n_step` steps, where these are several."""
+        """The connector that sums the rewards of `n_step` steps, if there are several."""
         return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy with critics and their targets; see `CriticModule`."""
+        """Make a policy with critics and target critics; see `CriticModule`."""
         check_box(action_space, "AWAC", "IQL, which learns any actions, or CQL for Discrete ones")
         config = self.config
         made = make_module(
@@ -103,7 +103,7 @@ class AWAC(OfflineAlgorithm[AWACConfig]):
         return CriticModule(made.net, obs_space, action_space, made.dist, config.network)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Nair et al. 2020, algorithm 1: critics by eq. 3, with twins and targets; the policy by eq. 13."""
+        """The losses of Nair et al. 2020, algorithm 1: critics by eq. 3, with twins and targets; policy by eq. 13."""
         config, net = self.config, of_kind(module, CriticModule)
         encoded, action = batch.encode(net.critic), net.encoded(batch.action)
         out = batch.forward(net)
@@ -120,12 +120,12 @@ class AWAC(OfflineAlgorithm[AWACConfig]):
         ).log(weight=weight.mean(), q=values.mean())
 
     def after_step(self, module: Module) -> None:
-        """Moves the critics' targets."""
+        """Move the target critics."""
         of_kind(module, CriticModule).follower.follow(self.config.tau)
 
 
 def _drawn(net: CriticModule, out: Output) -> Tensor:
-    """``[B, width]``: an action of the policy for each row, as critics see it."""
+    """Sample an action of the policy for each row, as critics see it: ``[B, width]``."""
     dist, inputs = out.bound()
     assert isinstance(dist, DiagGaussian)
     action, _ = dist.rsample(inputs, torch.randn(len(inputs), dist.num_noise, device=inputs.device))

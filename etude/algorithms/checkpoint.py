@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An algorithm's checkpoint: the named parts of its state, and how they are written and read."""
+"""Checkpoints of algorithms: the named components of the state, and how they are written and read."""
 
 import logging
 import os
@@ -15,33 +15,34 @@ from etude.policies import Policy
 from etude.urls import redacted
 
 MODULES: Final = "modules/"
-"""What the names of components begin with that hold weights."""
+"""Prefix of components that hold weights."""
 
 Names: TypeAlias = str | Collection[str] | None
-"""A component such as ``modules/p1``, or what several begin with, such as ``modules``; or some of these."""
+"""A component such as ``modules/p1``, a prefix of several such as ``modules``, or a collection of these."""
 
 
 class Component(NamedTuple):
-    """A part of the state: how it is had, as plain data, arrays and tensors that nothing else holds, and put back."""
+    """A part of the state: ``get`` returns it as plain data, arrays and tensors that nothing else holds; ``set``
+    restores it."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
 
 
 def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str, Component]:
-    """Those of one module, called ``name``.
+    """The components of the module called ``name``.
 
-    ``modules/NAME``: ``weights``, and their ``seq_no``: the gradient steps that this run had made with them (for
-    `Runner.take_weights`; whoever takes the weights goes on with a count of its own). ``optimizers/NAME``: of each
-    optimizer. ``learners/NAME``: counts of gradient steps, and the random stream. ``connectors/NAME``: what those to
-    the ``env`` and those of the ``learner`` have learned.
+    ``modules/NAME``: ``weights``, and their ``seq_no``, the number of gradient steps that this run had made (for
+    `Runner.take_weights`; a run that loads only the weights keeps its own count). ``optimizers/NAME``: the state of
+    each optimizer. ``learners/NAME``: counts of gradient steps, and the random stream. ``connectors/NAME``: what the
+    connectors to the ``env`` and those of the ``learner`` have learned.
     """
 
     def connectors() -> dict[str, Any]:
         return {"env": policy.connectors.state_dict(), "learner": learner.connectors.state_dict()}
 
     def set_connectors(state: Mapping[str, Any]) -> None:
-        if state["env"] is not None:  # version 1 has none where a recording was not opened yet
+        if state["env"] is not None:  # version 1 has None if the recording had not been opened
             policy.connectors.load_state_dict(state["env"])
         learner.connectors.load_state_dict(state["learner"])
 
@@ -63,10 +64,10 @@ def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str
 
 
 def chosen(there: Iterable[str], components: Names = None, not_components: Names = None) -> list[str]:
-    """Those of the components ``there`` that ``components`` names (None: all) and ``not_components`` does not.
+    """The components in ``there`` that ``components`` names (None: all) and ``not_components`` does not.
 
     Raises:
-        CheckpointError: one of the names is none of these, and none of them begins with it.
+        CheckpointError: a name is neither a component nor a prefix of one.
     """
     names = list(there)
 
@@ -85,10 +86,10 @@ def chosen(there: Iterable[str], components: Names = None, not_components: Names
 
 
 def put_back(parts: Mapping[str, Component], state: Mapping[str, Any]) -> None:
-    """Put those components back that ``state`` has.
+    """Restore the components in ``state``.
 
     Raises:
-        CheckpointError: ``state`` has one that is not here (before anything is changed), or does not fit what is here.
+        CheckpointError: ``state`` has a component that does not exist here (raised before any change) or does not fit.
     """
     unknown = [name for name in state if name not in parts]
     if unknown:
@@ -135,16 +136,16 @@ _log = logging.getLogger("etude.algorithms")
 def write_components(
     path: Where, parts: Mapping[str, Component], meta: Mapping[str, Any], told: Mapping[str, str]
 ) -> dict[str, Exception]:
-    """Write a checkpoint of these components; gives the errors of those that can't be saved, which it lacks.
+    """Write a checkpoint of these components, and return the errors of those that can't be saved and are left out.
 
     Args:
-        path: Its folder, or its URL.
+        path: Its folder or URL.
         parts: The components.
-        meta: What is kept with them. Under ``left_out``, it says what is lacking, and why.
-        told: What the one before lacked, of which no warning is given again.
+        meta: Metadata to store with them. Its ``left_out`` is set to the components left out and why.
+        told: Components left out of the previous checkpoint and why; these are not warned about again.
 
     Raises:
-        Exception: weights can't be had.
+        Exception: weights can't be read.
         CheckpointError: the folder can't be written.
     """
     state, failures = _savable(parts)
@@ -157,7 +158,7 @@ def write_components(
 
 
 def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """The components, and the errors of those that can't be saved; those of weights are raised."""
+    """The components, and the errors of those that can't be saved; errors of weights are raised."""
     kept: dict[str, Any] = {}
     failures: dict[str, Exception] = {}
     for name, component in parts.items():
@@ -179,7 +180,7 @@ def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _take_out_callbacks(runner: dict[str, Any]) -> dict[str, Exception]:
-    """Take callbacks whose state can't be saved out of the runner's; the errors by their names."""
+    """Remove callbacks whose state can't be saved from the runner's state; return the errors by callback."""
     called = runner.get("callbacks")
     if not called:
         return {}
@@ -199,7 +200,7 @@ def _refusal(part: Any) -> Exception | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why something can't be saved, in words."""
+    """The reason why something can't be saved, as text."""
     return str(error) if isinstance(error, EtudeError) else f"{type(error).__name__}: {error}"
 
 
@@ -207,7 +208,7 @@ def read_components(path: Where, components: Names, not_components: Names) -> tu
     """Components of a checkpoint, and the settings that it was saved with, as plain data.
 
     Raises:
-        CheckpointError: the folder is no checkpoint of an algorithm or is broken, or has no such components.
+        CheckpointError: the folder is not an algorithm's checkpoint, is broken, or has no such components.
     """
     meta = load_meta(path)
     if not (isinstance(meta, dict) and "algorithm" in meta and isinstance(meta.get("config"), dict)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips: whole episodes played to be seen, as frames, as a file, or in the env's own window."""
+"""Clips: whole episodes played to be watched, as frames, as a file, or in the env's own window."""
 
 import contextlib
 import dataclasses
@@ -37,26 +37,26 @@ from etude.policies import Policy, PolicyLike
 from etude.runners import Runner
 
 Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
-"""What acts: an algorithm, a policy, a module without connectors, or None for actions at random."""
+"""What acts: an algorithm, a policy, a module without connectors, or None for random actions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Clip:
-    """Episodes that were played to be seen."""
+    """Episodes that were played and filmed."""
 
     frames: list[NDArray[np.uint8]]
-    """uint8 ``[steps + 1, H, W, 3]`` for each episode: one frame after its reset and one after each step of the env.
-    Empty where they went to a file."""
+    """uint8 ``[steps + 1, H, W, 3]`` for each episode: a frame after its reset and one after each env step. Empty if
+    they went to a file."""
     fps: float
-    """Frames a second."""
+    """Frames per second."""
     num_frames: int
-    """Over all episodes."""
+    """Number of frames of all episodes."""
     returns: NDArray[np.float64]
-    """``[episodes]``: the sum of each one's rewards, over all agents."""
+    """Return of each episode, summed over all agents: float64 ``[episodes]``."""
     experience: Experience | None
-    """The same episodes as Experience, where that was asked for."""
+    """The same episodes as Experience, if asked for."""
     path: Path | None
-    """The file, where one was asked for."""
+    """The file, if one was asked for."""
 
     def __repr__(self) -> str:
         path = {} if self.path is None else {"path": str(self.path)}
@@ -78,23 +78,23 @@ def clip(
     """Play whole episodes and film them: ``clip(ppo, "clip.mp4")``, ``clip(module, "CartPole-v1").frames``.
 
     Args:
-        policy: What acts; None acts at random.
-        env: Where, as for training: what makes the env must take ``render_mode``, or make it with ``rgb_array``. None:
-            the algorithm's own. The name of a file in its place is ``to``.
-        to: A file to write: .gif; or .mp4 or .webm, which need ``etude[video]``. No frames are held then. What is there
-            is replaced once all is written.
-        episodes: How many, at least 1.
-        explore: Draw actions; else take the most likely ones.
-        seed: Of the env and of the actions drawn.
-        fps: Frames a second, 0.01 to 1000; the env's natural speed where None.
-        size: Width and height in pixels, such as ``"480x320"``. Frames are fitted into it whole, undistorted, on black;
-            where None they are as drawn.
-        experience: Give the steps, too. One Experience holds those of agents with equal spaces only.
+        policy: What acts; None takes random actions.
+        env: The env, as for training; a function that makes it must take ``render_mode``, or make it with
+            ``rgb_array``. None: the algorithm's own. A file name here is taken as ``to``.
+        to: File to write: .gif; or .mp4 or .webm, which need ``etude[video]``. Frames are then not kept in memory. An
+            existing file is replaced once everything is written.
+        episodes: Number of episodes, at least 1.
+        explore: Sample actions; otherwise take the most likely ones.
+        seed: Seed of the env and of action sampling.
+        fps: Frames per second, 0.01 to 1000; None: the env's natural speed.
+        size: Width and height in pixels, such as ``"480x320"``. Frames are scaled to fit, undistorted, on black; None:
+            as rendered.
+        experience: Also return the steps. One Experience holds only agents with equal spaces.
 
     Raises:
-        EnvError: the env can't be made, or can't be drawn.
+        EnvError: the env can't be made or rendered.
         SettingsError: a setting is wrong, there is no env, or the encoder is not installed.
-        ModuleError: ``policy`` is none.
+        ModuleError: ``policy`` is of another type.
         DataError: the file can't be written.
     """
     if to is None and _is_file(env):
@@ -105,7 +105,7 @@ def clip(
     with _seen(policy, env, "rgb_array") as shown, contextlib.ExitStack() as stack:
         rate = fps_of(shown) if fps is None else fps
         reel = _Reel(None if to is None else stack.enter_context(ClipFile(to, rate)))
-        stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner takes hold of the env's methods
+        stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner binds the env's methods
         parts, returns = _play(policy, shown, episodes, explore=explore, seed=seed, keep=experience)
     return Clip(
         frames=reel.episodes(),
@@ -125,7 +125,9 @@ def show(
     explore: bool = False,
     seed: int | None = None,
 ) -> NDArray[np.float64]:
-    """Play whole episodes in the env's own window, and give their returns. The arguments are those of `clip`.
+    """Play whole episodes in the env's own window, and return their returns, float64 ``[episodes]``.
+
+    The arguments are those of `clip`.
 
     Raises:
         EnvError: the env can't be made, or has no window.
@@ -138,7 +140,7 @@ def show(
 
 
 class _Reel:
-    """Where frames go: to a file, or into memory."""
+    """Collects frames, in a file or in memory."""
 
     def __init__(self, file: ClipFile | None) -> None:
         self._file = file
@@ -146,7 +148,7 @@ class _Reel:
         self.num_frames = 0
 
     def take(self, frame: Frame, begins: bool) -> None:
-        """Keep a frame."""
+        """Add a frame; ``begins`` marks the first one of an episode."""
         self.num_frames += 1
         if self._file is not None:
             self._file.write(frame)
@@ -156,7 +158,7 @@ class _Reel:
         self._parts[-1].append(frame)
 
     def episodes(self) -> list[NDArray[np.uint8]]:
-        """What is in memory; each episode's frames are let go once they are in one array."""
+        """The frames in memory, by episode; single frames are freed as they are stacked."""
         stacked = []
         while self._parts:
             stacked.append(np.stack(self._parts.pop(0)))
@@ -164,7 +166,7 @@ class _Reel:
 
 
 def _is_file(env: Any) -> bool:
-    """Whether what stands for an env is the name of a file."""
+    """Whether the value given as the env is a file name."""
     if isinstance(env, os.PathLike):
         return True
     return isinstance(env, str) and re.search(r"^[^:]*\.[a-zA-Z0-9]{2,4}$|\.(mp4|webm|gif)$", env) is not None
@@ -173,7 +175,7 @@ def _is_file(env: Any) -> bool:
 def _play(
     policy: Playable, env: Any, episodes: int, *, explore: bool, seed: int | None, keep: bool
 ) -> tuple[list[Experience], NDArray[np.float64]]:
-    """The Experience of each episode, where it is to be kept, and their returns."""
+    """Play episodes; return the Experience of each, if it is kept, and their returns."""
     if episodes < 1:
         raise SettingsError(f"`episodes` is {episodes}, but must be at least 1.")
     parts = []
@@ -187,11 +189,11 @@ def _play(
 
 
 def check_clips(algorithm: Algorithm[Any]) -> None:
-    """Draw one frame of the algorithm's own env, so that what is wrong shows now, and not when a clip is made.
+    """Render one frame of the algorithm's own env, to find errors before a clip is made.
 
     Raises:
         EnvError: see `clip`.
-        SettingsError: there is no env, or it is one object that training acts in.
+        SettingsError: there is no env, or it is one object that training is using.
     """
     with _seen(algorithm, None, "rgb_array") as shown, filmed(shown, lambda frame, begins: None):
         shown.reset()
@@ -199,7 +201,7 @@ def check_clips(algorithm: Algorithm[Any]) -> None:
 
 @contextlib.contextmanager
 def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
-    """The env to play in, which is closed afterwards unless it was given."""
+    """Context with the env to play in, which is closed afterwards unless it was given."""
     where = env if env is not None or not isinstance(policy, Algorithm) else policy.config.env
     if where is None:
         raise SettingsError("there is no env to act in: give one, as env=....")
@@ -222,8 +224,8 @@ def _runner(policy: Playable, env: Any, seed: int | None) -> Runner:
         return policy.new_runner(env, 1, seed)
     if policy is not None and not isinstance(policy, Policy | Module):
         raise ModuleError(
-            "a clip is of an Algorithm, of an etude.Policy, of an etude.Module, or, with None, of actions at random, "
-            f"not of a {type(policy).__name__}."
+            "a clip needs an Algorithm, an etude.Policy, an etude.Module, or None for random actions, "
+            f"not a {type(policy).__name__}."
         )
     arena = make_arena(env, 1)
     try:

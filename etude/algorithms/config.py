@@ -49,7 +49,7 @@ _SHARED = (
     "reading",
     "updates_per_iteration",
 )
-"""Settings that can't be different for single modules."""
+"""Settings that can't differ between modules."""
 
 
 NO_STD = dict.fromkeys(
@@ -74,26 +74,26 @@ class RecordConfig:
     main_setting: ClassVar[str] = "path"
 
     path: str | None = None
-    """The folder of the recording; none records nothing. Where modules have different spaces, each has a folder of its
-    name there."""
+    """The folder of the recording; None records nothing. Modules with different spaces each get a subfolder of their
+    name."""
 
     layout: Literal["episodes", "table"] = "episodes"
-    """`episodes`: written when they end, each as a whole; unfinished ones are held in memory, up to 256 MiB. `table`:
-    steps are written as they come."""
+    """When steps are written. `episodes`: each episode as a whole when it ends; unfinished ones are held in memory, up
+    to 256 MiB. `table`: steps are written as they are made."""
 
     compression: str | Mapping[str, str] | None = None
     """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
     numbers, Zstandard for images."""
 
     max_rows_per_file: int = 1_048_576
-    """A file holds at most this many steps."""
+    """Maximum number of steps in a file, at least 1."""
 
     max_file_size: int = 268_435_456
-    """A file is closed once it has this many bytes."""
+    """Size in bytes at which a file is closed, at least 1."""
 
     append: bool = False
-    """Add to the recording that is there, with other ids of episodes; else one that is there is an error. A resumed run
-    always goes on with its own."""
+    """Add episodes, with new ids, to an existing recording; otherwise an existing one is an error. A resumed run always
+    continues its own."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows_per_file", "max_file_size"):
@@ -107,59 +107,62 @@ class RecordConfig:
 
 @settings
 class AlgorithmConfig:
-    """What every algorithm can be told."""
+    """Settings of every algorithm."""
 
     everyday: ClassVar[tuple[str, ...]] = ("env", "seed", "connectors", "lr")
-    """The settings that the command line's short help shows. A class without any has all of its own shown."""
+    """The settings that the command line's short help shows. For a class that doesn't define this, it shows all of the
+    class's own settings."""
 
     unused: ClassVar[Mapping[str, str]] = {}
-    """Settings that have no effect on this algorithm, beside those of its base classes, and why: they are refused.
-    `network.separate` is nested."""
+    """Settings without effect on this algorithm, by dotted path (such as `network.separate`), and the reason: they are
+    refused. Those of base classes are added."""
 
     env: EnvLike | None = None
-    """Where to act: a registered id, `module:factory`, a function that makes an env; an Env, VectorEnv or Arena."""
+    """The env to act in: a registered id, `module:factory`, a function that makes an env; an Env, VectorEnv or
+    Arena."""
 
     engine: EngineLike = "local"
-    """Where runners and learners live: `local`, this process and its env workers; or a Ray cluster: `ray`, or settings
-    of it, a `Ray`."""
+    """Where runners and learners live: `local`, in this process and its env workers; or on a Ray cluster: `ray`, or a
+    `Ray` object with its settings."""
 
     seed: int | None = None
-    """Of everything random: weights, envs, actions, the order of minibatches. None draws one from the system."""
+    """Seed of all randomness: weights, envs, actions, the order of minibatches; at least 0. None draws one from the
+    system."""
 
     module: ModuleLike | None = None
     """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: `network`."""
 
     agents: AgentsConfig = AgentsConfig()
-    """Several modules, where agents share an env."""
+    """Several modules, for agents that share an env."""
 
     network: NetworkConfig = NetworkConfig()
     """The shape of the built-in network."""
 
     connectors: tuple[ConnectorLike, ...] = ()
-    """Between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`, connectors,
-    or functions of the observation."""
+    """Connectors between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`,
+    connector objects, or functions of the observation."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between."""
+    """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
-    """How gradients become steps."""
+    """Settings of the optimizer, besides `lr`."""
 
     compute: ComputeConfig = ComputeConfig()
-    """What is computed where, and how."""
+    """Device, threads and precision."""
 
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluations during training."""
 
     callbacks: tuple[CallbackLike, ...] = ()
-    """Code of your own that is called while episodes run in training (offline: in its evaluations), one after the
-    other: objects or classes that inherit from `Callback`, or `module:Class`."""
+    """Your own code, called while episodes run in training (offline: in its evaluations), in this order: objects or
+    classes that inherit from `Callback`, or `module:Class`."""
 
     record: RecordConfig = RecordConfig()
-    """Keep the steps of training (offline: those of its evaluations) as a recording."""
+    """Record the steps of training (offline: those of its evaluations)."""
 
     metrics: MetricsConfig = MetricsConfig()
-    """What results say of episodes."""
+    """How results average the figures of episodes."""
 
     def __post_init__(self) -> None:
         self._refuse_unused()
@@ -196,10 +199,10 @@ class AlgorithmConfig:
                 raise SettingsError(f"`{path}` is {value!r}, but has no effect here: {why}. Leave it out.")
 
     def with_overrides(self, module_id: str, given: Mapping[str, Any]) -> Self:
-        """These settings with some of a module's own.
+        """These settings, with one module's overrides applied.
 
         Raises:
-            SettingsError: they are not settings, or such as concern all modules together.
+            SettingsError: `given` names unknown settings, or settings that apply to all modules together.
         """
         owner = f"overrides.{module_id}"
         own = typed(type(self), given, owner=owner)
@@ -215,7 +218,7 @@ class AlgorithmConfig:
 
 
 def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
-    """The settings that may be schedules, by their dotted paths; without those that are None."""
+    """The settings that may be schedules and are not None, by dotted path."""
     leaves = [leaf for leaf in leaves_of(type(config)) if leaf.hint in (Schedule, Schedule | None)]
     whole: Any = config
     found: dict[str, Schedule | None] = {
@@ -231,7 +234,7 @@ def _has(given: Mapping[str, Any], path: str) -> bool:
 
 @settings
 class ActingConfig(AlgorithmConfig):
-    """What algorithms that act in envs while they learn can be told."""
+    """Settings of algorithms that act in envs while they learn."""
 
     unused: ClassVar[Mapping[str, str]] = {
         "evaluation.beside": "on a cluster, `ray.num_evaluation_runners` play beside training"
@@ -242,16 +245,16 @@ class ActingConfig(AlgorithmConfig):
     """Copies of the env that step together, at least 1."""
 
     workers: Workers = Workers()
-    """Where the envs live: here, or in processes or threads of their own."""
+    """Where the envs live: in this process, or in worker processes or threads."""
 
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs, at least 1."""
 
     trajectories: TrajectoryConfig = TrajectoryConfig()
-    """How collected steps are cut into segments, and counted."""
+    """How collected steps are cut into segments and counted."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
+    """Discount factor, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -264,33 +267,33 @@ class ActingConfig(AlgorithmConfig):
 
 @settings
 class OnPolicyConfig(ActingConfig):
-    """What algorithms that learn from their own latest steps can be told."""
+    """Settings of algorithms that learn from their own latest steps."""
 
     everyday: ClassVar[tuple[str, ...]] = ("epochs", "minibatch_size", "lambda_")
 
     lr: Schedule = 1e-3
-    """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between. Default: the
-    best of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
+    """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: the best
+    of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
 
     num_steps: int = 4096
-    """Steps collected for each iteration, over all envs. Default: measured as for `lr`; sampling is cheap, and large
-    batches let minibatches be large."""
+    """Steps collected for each iteration, over all envs, at least 1. Default: measured as for `lr`; sampling is cheap,
+    and large batches allow large minibatches."""
 
     epochs: int = 8
-    """How often an iteration goes over its steps. Default: measured as for `lr`."""
+    """Passes over each iteration's steps, at least 1. Default: measured as for `lr`."""
 
     minibatch_size: int = 256
-    """Steps in a gradient step. Default: measured as for `lr`."""
+    """Steps in a minibatch, at least 1; each makes one gradient step. Default: measured as for `lr`."""
 
     num_minibatches: int | None = None
-    """Minibatches of each module in an epoch, whatever number of steps it has: where several modules have unequal
-    data, all make as many. None: as many as `minibatch_size` gives."""
+    """Minibatches in an epoch, the same number for each module however many steps it has, at least 1. None: as many as
+    `minibatch_size` gives."""
 
     sequences: SequenceConfig = SequenceConfig()
     """How recurrent modules are trained."""
 
     lambda_: float = 0.95
-    """Decay of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
+    """Lambda of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -303,12 +306,12 @@ class OnPolicyConfig(ActingConfig):
 
 
 DataLike = str | tuple[Any, ...] | Any
-"""A path, a glob or a URL; several of them; whatever else `Recording.open` takes; or a `Recording`."""
+"""A path, glob or URL; a tuple of them; anything else that `Recording.open` takes; or a `Recording`."""
 
 
 @settings
 class OfflineConfig(AlgorithmConfig):
-    """What algorithms that learn from a recording can be told. ``env`` is only for evaluation.
+    """Settings of algorithms that learn from a recording. ``env`` is only used for evaluation.
 
     Schedules count gradient steps.
     """
@@ -321,37 +324,38 @@ class OfflineConfig(AlgorithmConfig):
     }
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam; or a schedule of it: points of (gradient steps, rate) with straight lines between, or half
-    a cosine where `cosine` is in front of them."""
+    """Learning rate of Adam, or a schedule: points of (gradient steps, rate) with straight lines between, or half a
+    cosine if `cosine` precedes them."""
 
     data: DataLike | None = None
-    """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording` (as
-    it was opened, whatever `reading.on_bad` says). None: batches are given to `learn_from`, and `env` has the
-    spaces."""
+    """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording`
+    (which keeps the `on_bad` that it was opened with, whatever `reading.on_bad` says). None: you pass batches to
+    `learn_from`, and `env` defines the spaces."""
 
     batch_size: int = 1024
-    """Steps in a gradient step. Of a recurrent module, about so many, in whole sequences."""
+    """Steps in a gradient step, at least 1. Recurrent modules take whole sequences with about this many steps in
+    all."""
 
     updates_per_iteration: int = 100
-    """Gradient steps between two results."""
+    """Gradient steps between two results, at least 1."""
 
     reading: ReadingConfig = ReadingConfig()
     """How the recording is read."""
 
     prelearner: PreLearnerLike | None = None
     """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
-    with settings of its own (on the command line, `module:name` of either); `connect(exp)` lets the connectors work as
-    usual."""
+    object with its own settings (on the command line, `module:name` of either). `connect(exp)` applies the connectors
+    as usual."""
 
     filter: str | None = None
-    """Learn only from steps for which this holds, such as `reward > 0 and t < 100`: a condition on columns of single
-    numbers and texts, which readers use to read less. Steps left out cut segments."""
+    """Learn only from steps that meet this condition, such as `reward > 0 and t < 100`. It may use columns of scalars
+    and of strings; readers use it to read less. Segments are cut where steps are left out."""
 
     sequences: SegmentConfig = SegmentConfig()
-    """How segments are cut, for losses that look along time and for recurrent modules."""
+    """How segments are cut, for losses over sequences and for recurrent modules."""
 
     evaluation: EvaluationConfig = EvaluationConfig(interval=1)
-    """Evaluations during training, where an env is given."""
+    """Evaluations during training, if an `env` is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -368,5 +372,5 @@ class OfflineConfig(AlgorithmConfig):
 
 
 def learners_of(config: AlgorithmConfig) -> int:
-    """The learners on a cluster that settings ask for."""
+    """The number of remote learners that the settings ask for."""
     return 0 if isinstance(config.engine, str) else config.engine.num_learners

@@ -34,19 +34,20 @@ def soft_maximum(
     num_actions: int,
     gradient_actions: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """``[2, B]``: log of the integral of exp Q(obs, a) over actions a in [-1, 1], by each critic; and Q(obs, recorded).
+    """Log of the integral of exp Q(obs, a) over actions a in [-1, 1], for each critic, and Q(obs, recorded): ``[2, B]``
+    each.
 
-    Estimated from actions drawn uniformly and by the policy at ``obs`` and after it, each weighed by its density (Kumar
-    et al. 2020, appendix F). The gradient goes through all of them; or through ``gradient_actions``, drawn by their
-    shares in the sum: its mean is the same.
+    The integral is estimated from actions drawn uniformly, by the policy at ``obs`` and by the policy at the next
+    observation, each weighted by its density (Kumar et al. 2020, appendix F). The gradient goes through all of them, or
+    through ``gradient_actions`` of them, resampled by their shares in the sum, which leaves its mean unchanged.
 
     Args:
         soft: The policy and its critics.
         obs: Columns of observations ``[B, *shape]``.
-        policies: What the policy's ``dist_inputs`` are for them and for what was observed next, without gradients.
-        recorded: The actions that were recorded, ``[B, action_size]``, as critics see them.
-        num_actions: How many actions are drawn, of each kind.
-        gradient_actions: See above; None is all.
+        policies: The policy's ``dist_inputs`` at these and at the next observations, without gradients.
+        recorded: The recorded actions as critics see them, ``[B, action_size]``.
+        num_actions: Number of actions drawn of each kind.
+        gradient_actions: Number of actions that the gradient goes through; None: all.
     """
     with torch.no_grad():
         actions, logp = _drawn(soft, policies, num_actions)
@@ -64,7 +65,7 @@ def soft_maximum(
 
 
 def _drawn(soft: SoftModule, policies: tuple[Tensor, Tensor], num: int) -> tuple[Tensor, Tensor]:
-    """Actions ``[B, 3 * num, action_size]``, and the logarithms of the densities that they were drawn by."""
+    """Sample actions ``[B, 3 * num, action_size]``, and return them with the logarithms of their densities."""
     both = torch.stack(policies, 1).unsqueeze(2)
     actions, logp = soft.draw(both.expand(-1, -1, num, -1))
     size = len(both)
@@ -74,7 +75,8 @@ def _drawn(soft: SoftModule, policies: tuple[Tensor, Tensor], num: int) -> tuple
 
 
 def _resampled(values: Tensor, actions: Tensor, num: int) -> Tensor:
-    """``[2, B, num, action_size]``: actions drawn in proportion to exp of ``values`` ``[2, B, n]``, evenly spaced."""
+    """Actions drawn in proportion to exp of ``values`` ``[2, B, n]`` by systematic resampling: ``[2, B, num,
+    action_size]``."""
     shares = values.softmax(-1).cumsum(-1)
     at = (torch.rand(*shares.shape[:-1], 1, device=shares.device) + torch.arange(num, device=shares.device)) / num
     index = torch.searchsorted(shares, at).clamp(max=shares.shape[-1] - 1).unsqueeze(-1)
@@ -83,27 +85,27 @@ def _resampled(values: Tensor, actions: Tensor, num: int) -> Tensor:
 
 @settings
 class PenaltyConfig:
-    """The penalty of what critics say of actions that were not recorded."""
+    """The penalty on critics' values of actions that were not recorded."""
 
     alpha: float | None = None
-    """Weight of the penalty, above 0: more trusts the recorded actions more. None: 5 for Box actions, 1 for Discrete
-    ones, as in Kumar et al. 2020, their published code, whose squared errors have no factor 1/2."""
+    """Weight of the penalty, above 0: larger stays closer to the recorded actions. None: 5 for Box actions, 1 for
+    Discrete ones, as in the published code of Kumar et al. 2020, whose squared errors have no factor 1/2."""
 
     threshold: float | None = None
-    """For Box actions: `alpha` is learned from there on, so that the penalty, which is how much more all actions
-    together are worth than the recorded one, becomes this much, as values go (Kumar et al. 2020, eq. 30). None: it
-    stays."""
+    """For Box actions: target of the penalty, in units of values; `alpha` is then learned, starting from its setting
+    (Kumar et al. 2020, eq. 30). The penalty is how far the soft maximum over all actions exceeds the recorded action's
+    value. None: `alpha` is fixed."""
 
     alpha_lr: Schedule | None = None
-    """Learning rate of `alpha` of its own, where that is learned (see `threshold`), or a schedule of it; None: `lr`."""
+    """Learning rate of `alpha` if it is learned (see `threshold`), or a schedule; None: `lr`."""
 
     num_actions: int = 10
-    """For Box actions: how many are drawn for the penalty uniformly, and as many by the policy for what was observed
-    and for what was observed next, at least 1. Default: Kumar et al. 2020, appendix F."""
+    """For Box actions: number of actions drawn for the penalty, at least 1, from each of: the uniform distribution, the
+    policy at the observation, and the policy at the next observation. Default: Kumar et al. 2020, appendix F."""
 
     gradient_actions: int | None = 4
-    """For Box actions: through how many of these the penalty's gradient goes, drawn by their share in it, so that the
-    mean is the same; at least 1. None: through all, which takes twice as long. Default: for speed; on Pendulum, one
+    """For Box actions: number of these actions that the penalty's gradient goes through, at least 1, resampled by their
+    share, which leaves its mean unchanged. None: all, which takes twice as long. Default: for speed; on Pendulum, one
     seed got -660 with 4 and -810 with all (`alpha` 10)."""
 
     def __post_init__(self) -> None:
@@ -118,39 +120,40 @@ class PenaltyConfig:
 
 @settings
 class CQLConfig(OfflineConfig):
-    """Settings of CQL. The recording needs rewards, and what was observed after each step."""
+    """Settings of CQL. The recording needs rewards and next observations."""
 
     penalty: PenaltyConfig = PenaltyConfig()
-    """The penalty of what critics say of actions that were not recorded."""
+    """The penalty on critics' values of actions that were not recorded."""
 
     temperature: float | None = None
-    """For Box actions: weight of the policy's entropy, above 0; None: it is learned, as in SAC."""
+    """For Box actions: weight of the policy's entropy, above 0; None: learned, as in SAC."""
 
     target_entropy: float | None = None
-    """What the entropy is to be then, in nats, with actions scaled to [-1, 1]; None: minus the numbers in an action."""
+    """Target entropy if the temperature is learned, in nats, with actions scaled to [-1, 1]; None: minus the number of
+    action dimensions."""
 
     dueling: bool = False
-    """For Discrete actions: values of states and advantages of actions apart (Wang et al. 2016)."""
+    """For Discrete actions: learn state values and action advantages separately (Wang et al. 2016)."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Kumar et al. 2020."""
+    """Discount factor, 0 to 1. Default: Kumar et al. 2020."""
 
     n_step: int = 1
-    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
-    rewards back faster, but are of those who acted. Default: as in the paper."""
+    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005
     """How far target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al. 2018."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam for all that is learned, or a schedule of it. Default: Kumar et al. 2020 for critics; their
-    policies had less, `actor_lr=1e-4` in the published code."""
+    """Learning rate of Adam for all parameters, or a schedule. Default: Kumar et al. 2020 for critics; their published
+    code gives policies less, `actor_lr=1e-4`."""
 
     temperature_lr: Schedule | None = None
-    """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
+    """Learning rate of the temperature, or a schedule; None: `lr`."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: none are clipped, as in Kumar et al. 2020."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Kumar et al. 2020."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Kumar et al. 2020."""
@@ -182,16 +185,16 @@ class CQLConfig(OfflineConfig):
 
 
 class ConservativeModule(SoftModule):
-    """What CQL learns of Box actions (Kumar et al. 2020, arXiv 2006.04779).
+    """SAC's module with the weight of CQL's penalty, for Box actions (Kumar et al. 2020, arXiv 2006.04779).
 
     Args:
-        net: The policy: ``dist_inputs`` are means, then log standard deviations.
-        obs_space: What it sees.
-        action_space: A Box with finite bounds.
-        dist: Of the actions.
+        net: The policy network: ``dist_inputs`` are means, then log standard deviations.
+        obs_space: The observation space.
+        action_space: The action space, a Box with finite bounds.
+        dist: The action distribution.
         config: The shape of the critics.
-        temperature: At the start, above 0.
-        alpha: The weight of the penalty at the start, above 0.
+        temperature: Initial temperature, above 0.
+        alpha: Initial weight of the penalty, above 0.
     """
 
     def __init__(
@@ -209,9 +212,9 @@ class ConservativeModule(SoftModule):
 
 
 class CQL(OfflineAlgorithm[CQLConfig]):
-    """Critics that say too little rather than too much of actions that were not recorded: CQL(H), eq. 4.
+    """Conservative Q-learning: critics that underestimate actions that were not recorded rather than overestimate them.
 
-    For Box actions on soft actor-critic, for Discrete ones on double DQN.
+    It is CQL(H), eq. 4: on soft actor-critic for Box actions, on double DQN for Discrete ones.
     """
 
     name = "cql"
@@ -219,11 +222,12 @@ class CQL(OfflineAlgorithm[CQLConfig]):
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:
-        """What sums the rewards of `n_step` steps, where these are several."""
+        """The connector that sums the rewards of `n_step` steps, if there are several."""
         return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """As SAC's for Box actions, see `ConservativeModule`; as DQN's for Discrete ones, see `QModule`."""
+        """Make a module as SAC does for Box actions, see `ConservativeModule`; as DQN for Discrete ones, see
+        `QModule`."""
         config = self.config
         if isinstance(action_space, spaces.Discrete):
             if config.penalty.threshold is not None:
@@ -248,20 +252,21 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         return module
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
-        """For Box actions ``actor``, ``critic`` and, where they are learned, ``temperature`` and ``alpha``."""
+        """For Box actions, parameters of ``actor``, ``critic`` and, if they are learned, ``temperature`` and
+        ``alpha``."""
         if isinstance(module, QModule):
             return None
         soft = of_kind(module, ConservativeModule)
         return groups_of(soft) | ({"alpha": [soft.log_alpha]} if soft.log_alpha.requires_grad else {})
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Eq. 4 of Kumar et al. 2020, and for Box actions the losses of SAC's policy and temperature."""
+        """The loss of Kumar et al. 2020, eq. 4; for Box actions also those of SAC's policy and temperature."""
         if isinstance(module, QModule):
             return self._of_values(module, batch)
         return self._of_box(of_kind(module, ConservativeModule), batch)
 
     def _of_values(self, net: QModule, batch: Batch) -> Loss:
-        """Double DQN with Huber's loss; the penalty is the logarithm of the sum over actions, less the recorded one."""
+        """Double DQN with Huber loss; the penalty is the logsumexp over actions minus the recorded action's value."""
         config = self.config
         with torch.no_grad():
             following = batch.next_obs
@@ -274,10 +279,10 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         return Loss(td=F.smooth_l1_loss(recorded, target), conservative=alpha * gap).log(q=recorded.mean(), gap=gap)
 
     def _of_box(self, soft: ConservativeModule, batch: Batch) -> Loss:
-        """As in the published code of Kumar et al., not as in eq. 4.
+        """The loss of the published code of Kumar et al., which differs from eq. 4.
 
-        The squared errors of the critics have no factor 1/2, which `alpha` is relative to, and the target is without
-        entropy (``deterministic_backup``).
+        The critics' squared errors have no factor 1/2, which matters for `alpha`, and the target has no entropy term
+        (``deterministic_backup``).
         """
         config = self.config
         temperature, alpha = soft.log_temperature.detach().exp(), soft.log_alpha.detach().exp()
@@ -310,6 +315,6 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         return Loss(**parts).log(q=values.mean(), gap=gap.mean(), **figures)
 
     def after_step(self, module: Module) -> None:
-        """Moves the target networks."""
+        """Move the target networks."""
         follower = module.follower if isinstance(module, QModule) else of_kind(module, ConservativeModule).follower
         follower.follow(self.config.tau)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What algorithms with critics share: the columns of steps that they need, the targets of critics, their modules."""
+"""Shared parts of algorithms with critics: the columns they need, critic targets, their modules, checks."""
 
 from typing import Any, TypeVar
 
@@ -21,14 +21,14 @@ from etude.spaces import Space
 M = TypeVar("M", bound=Module)
 
 TRANSITION = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.TERMINATED)
-"""The columns of single steps that critics learn from."""
+"""The columns of single steps from which critics learn."""
 
 
 def of_kind(module: Module, kind: type[M]) -> M:
-    """The module, known to be of the kind that an algorithm needs.
+    """Return the module, which must be of the kind that an algorithm needs.
 
     Raises:
-        ModuleError: it is of another.
+        ModuleError: it is of another kind.
     """
     if not isinstance(module, kind):
         raise ModuleError(f"{type(module).__name__} is no {kind.__name__}: let make_module() give one.")
@@ -40,7 +40,8 @@ def check_box(
     name: str = "SAC",
     others: str = "DQN or PPO for Discrete actions, PPO for others",
 ) -> None:
-    """Raise a SettingsError where actions are no Box of floats, which algorithm ``name`` needs; ``others`` do not."""
+    """Raise a SettingsError unless actions are a Box of floats, which algorithm ``name`` needs; it suggests
+    ``others``."""
     if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
         raise SettingsError(
             f"the action space is {action_space}, but {name} draws the actions of a Box of floats only. Take {others}."
@@ -48,10 +49,10 @@ def check_box(
 
 
 def not_recurrent(module: Module, name: str) -> Module:
-    """The module.
+    """Return the module.
 
     Raises:
-        SettingsError: it is recurrent, which critics of single steps can't be.
+        SettingsError: it is recurrent, which critics of single steps don't support.
     """
     if module.recurrent:
         raise SettingsError(
@@ -62,7 +63,7 @@ def not_recurrent(module: Module, name: str) -> Module:
 
 
 def check_memories(policy: Module, config: NetworkConfig, name: str) -> None:
-    """Raise a SettingsError where only one of the policy and the critics, which ``config`` shapes, has a memory."""
+    """Raise a SettingsError if only one of the policy and the critics, which ``config`` shapes, is recurrent."""
     if policy.recurrent != (config.recurrent is not None):
         has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
         raise SettingsError(
@@ -72,21 +73,22 @@ def check_memories(policy: Module, config: NetworkConfig, name: str) -> None:
 
 
 def draw_by_gate(net: nn.Module) -> None:
-    """Initialise each gate of a built-in network's recurrent layers by itself; see `RecurrentLayer.draw_by_gate`."""
+    """Initialise each gate of a built-in network's recurrent layers separately; see `RecurrentLayer.draw_by_gate`."""
     for part in net.modules():
         if isinstance(part, RecurrentLayer):
             part.draw_by_gate()
 
 
 def looking_ahead(n_step: int, gamma: float) -> list[Connector]:
-    """The connectors of the learner that sum ``n_step`` rewards; none for one."""
+    """The learner connectors that sum ``n_step`` rewards; none for 1."""
     return [NStep(n_step, gamma)] if n_step > 1 else []
 
 
 def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
-    """``[B]``: reward + gamma * ``value`` ``[B]`` of what was observed next; none where it terminated.
+    """Bootstrapped targets: reward + gamma * ``value`` ``[B]`` of the next observation, or just the reward if
+    terminated.
 
-    Where `NStep` has looked ahead, the reward is a sum, and ``discount`` stands for gamma.
+    If `NStep` has run, ``reward`` is a sum, and ``discount`` replaces gamma. Returns ``[B]``.
     """
     if "discount" in batch:
         return torch.addcmul(batch.reward, batch.discount, value)
@@ -94,13 +96,13 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 
 
 class CriticModule(TargetedModule):
-    """A policy, and perhaps values of observations, with twin critics of its actions and the critics' targets.
+    """A policy, optionally with state values, with twin critics of its actions and target critics.
 
     Args:
-        net: The policy, and what gives `values`.
-        obs_space: What it sees.
-        action_space: What it chooses from; any.
-        dist: Of the actions.
+        net: The network of the policy and of `values`.
+        obs_space: The observation space.
+        action_space: The action space, of any kind.
+        dist: The action distribution.
         config: The shape of the critics.
     """
 
@@ -109,16 +111,16 @@ class CriticModule(TargetedModule):
     ) -> None:
         super().__init__(net, obs_space, action_space, dist)
         self.encoded = ActionEncoder(action_space)
-        """Actions ``[B, width]`` as critics see them."""
+        """Encodes actions as critics see them, ``[B, width]``."""
         self.critic = TwinCritic(obs_space, self.encoded.width, config)
         self.target_critic = frozen_copy(self.critic)
         self.follower = TargetNetwork(self.target_critic, self.critic)
 
     def values(self, obs: Any) -> Tensor:
-        """``[B]``: what observations are worth; the built-in net does not compute its policy for it.
+        """The values of observations, ``[B]``; the built-in net skips its policy for this.
 
         Raises:
-            ModuleError: the net gives no values.
+            ModuleError: the net returns no values.
         """
         net = self.net
         if type(net) is Network and net.critic is not None and net.value_head is not None:

@@ -27,10 +27,10 @@ from etude.settings import settings
 from etude.spaces import Flattener, Space, leaf_shape, leaves
 
 _WINDOW = f"window{col.SEPARATOR}"
-"""What stands before the names of the actions of a window, ``[rows, k, ...]``."""
+"""Prefix of the columns with the actions of a window, ``[rows, k, ...]``."""
 
 _BESIDE = (RETURN_TO_GO, PREV_ACTION, T, ATTENTION_MASK)
-"""The parts of an observation that are not the env's."""
+"""The parts of an observation that the connectors add to the env's."""
 
 _NO_SUCH = "the built-in network is a transformer, which has a shape of its own"
 
@@ -42,15 +42,15 @@ class DecisionTransformerConfig(OfflineConfig):
     everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
 
     context_length: int = 20
-    """Steps that the policy sees, the present one among them, at least 1. Default: Chen et al. 2021 for locomotion."""
+    """Steps that the policy sees, the current one included, at least 1. Default: Chen et al. 2021 for locomotion."""
 
     target_return: float | None = None
-    """The return to aim at where it acts, in units of reward; None: that of the best recorded episode. A run that is
-    loaded to play can be given another."""
+    """Target return when acting, in units of reward; None: that of the best recorded episode. A run that is loaded to
+    play can be given another."""
 
     return_scale: float | None = None
-    """What returns are divided by before the network sees them, above 0; None: the largest magnitude of a recorded
-    episode's return."""
+    """Divisor of returns before the network sees them, above 0; None: the largest magnitude of a recorded episode's
+    return."""
 
     embedding_size: int = 128
     """Width of the transformer, at least 1, a multiple of `num_heads`. Default: Chen et al. 2021 for locomotion."""
@@ -62,18 +62,18 @@ class DecisionTransformerConfig(OfflineConfig):
     """Attention heads of each layer, at least 1. Default: Chen et al. 2021 for locomotion."""
 
     dropout: float = 0.1
-    """The share of activations that is dropped while learning, at least 0 and below 1. Default: Chen et al. 2021."""
+    """Dropout rate in training, at least 0 and below 1. Default: Chen et al. 2021."""
 
     max_timestep: int = 1000
-    """Steps of an episode that have an embedding of their own, at least 1; later ones share the last. Default: Chen et
-    al. 2021, the longest episode of their tasks."""
+    """Number of time steps with their own embedding, at least 1; later steps of an episode share the last one. Default:
+    Chen et al. 2021, the longest episode of their tasks."""
 
     lr: Schedule = 1e-4
-    """Learning rate of Adam; or a schedule of it: points of (gradient steps, rate) with straight lines between.
-    Default: Chen et al. 2021, who reach it in the first 100,000 steps."""
+    """Learning rate of Adam, or a schedule: points of (gradient steps, rate) with straight lines between. Default: Chen
+    et al. 2021, who warm up to it in the first 100,000 steps."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=0.25)
-    """How gradients become steps. Default of `grad_clip`: Chen et al. 2021."""
+    """Settings of the optimizer. Default of `grad_clip`: Chen et al. 2021."""
 
     batch_size: int = 64
     """Windows of `context_length` steps in a gradient step, at least 1. Default: Chen et al. 2021."""
@@ -106,29 +106,30 @@ class DecisionTransformerConfig(OfflineConfig):
 
 
 class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
-    """Imitates what was done, given what was earned after it; then it acts as those did who earned the target."""
+    """Imitates recorded actions given the return that followed them; it then acts like episodes with the target
+    return."""
 
     name = "decision_transformer"
     Config = DecisionTransformerConfig
 
     def module_connectors(self) -> list[Any]:
-        """What is left to earn, and the last steps."""
+        """The connectors that add the return to go and the last steps."""
         config = self.config
         return [ReturnToGo(config.target_return, config.return_scale), History(config.context_length)]
 
     def learner_connectors(self) -> list[Any]:
-        """The actions of each window."""
+        """The connector that adds the actions of each window."""
         return [ActionWindows(self.config.context_length)]
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A `ReturnTransformer`, unless the user gives another network."""
+        """Make a module of a `ReturnTransformer`, or of the user's network."""
         make = given if given is not None else partial(ReturnTransformer, config=self.config)
         return make_module(make, obs_space, action_space, squash=bool(self.config.network.squash))
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """The log-likelihood of the recorded actions, a mean over all steps of the windows.
+        """The negative log-likelihood of the recorded actions, averaged over all steps of the windows.
 
-        Of a network of the user's, it is over the newest step of each window.
+        For a user's network, it is averaged over the last step of each window.
         """
         names = list(leaves(module.action_space, col.ACTION))
         if not isinstance(module.net, ReturnTransformer) or any(_WINDOW + name not in batch for name in names):
@@ -142,10 +143,10 @@ class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
 class ActionWindows(Connector):
     """Adds the actions of the last ``k`` steps for the loss, the newest last: ``window/action...`` ``[rows, k, ...]``.
 
-    Before the episode begins, its first action is repeated.
+    Steps before the episode's first repeat its first action.
 
     Args:
-        k: How many steps, at least 1.
+        k: Number of steps, at least 1.
     """
 
     needs = (col.ACTION,)
@@ -155,25 +156,25 @@ class ActionWindows(Connector):
         self.context = k - 1
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Looks back, within segments."""
+        """Add the windows, within segments."""
         starts = exp.offsets[:-1].repeat(exp.lengths)
         names = col.under(exp.steps, col.ACTION)
         return exp.with_steps(**{_WINDOW + n: windows(column(exp, n, "ActionWindows"), starts, self.k) for n in names})
 
 
 class ReturnTransformer(nn.Module):
-    """A transformer over the last steps, each of three tokens: the action before it, the return to go, the observation.
+    """A causal transformer over the last steps, with three tokens each: previous action, return to go, observation.
 
-    What an observation's token becomes says what to do there; it sees no later token, and none from before the episode.
-    An embedding of the step's index in the episode is added to its tokens.
+    The output at an observation's token gives the action there. It attends to no later token, and to none before the
+    episode. An embedding of the step's index in the episode is added to its tokens.
 
     Args:
-        obs_space: As `History` gives it, behind `ReturnToGo`.
-        action_space: What it chooses from.
+        obs_space: The observation space that `History` returns, after `ReturnToGo`.
+        action_space: The action space.
         config: The shape.
 
     Raises:
-        ModuleError: the observations are others.
+        ModuleError: the observations lack what these connectors add.
     """
 
     def __init__(self, obs_space: Space, action_space: Space, config: DecisionTransformerConfig) -> None:
@@ -191,7 +192,7 @@ class ReturnTransformer(nn.Module):
         self.action = nn.Linear(leaf_shape(parts[PREV_ACTION])[-1], width)
         self.return_to_go = nn.Linear(1, width)
         self.timestep = nn.Embedding(config.max_timestep, width)
-        nn.init.normal_(self.timestep.weight, std=0.02)  # a step that no recorded episode reached is nearly like others
+        nn.init.normal_(self.timestep.weight, std=0.02)  # so that steps beyond all recorded episodes resemble others
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
         layer = nn.TransformerEncoderLayer(
             width,
@@ -207,11 +208,11 @@ class ReturnTransformer(nn.Module):
         self.heads = config.num_heads
 
     def forward(self, obs: Any) -> Output:
-        """What to do at the newest step: ``dist_inputs`` ``[B, n]``."""
+        """The output at the newest step: ``dist_inputs`` ``[B, n]``."""
         return Output(self.dist_inputs(obs)[:, -1])
 
     def dist_inputs(self, obs: Any) -> Tensor:
-        """``[B, k, n]``: what to do at each step; tensors nested as in the observation space, ``[B, ...]``."""
+        """The outputs at all steps, ``[B, k, n]``, for tensors ``[B, ...]`` nested as in the observation space."""
         there = obs[ATTENTION_MASK].bool()
         size, k = there.shape
         time = self.timestep(obs[T].clamp(max=self.timestep.num_embeddings - 1).long())
@@ -223,7 +224,8 @@ class ReturnTransformer(nn.Module):
         return out
 
     def _hidden(self, there: Tensor) -> Tensor:
-        """bool ``[B * heads, 3k, 3k]``: which tokens (last axis) each token must not see; each sees itself."""
+        """Attention mask, bool ``[B * heads, 3k, 3k]``: True where a token must not attend (last axis). Each attends to
+        itself."""
         length = 3 * there.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=there.device).triu(1)
         itself = torch.eye(length, dtype=torch.bool, device=there.device)

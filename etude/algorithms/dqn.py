@@ -28,14 +28,14 @@ from etude.spaces import Space
 
 @settings
 class QTargetConfig(TargetConfig):
-    """What targets are made of, and when the network that makes them moves."""
+    """How targets are computed, and when the target network moves."""
 
     interval: int | None = 100
     """Gradient steps between two updates of the target network, at least 1."""
 
     double: bool = True
-    """Let the net that is trained choose the action whose value the target network says (van Hasselt et al. 2016, "Deep
-    reinforcement learning with double Q-learning"); else the target network does both (Mnih et al. 2015)."""
+    """Let the trained network choose the action that the target network evaluates (van Hasselt et al. 2016, "Deep
+    reinforcement learning with double Q-learning"); otherwise the target network does both (Mnih et al. 2015)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,44 +47,44 @@ class DQNConfig(OffPolicyConfig):
     """Settings of DQN."""
 
     dueling: bool = False
-    """Learn the value of a state and the advantages of its actions apart (Wang et al. 2016, "Dueling network
-    architectures"). A network of your own is dueling where it gives a `value`."""
+    """Learn state values and action advantages separately (Wang et al. 2016, "Dueling network architectures"). Your own
+    network is dueling if it returns a `value`."""
 
     noisy: bool = False
-    """Explore by noise on the weights of the network, whose size is learned, rather than by random actions (Fortunato
-    et al. 2018, "Noisy networks for exploration"). For the built-in network only."""
+    """Explore by noise of learned size on the network's weights instead of random actions (Fortunato et al. 2018,
+    "Noisy networks for exploration"). Only for the built-in network."""
 
     epsilon: Schedule | None = None
-    """Probability of a random action, 0 to 1; or points of (env_steps, probability) with straight lines between. None:
-    0 where it is `noisy`, else from 1 to 0.05 over 10,000 env steps."""
+    """Probability of a random action, 0 to 1, or a schedule: points of (env_steps, probability) with straight lines
+    between. None: 0 if `noisy`, else from 1 to 0.05 over 10,000 env steps."""
 
     num_envs: int = 4
     """Copies of the env that step together, at least 1."""
 
     updates_per_step: float = 0.25
-    """Gradient steps of each module for each env step, above 0. What is left of one is kept for the next time. Default:
-    Mnih et al. 2015, table 1."""
+    """Gradient steps of each module per env step, above 0. Fractions of a gradient step are carried over. Default: Mnih
+    et al. 2015, table 1."""
 
     n_step: int = 5
-    """Rewards that are summed before a target bootstraps, at least 1. Default: with `lr` and
-    `target_interval` the best of a dozen settings tried together on CartPole. The steps between are taken as they were
-    made, without correction for the policy that made them."""
+    """Rewards summed before a target bootstraps, at least 1. The steps between are used as they were made, without
+    off-policy correction. Default: with `lr` and `target_interval` the best of a dozen settings tried together on
+    CartPole."""
 
     target: QTargetConfig = QTargetConfig()
-    """What targets are made of, and when the network that makes them moves."""
+    """How targets are computed, and when the target network moves."""
 
     lr: Schedule = 2e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for
+    """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: as for
     `n_step`; larger networks want less."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=10.0)
-    """How gradients become steps. Default of `grad_clip`: as in Stable-Baselines3 and Wang et al. 2016."""
+    """Settings of the optimizer. Default of `grad_clip`: as in Stable-Baselines3 and Wang et al. 2016."""
 
     batch_size: int = 64
     """Steps in a gradient step, at least 1."""
 
     replay: ReplayConfig = ReplayConfig(capacity=100_000)
-    """What the replay holds, and how steps are drawn from it."""
+    """Size of the replay, and how steps are drawn from it."""
 
     network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
     """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
@@ -100,24 +100,24 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def exploration(self) -> Schedule:
-        """What `epsilon` is, where it is None too."""
+        """The schedule of epsilon; its default if `epsilon` is None."""
         if self.epsilon is not None:
             return self.epsilon
         return 0.0 if self.noisy else ((0, 1.0), (10_000, 0.05))
 
 
 class QModule(FollowedModule):
-    """Acts epsilon-greedily on the values of a Discrete space's actions: the net's ``dist_inputs``.
+    """Q-network with a target network: acts epsilon-greedily on the action values in the net's ``dist_inputs``.
 
-    Where the net gives a ``value``, too, its ``dist_inputs`` are advantages: Q = value + advantage - mean(advantage)
+    If the net also returns a ``value``, its ``dist_inputs`` are advantages: Q = value + advantage - mean(advantage)
     (the dueling network of Wang et al. 2016, "Dueling network architectures", eq. 9), which have the same best action.
-    A frozen copy of the net, the target network, belongs to the module and so to its checkpoints.
+    The target network, a frozen copy of the net, belongs to the module and so to its checkpoints.
 
     Args:
         net: Called with observations, returns an `Output`.
-        obs_space: What the net sees.
-        action_space: What it chooses from.
-        dist: Of the actions; None: `EpsilonGreedy`.
+        obs_space: The observation space of the net.
+        action_space: A Discrete action space.
+        dist: The action distribution; None: `EpsilonGreedy`.
 
     Raises:
         SettingsError: the action space is not Discrete.
@@ -136,15 +136,15 @@ class QModule(FollowedModule):
 
     @property
     def has_own_actor(self) -> bool:
-        """Where its weights have noise."""
+        """Whether the net's weights have noise."""
         return isinstance(self.net, NoisyNetwork)
 
     def actor(self, *, explore: bool) -> Actor:
-        """What acts; with noise on the weights, where they have some and it explores."""
+        """The actor; it has noise on the weights if the net does and it explores."""
         return NoisyActor(self) if explore and self.has_own_actor else super().actor(explore=explore)
 
     def action_values(self, output: Output) -> Tensor:
-        """``[B, n]``: the values of actions that a net's output says."""
+        """The action values ``[B, n]`` in a net's output."""
         _, advantages = output.bound()
         if output.value is None:
             return advantages
@@ -154,21 +154,22 @@ class QModule(FollowedModule):
         return torch.where(allowed, centred, advantages)
 
     def values(self, obs: Any) -> Tensor:
-        """float32 ``[B, n]``: the value of each action; those that the action mask forbids are far below all others."""
+        """The value of each action, float32 ``[B, n]``; actions that the mask forbids are far below all others."""
         return self.action_values(self(obs))
 
     def target_values(self, obs: Any) -> Tensor:
-        """The same by the target network."""
+        """`values` by the target network."""
         return self.action_values(self.target(obs))
 
     def values_of(self, values: Tensor, action: Tensor) -> Tensor:
-        """``[B]``: of ``values`` ``[B, n]``, those of the actions that were taken."""
+        """The values ``[B]`` of the actions that were taken, from ``values`` ``[B, n]``."""
         return values.gather(-1, self.dist.index_of(action).unsqueeze(-1)).squeeze(-1)
 
     def best_of(self, values: Tensor, by: Tensor | None = None) -> Tensor:
-        """``[B]``: of ``values`` ``[B, n]`` the greatest, or that of the action which ``by`` ``[B, n]`` finds best.
+        """The greatest of ``values`` ``[B, n]``, or the value of the best action according to ``by`` ``[B, n]``:
+        ``[B]``.
 
-        Where an action mask allows nothing, as it may after the last step of an episode, it is 0.
+        It is 0 where an action mask allows nothing, as it may after the last step of an episode.
         """
         if by is None:
             best = values.amax(-1)
@@ -178,7 +179,7 @@ class QModule(FollowedModule):
 
 
 def check_discrete(action_space: Space) -> spaces.Discrete:
-    """The action space.
+    """Return the action space.
 
     Raises:
         SettingsError: it is not Discrete.
@@ -192,15 +193,15 @@ def check_discrete(action_space: Space) -> spaces.Discrete:
 
 
 class DQN(OffPolicyAlgorithm[DQNConfig]):
-    """Deep Q-learning, with double, dueling and noisy networks, n-step targets and priorities as settings."""
+    """Deep Q-learning; double, dueling and noisy networks, n-step targets and priorities are settings."""
 
     name = "dqn"
     Config = DQNConfig
     kind: ClassVar[type[QModule]] = QModule
-    """The class of its modules."""
+    """The class of modules that `make_module` makes."""
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A net whose ``dist_inputs`` are the values of the actions, and its target network; see `QModule`."""
+        """Make a `QModule`: a net whose ``dist_inputs`` are action values, and its target network."""
         config, dist = self.config, self.distribution(check_discrete(action_space))
         if given is None:
             network = NoisyNetwork if config.noisy else Network
@@ -209,20 +210,20 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         return module if isinstance(module, QModule) else self.kind(module.net, obs_space, action_space, dist)
 
     def distribution(self, action_space: spaces.Discrete) -> EpsilonGreedy:
-        """How actions are chosen by what the net gives."""
+        """The distribution that chooses actions from the net's output."""
         return EpsilonGreedy(action_space, ACTION)
 
     def before_collect(self, env_steps: int) -> None:
-        """Sets epsilon to its schedule's value."""
+        """Set epsilon to its schedule's value."""
         for name, policy in self.policies.items():
             with self.settings_of(name):
                 of_kind(policy.module, QModule).dist.epsilon = value_at(self.config.exploration, env_steps)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
+        """Huber loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
 
-        Mnih et al. 2015, "Training algorithm": errors clipped to 1 are the gradient of Huber's loss. Where `double` is
-        set, Q chooses the action in place of the maximum.
+        Clipping errors to 1, as in Mnih et al. 2015, "Training algorithm", gives the gradient of the Huber loss. With
+        `double`, Q chooses the action that Q_target evaluates.
         """
         net = of_kind(module, QModule)
         with torch.no_grad():
@@ -236,15 +237,15 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         return Loss(td=(batch[WEIGHT] * losses).mean()).log(q=values.mean()).keep(td_error=target - values)
 
     def after_step(self, module: Module) -> None:
-        """Moves the target network."""
+        """Move the target network when it is due."""
         learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
         target = self.config.target
-        assert target.interval is not None  # else the settings are refused
+        assert target.interval is not None  # the settings ensure it
         if learner.updates % target.interval == 0:
             of_kind(module, QModule).follower.follow(target.tau)
 
     def training_step(self) -> Update:
-        """As for every off-policy algorithm; epsilon is among the metrics."""
+        """Run one iteration; epsilon is among the metrics."""
         update, epsilons = super().training_step(), {}
         for name in self.policies:
             with self.settings_of(name):

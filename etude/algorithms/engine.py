@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: where the runners and learners of an algorithm live. The local one is here."""
+"""Engines: where the runners and learners of an algorithm live. `LocalEngine`, the local one, is here."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,29 +20,29 @@ from etude.spaces import Spaces
 
 
 class Collector(Protocol):
-    """What collects experience for an algorithm: a `Runner`, or many of them elsewhere; see there."""
+    """Interface of what collects experience for an algorithm: a `Runner`, or a group of remote ones; see `Runner`."""
 
     env_steps: int
     agent_steps: int
 
     @property
     def times(self) -> Mapping[str, float]:
-        """Seconds by phase."""
+        """Seconds by phase since it was made."""
 
     @property
     def turns(self) -> int:
-        """Turns made."""
+        """Number of turns since it was made."""
 
     def collect_each(
         self, *, num_steps: int | None = None, whole_episodes: bool = False, explore: bool = True
     ) -> dict[str | None, Experience]:
-        """Act, and give what was lived through."""
+        """Act, and return the experience by module id."""
 
     def take_finished(self) -> Finished:
-        """What episodes brought that ended since this was last asked."""
+        """Return the episodes that finished since the last call."""
 
     def stats(self) -> dict[str, float]:
-        """What was counted since this was last asked."""
+        """Return what was counted since the last call."""
 
     def begin_anew(self) -> None:
         """Abandon the running episodes."""
@@ -50,47 +50,47 @@ class Collector(Protocol):
     def set_policies(
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
-        """Let these act from now on."""
+        """Act with these policies from now on."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next collection depends on."""
+        """The state on which the next collection depends."""
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Go on from `state_dict`; says how."""
+        """Restore what `state_dict` returned; returns how the running episodes continue."""
 
     def close(self) -> None:
         """Close the envs."""
 
 
 class OfflineUpdate(NamedTuple):
-    """What gradient steps from a recording brought."""
+    """The result of an offline iteration's gradient steps."""
 
     updates: dict[str, Update]
-    """By module id."""
+    """Updates by module id."""
 
     data: dict[str, float]
-    """How the data flowed, see `Result.data`."""
+    """Figures of the data flow, see `Result.data`."""
 
     bottleneck: str
-    """The slowest layer, see `Result.bottleneck`."""
+    """The slowest stage, see `Result.bottleneck`."""
 
     seconds: float
-    """How long they took."""
+    """Duration in seconds."""
 
 
 Draw = Callable[[], tuple[Columns, Columns | Experience]]
-"""Gives a batch from a replay, and the same as the module sees it."""
+"""Returns a batch from a replay, and what the module sees of it."""
 
 Learned = Callable[[Columns, Figures], None]
-"""Takes a batch that was learned from, and what the loss kept of it, by row (`ModuleLearner.kept`)."""
+"""Takes a batch after it was learned from, and what the loss kept for each row (`ModuleLearner.kept`)."""
 
 
 class Engine(Protocol):
     """Where the runners and learners of an algorithm live: here (`LocalEngine`) or on a Ray cluster
     (`etude.ray.engine.RayEngine`).
 
-    It is made with the algorithm. What it starts is started when it is first needed, so that an algorithm that was
-    loaded to play starts nothing.
+    It is made with the algorithm, but starts processes only when they are needed, so that an algorithm loaded only to
+    play starts none.
     """
 
     # -- acting ---------------------------------------------------------------------------------------------------
@@ -102,61 +102,61 @@ class Engine(Protocol):
 
     @property
     def has_envs(self) -> bool:
-        """Whether the envs of training are made."""
+        """Whether the training envs are made."""
 
     def runner(self) -> Collector:
-        """Make what acts in these envs, and be ready to record where the settings say so."""
+        """Make the collector for these envs, and prepare recording if the settings ask for it."""
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` is of a runner of this engine."""
+        """Whether ``state`` is of a collector of this engine."""
 
     def record(self, parts: Mapping[str, Experience]) -> None:
-        """Record raw experience by module id, where the settings say so and runners do not record it themselves."""
+        """Record raw experience by module id if the settings ask for it and the runners don't record it themselves."""
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """Let each module learn from raw experience (on-policy). None: what it brings is told by the next call."""
+        """Update each module from raw experience (on-policy). None: the result is returned by the next call."""
 
     def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """Let one module learn from so many batches of a replay; ``learned`` is called with each, in order."""
+        """Update one module from ``num_batches`` batches of a replay; ``learned`` is called after each, in order."""
 
     def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """Let one module learn from batches, see `ModuleLearner.update_from`."""
+        """Update one module from batches, see `ModuleLearner.update_from`."""
 
     def feeds(self) -> dict[str, Any]:
-        """What feeds each module from the recording, a `Feed` of each, where learners are here."""
+        """The `Feed` of each module from the recording, by module id, if learners are in this process."""
 
     def train(self) -> OfflineUpdate:
-        """An iteration's gradient steps of each module, from the recording."""
+        """Make an iteration's gradient steps of each module from the recording."""
 
     def pull(self) -> None:
-        """Have here all that learners elsewhere know: before a checkpoint."""
+        """Fetch the state of remote learners, before a checkpoint."""
 
     def push(self) -> None:
-        """Let learners elsewhere know all that is here: after a load, or where modules have come or gone."""
+        """Send the state here to remote learners, after loading or after modules were added or removed."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether the learners that the settings ask for were asked to learn; True where they are here."""
+        """Whether the learners that the settings ask for were used; always True for learners in this process."""
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """Play whole episodes without exploring; gives those of the last call where they are played beside training."""
+        """Play whole episodes without exploration. If they run beside training, return the previous call's."""
 
     def stats(self) -> dict[str, float]:
-        """What was counted of learners since this was last asked, such as ``learner_restarts``."""
+        """Counts of the learners since the last call, such as ``learner_restarts``."""
 
     def close(self) -> None:
-        """Close the envs, and end all that was started."""
+        """Close the envs, and stop every process that was started."""
 
 
 class LocalEngine:
-    """This process, with env workers where the settings ask for them.
+    """Runs everything in this process, with env workers if the settings ask for them.
 
     Args:
-        algorithm: An `Algorithm`. (Any, as it stands above this file; so it does in `engine_of`.)
+        algorithm: An `Algorithm`. The type is Any because that class imports this file; likewise in `engine_of`.
     """
 
     is_asked = True
@@ -164,11 +164,11 @@ class LocalEngine:
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
         self.arena: Arena | None = None
-        """The envs of training."""
+        """The training envs."""
 
     @property
     def has_envs(self) -> bool:
-        """Whether the envs of training are made."""
+        """Whether the training envs are made."""
         return self.arena is not None
 
     def spaces(
@@ -235,10 +235,10 @@ class LocalEngine:
         return update
 
     def pull(self) -> None:
-        """All is here."""
+        """Does nothing: all state is in this process."""
 
     def push(self) -> None:
-        """All is here."""
+        """Does nothing: all state is in this process."""
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """See `Engine`."""
@@ -246,7 +246,7 @@ class LocalEngine:
         return played
 
     def stats(self) -> dict[str, float]:
-        """Nothing."""
+        """Nothing is counted here."""
         return {}
 
     def close(self) -> None:
@@ -257,11 +257,11 @@ class LocalEngine:
 
 
 def engine_of(algorithm: Any) -> Engine:
-    """The engine that the algorithm's settings ask for.
+    """Make the engine that the algorithm's settings ask for.
 
     Raises:
         EngineError: it needs Ray, which is not installed.
-        SettingsError: the settings do not go together.
+        SettingsError: the settings contradict each other.
     """
     if algorithm.config.engine == "local":
         return LocalEngine(algorithm)
@@ -269,6 +269,6 @@ def engine_of(algorithm: Any) -> Engine:
         importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise EngineError(f"the ray engine needs Ray: {how_to_install('ray')}.") from error
-    # By name: algorithms stand below the ray engine, and must be there without it.
+    # Imported by name: algorithms may not import the ray engine, and must work without it.
     engine: Engine = importlib.import_module("etude.ray.engine").RayEngine(algorithm)
     return engine

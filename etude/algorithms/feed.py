@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds the learner of a module with batches, and how that goes."""
+"""Feeds: what supplies the learner of each module with batches, and measures the data flow."""
 
 import dataclasses
 import sys
@@ -34,7 +34,7 @@ from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, Spaces, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
-"""A learner that waits for less of its time than this is itself the slowest."""
+"""The learner is the slowest stage if it waits for less than this share of the time."""
 
 
 _END: Any = object()
@@ -42,17 +42,17 @@ _END: Any = object()
 
 @dataclasses.dataclass(frozen=True)
 class SegmentsOf:
-    """Gives the segments that one of several modules learns from: those that are its own by `modules_of`."""
+    """Selects the segments that one of several modules learns from: those that `modules_of` assigns to it."""
 
     module_id: str
     module_ids: tuple[str, ...]
     module_of: ModuleOf | None
 
     def __call__(self, exp: Experience) -> Experience:
-        """The segments of this module.
+        """Return the segments of this module.
 
         Raises:
-            DataError: a segment is of none of the modules.
+            DataError: a segment belongs to none of the modules.
         """
         of = modules_of(exp.segments, self.module_of)
         unknown = sorted({str(name) for name in of} - set(self.module_ids))
@@ -65,9 +65,9 @@ class SegmentsOf:
 
 
 def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.object_]:
-    """``[segments]``: the id of the module that each segment is of, perhaps of none that there is.
+    """The module id of each segment, object ``[segments]``; need not be the id of an existing module.
 
-    Without ``module_of`` it is the module that acted; where the recording does not say, that of the agent's name.
+    Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name.
 
     Raises:
         DataError: ``module_of`` fails.
@@ -90,13 +90,13 @@ def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.obj
 
 
 class Feed:
-    """Batches for one module, and the last touch that they get by its connectors that ask the module.
+    """Batches for one module, processed just before use by its learner's connectors that use the module.
 
     Args:
-        batches: Columns, or Experience for a module with a memory or connectors that look along time.
-        module: Learns.
-        fresh: Connectors of its learner that see each batch just before it is learned from.
-        pipeline: Where the batches come from, if there is one.
+        batches: Columns, or Experience for a recurrent module or for connectors that look along time.
+        module: The module that learns.
+        fresh: Connectors of its learner that are applied to each batch just before it is learned from.
+        pipeline: The pipeline that the batches come from, if there is one.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class Feed:
         self._check = None if pipeline is not None else partial(check_batch, module=module)
         self._module, self._fresh, self.pipeline = module, fresh, pipeline
         self.waited = 0.0
-        """Seconds that the learner was not learning."""
+        """Seconds that the learner waited for batches since the last `told`."""
         self._connecting = 0.0
         self._depths: list[int] = []
         self._told = Spent()
 
     def take(self, num: int) -> Iterator[Any]:
-        """The next ``num`` batches.
+        """Yield the next ``num`` batches.
 
         Raises:
             DataError: there are none left.
@@ -149,7 +149,8 @@ class Feed:
         return exp if self._module.recurrent else exp.trained_steps()
 
     def told(self) -> tuple[Spent, float, list[int]]:
-        """What was spent since this was last asked, the seconds waited, and how many blocks were ready each time."""
+        """Time and data spent since the last call, seconds waited, and the number of blocks that were ready each
+        time."""
         spent, waited, depths = Spent(), self.waited, self._depths
         if self.pipeline is not None:
             spent.add(self.pipeline.spent)
@@ -161,18 +162,18 @@ class Feed:
         return new, waited, depths
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self.pipeline is not None:
             self.pipeline.close()
 
 
 def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple[dict[str, float], str]:
-    """How the data flowed in an iteration, see `Result.data`, and the name of the slowest layer.
+    """Figures of an iteration's data flow, see `Result.data`, and the name of the slowest stage.
 
     Args:
-        feeds: All that fed.
-        seconds: What the updates took, waiting included.
-        num_workers: Which the work of reading, decoding and connecting was shared by.
+        feeds: All feeds of the iteration.
+        seconds: Duration of the updates, waiting included.
+        num_workers: Number of workers that shared reading, decoding and connecting.
     """
     spent, waited, depths = Spent(), 0.0, list[int]()
     for feed in feeds.values():
@@ -193,61 +194,62 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
 
 
 MEMORY_LIMIT = 2**30
-"""Bytes of observations and actions, up to which ``mode="auto"`` holds the data in memory."""
+"""Bytes of observations and actions up to which ``mode="auto"`` holds the data in memory."""
 
 Held = Literal["nothing", "recorded", "prepared"]
-"""What is in memory: nothing, what was recorded, or what connectors have made of it."""
+"""What is held in memory: nothing, the recorded data, or the output of the connectors."""
 
 _MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
-"""What was recorded of these is of the module that acted then; who learns makes their own."""
+"""Columns that were recorded of the module that acted; the one that learns computes its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one module is fed: what a `DataPipeline` is made of, wherever its parts are loaded."""
+    """How one module is fed: what its `DataPipeline` is made of, in whichever process it runs."""
 
     source: Parted
     columns: tuple[str, ...]
     prepare: Preparation
     make: Steps | Cuts
     size: int
-    """Steps in a batch, or segments."""
+    """Steps in a batch, or segments if ``by_segments``."""
     by_segments: bool
     fresh: list[Connector]
-    """Connectors that see each batch just before it is learned from."""
+    """Connectors that are applied to each batch just before it is learned from."""
     held: Held
     flow: Flow
     epoch_size: int | None
     start: int
-    """The first batch to give."""
+    """Index of the first batch to return."""
 
     @property
     def job(self) -> Job:
-        """What is done with a part."""
+        """The work to be done on each part."""
         return Job(self.source, self.columns, self.prepare, self.make)
 
 
 @dataclasses.dataclass
 class Opening:
-    """Opens the way from a recording to the learners of some modules, which share what is held in memory."""
+    """Makes the data pipelines from a recording to the learners of several modules, which share what is held in
+    memory."""
 
     recording: Recording
     algorithm: str
-    """Its name, for messages."""
+    """The algorithm's name, for messages."""
     roots: tuple[str, ...]
     """The columns that the loss needs."""
     module_ids: tuple[str, ...]
     seed: int
     was_seen: bool
-    """Connectors have learned from the recording in a run before."""
+    """Whether connectors learned from the recording in an earlier run."""
     epochs: Mapping[str, int]
-    """The size of an epoch of each module, where a run before has found it out."""
+    """Steps in an epoch of each module, if an earlier run has counted them."""
 
     def __post_init__(self) -> None:
         self._read: dict[tuple[str, ...], Experience] = {}
 
     def feed(self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig) -> Feed:
-        """What feeds one module, from where its learner stands; see `plan` for what is raised."""
+        """The feed of one module, from its learner's position; see `plan` for what is raised."""
         plan = self.plan(name, policy, learner, config)
         pipeline = DataPipeline(
             plan.source,
@@ -266,11 +268,11 @@ class Opening:
     def plan(
         self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig, *, loads_here: bool = True
     ) -> Plan:
-        """How one module is fed. Connectors that learn from the recording do so here.
+        """Plan how one module is fed. Connectors that learn from the recording do so here.
 
         Raises:
-            SettingsError: the settings, the module and the connectors do not go together.
-            DataError: the recording can't be read, or does not hold what is wanted.
+            SettingsError: the settings, the module and the connectors don't fit together.
+            DataError: the recording can't be read, or lacks what is needed.
         """
         early, fresh = _parted(learner.connectors)
         select = None
@@ -308,7 +310,7 @@ class Opening:
         )
 
     def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
-        """Whether batches are of steps or of segments, and how many of these."""
+        """Whether batches are of steps or of segments, and their size in these."""
         length = config.sequences.max_len
         if not module.recurrent:
             return Cuts(length) if fresh else Steps(self.roots), config.batch_size
@@ -334,7 +336,7 @@ class Opening:
         wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
         if config.filter is not None:
             wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
-        if any(_looks(connector) for connector in early):  # what is not there, one of them may add
+        if any(_looks(connector) for connector in early):  # one of them may add the missing columns
             return tuple(root for root in wanted if col.under(there, root))
         return tuple(wanted)
 
@@ -357,7 +359,7 @@ class Opening:
         return "prepared"
 
     def _fits_in_memory(self, row_spaces: Spaces) -> bool:
-        """Whether so many steps do, with observations and actions of these spaces."""
+        """Whether the recording fits in memory with observations and actions of these spaces."""
         parts = leaves(Tuple(row_spaces), "row").values()
         row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
         most = MEMORY_LIMIT // (row + 64)
@@ -373,7 +375,7 @@ class Opening:
     def _learn(
         self, name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...]
     ) -> None:
-        """Let connectors learn from the recording what they know of observations."""
+        """Let connectors learn from the recording what they know about observations."""
         learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
         if not any(overrides(connector, "update") for connector in learning):
             return
@@ -385,13 +387,13 @@ class Opening:
         if stored is None:
             raise DataError(
                 f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
-                "the data once for it."
+                "the data once to compute it."
             )
         state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
 
 
 def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
-    """The learner's connectors before the first that asks the module, and those from there on."""
+    """The learner's connectors before the first that uses the module, and the rest."""
     connectors = to_learner.connectors
     first = next((i for i, connector in enumerate(connectors) if connector.uses_module), len(connectors))
     return connectors[:first], connectors[first:]
@@ -402,11 +404,11 @@ def _looks(connector: Connector) -> bool:
 
 
 def check_batch(batch: Any, module: Module) -> None:
-    """Look at a batch of columns, or at Experience.
+    """Check a batch of columns, or Experience.
 
     Raises:
-        DataError: it is neither; a column of observations or actions is missing, or is not what the module's spaces
-            say; columns are of different lengths, or have no rows.
+        DataError: it is neither; a column of observations or actions is missing or does not fit the module's spaces;
+            columns have different lengths, or no rows.
     """
     columns = batch.steps if isinstance(batch, Experience) else batch
     if not isinstance(columns, Mapping):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imitation: BC, behaviour cloning, and MARWIL, which imitates what turned out well.
+"""Imitation learning: BC (behaviour cloning) and MARWIL (advantage-weighted imitation).
 
-BC is maximum likelihood of the recorded actions (Pomerleau 1989, "ALVINN"). MARWIL weighs each action by its advantage
-(Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data").
+BC maximises the likelihood of the recorded actions (Pomerleau 1989, "ALVINN"). MARWIL weights each action by its
+advantage (Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data").
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ class BCConfig(OfflineConfig):
     """Settings of BC."""
 
     lr: Schedule = 1e-3
-    """Learning rate of Adam, or a schedule of it: points of (gradient steps, rate)."""
+    """Learning rate of Adam, or a schedule: points of (gradient steps, rate)."""
 
     unused: ClassVar[Mapping[str, str]] = NO_VALUE | ONE_RATE
 
     entropy_weight: Schedule = 0.0
-    """Weight of the entropy, which is added to what is maximised, at least 0: keeps the clone from becoming too sure.
-    Or a schedule of it: points of (gradient steps, weight)."""
+    """Weight of the entropy bonus, at least 0, which keeps the clone from becoming too certain, or a schedule: points
+    of (gradient steps, weight)."""
 
 
 class BC(OfflineAlgorithm[BCConfig]):
-    """Imitates the recorded actions. No env is needed, and no rewards."""
+    """Behaviour cloning: imitates the recorded actions. Needs neither an env nor rewards."""
 
     name = "bc"
     Config = BCConfig
@@ -57,29 +57,28 @@ class MARWILConfig(OfflineConfig):
     """Settings of MARWIL. The recording needs rewards, unless ``beta`` is 0."""
 
     lr: Schedule = 1e-3
-    """Learning rate of Adam, or a schedule of it: points of (gradient steps, rate)."""
+    """Learning rate of Adam, or a schedule: points of (gradient steps, rate)."""
 
     beta: float = 1.0
-    """How much more an action is imitated that turned out better than others, at least 0. 0 imitates all alike, which
-    is BC to the last bit; with 1, a step with an advantage of ``c`` (see `AdvantageWeights`) weighs e times one with
-    none."""
+    """How strongly better actions are favoured, at least 0. 0 weights all actions alike, which is BC bit for bit; with
+    1, a step with an advantage of ``c`` (see `AdvantageWeights`) weighs e times one with an advantage of 0."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017."""
+    """Discount factor, 0 to 1. Default: Schulman et al. 2017."""
 
     lambda_: float = 1.0
-    """Decay of generalised advantage estimation, 0 to 1. Default: 1, rewards as they were recorded (Wang et al.
-    2018)."""
+    """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which uses rewards as they were recorded (Wang et
+    al. 2018)."""
 
     value_weight: float = 1.0
-    """Weight of the value loss, at least 0. Policy and values share no layers unless the network says so."""
+    """Weight of the value loss, at least 0. Policy and value function share no layers unless the network says so."""
 
     average_rate: float = 0.01
-    """How far the moving average of squared advantages goes to those of each batch, above 0, at most 1. It follows the
-    scale of rewards within a few hundred steps."""
+    """Rate at which the moving average of squared advantages follows each batch, above 0, at most 1. The default
+    follows the scale of rewards within a few hundred steps."""
 
     max_weight: float = 20.0
-    """The most that a step can weigh, at least 1. Default: Peng et al. 2019, "Advantage-weighted regression"."""
+    """Upper limit of a step's weight, at least 1. Default: Peng et al. 2019, "Advantage-weighted regression"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,18 +93,19 @@ class MARWILConfig(OfflineConfig):
 
 
 class MARWIL(OfflineAlgorithm[MARWILConfig]):
-    """Learns from recordings of mixed quality: imitates each action the more, the better it turned out.
+    """Advantage-weighted imitation for recordings of mixed quality: the better an action turned out, the more it
+    weighs.
 
-    See `AdvantageWeights` for how much each step weighs. Advantages come from the value function as it is at each
-    gradient step. Segments are cut to `max_segment_length`, after which the value function says what the rest is worth:
-    longer ones are truer to the rewards, shorter ones are mixed better.
+    See `AdvantageWeights` for the weights. Advantages are computed by the value function as it is at each gradient
+    step. Segments are cut to `max_segment_length`, after which the value function estimates the rest: longer segments
+    are truer to the rewards, shorter ones mix better.
     """
 
     name = "marwil"
     Config = MARWILConfig
 
     def learner_connectors(self) -> list[Any]:
-        """What weighs steps, by advantages from the module as it is; nothing where ``beta`` is 0."""
+        """Connectors that compute the weights of steps from advantages; none if ``beta`` is 0."""
         config = self.config
         if not config.beta:
             return []
@@ -115,7 +115,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         ]
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """With a value function, unless ``beta`` is 0."""
+        """Make a module, with a value function unless ``beta`` is 0."""
         config = self.config
         value = config.beta > 0
         return make_module(
@@ -123,12 +123,12 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         )
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """The weighed log-likelihood of the recorded actions, and the squared error of the values."""
+        """The weighted negative log-likelihood of the recorded actions, and the squared error of the values."""
         out = batch.forward(module)
         logp = out.logp(batch.action)
         if not self.config.beta:
             return Loss(policy=-logp.mean())
-        assert out.value is not None  # the advantages have seen to that
+        assert out.value is not None  # GAE has checked it
         weight = batch[col.WEIGHT]
         value = self.config.value_weight * F.mse_loss(out.value, batch[col.VALUE_TARGET])
         return Loss(policy=-(weight * logp).mean(), value=value).log(weight=weight.mean())

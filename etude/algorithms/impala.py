@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IMPALA: actors and a learner apart (Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL with importance
-weighted actor-learner architectures")."""
+"""IMPALA: importance-weighted actor-learner architecture (Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL
+with importance weighted actor-learner architectures")."""
 
 import math
 from typing import Any, ClassVar
@@ -23,49 +23,49 @@ class IMPALAConfig(OnPolicyConfig):
 
     num_envs: int = 4
     """Copies of the env that step together, at least 1. Default: with `num_steps` the best of a dozen settings tried
-    together on CartPole, with the newest weights and with such as were 4 iterations old: segments of 64 steps."""
+    together on CartPole, with the newest weights and with weights 4 iterations old: segments of 64 steps."""
 
     num_steps: int = 256
     """Steps collected for each iteration, over all envs, at least 1. Default: as for `num_envs`."""
 
     epochs: int = 1
-    """How often an iteration goes over its steps, at least 1. V-trace is computed anew before each. Default: Espeholt
-    et al. 2018, who learn from each step once."""
+    """Passes over each iteration's steps, at least 1. V-trace is recomputed before each. Default: Espeholt et al. 2018,
+    who learn from each step once."""
 
     num_minibatches: int | None = 1
-    """Minibatches of each module in an epoch, at least 1. None: as many as `minibatch_size` gives. The later ones learn
-    from what V-trace said before the first. Default: Espeholt et al. 2018; with 4, nothing was learned on CartPole from
-    steps that were 4 iterations old."""
+    """Minibatches of each module in an epoch, at least 1. None: as many as `minibatch_size` gives. V-trace is computed
+    before the first of them only. Default: Espeholt et al. 2018; with 4, nothing was learned on CartPole from steps
+    that were 4 iterations old."""
 
     minibatch_size: int = 256
-    """Steps in a gradient step where `num_minibatches` is None, at least 1; else to be left alone."""
+    """Steps in a minibatch if `num_minibatches` is None, at least 1; may not be set otherwise."""
 
     lambda_: float = 0.95
-    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured with `lr` on Acrobot
-    and CartPole; theirs is 1."""
+    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured with `lr` on Acrobot and
+    CartPole; 1 in the paper."""
 
     vtrace: VTraceConfig = VTraceConfig()
-    """How V-trace weights steps that were made by older weights."""
+    """V-trace's importance weights for steps that were made by older weights."""
 
     value_weight: float = 0.5
-    """Weight of the value loss, the mean of squared errors, at least 0. Default: as PPO's; twice that of Espeholt et
-    al. 2018, whose loss has a half before the squares."""
+    """Weight of the value loss, the mean squared error, at least 0. Default: PPO's; this is twice that of Espeholt et
+    al. 2018, whose loss has a factor 1/2."""
 
     entropy_weight: Schedule = 0.01
-    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
-    (env_steps, weight). Default: Espeholt et al. 2018, for Atari."""
+    """Weight of the entropy bonus, at least 0, or a schedule: points of (env_steps, weight). Default: Espeholt et al.
+    2018, for Atari."""
 
     lift_advantages: bool = True
-    """Take the mean over an iteration's steps from the advantages where it is negative. Until values are learned,
-    rewards below 0 make all advantages negative, which makes the policy deterministic before it has found anything."""
+    """Subtract the mean advantage of an iteration's steps if it is negative. Until values are learned, negative rewards
+    make all advantages negative, which makes the policy deterministic before it has found anything."""
 
     lr: Schedule = 2e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: measured on Acrobot
-    and CartPole; larger networks want less."""
+    """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: measured
+    on Acrobot and CartPole; larger networks want less."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=40.0)
-    """How gradients become steps. Default of `grad_clip`: that of Espeholt et al. 2018, for Atari; as their loss is a
-    sum over steps, and this one a mean, it seldom clips here."""
+    """Settings of the optimizer. Default of `grad_clip`: Espeholt et al. 2018, for Atari. Their loss is a sum over
+    steps and this one a mean, so it seldom clips here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,16 +84,16 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
     collects_beside: ClassVar[bool] = True
 
     def learner_connectors(self) -> list[Any]:
-        """V-trace advantages and value targets, for the module as it is when they are computed."""
+        """V-trace advantages and value targets, for the module's weights when they are computed."""
         config = self.config
         connectors: list[Any] = [VTrace(config.gamma, config.vtrace.rho_bar, config.vtrace.c_bar, config.lambda_)]
         return [*connectors, LiftAdvantages()] if config.lift_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """The three gradients of Espeholt et al. 2018, 4.2: of values, policy and entropy."""
+        """The loss whose gradients are the three of Espeholt et al. 2018, 4.2: of values, policy and entropy."""
         config = self.config
         out = batch.forward(module)
-        assert out.value is not None  # VTrace has seen to that
+        assert out.value is not None  # VTrace has checked it
         logp, entropy = out.logp(batch.action), out.entropy().mean()
         parts = {
             "policy": -(batch.advantage * logp).mean(),
@@ -106,7 +106,8 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
-        """As for every on-policy algorithm; the learner's connectors work anew before each further epoch."""
+        """Update one module as every on-policy algorithm does; the learner's connectors run again before each further
+        epoch."""
         updates = [self.go_over(learner, exp, epochs=1)]
         for _ in range(self.config.epochs - 1):
             exp = self.learner.modules[learner.name].connectors.offline(exp, learner.module)

@@ -19,37 +19,36 @@ from etude.spaces import Space
 
 @settings
 class IQLConfig(OfflineConfig):
-    """Settings of IQL. The recording needs rewards, and what was observed after each step."""
+    """Settings of IQL. The recording needs rewards and next observations."""
 
     expectile: float = 0.7
-    """Which expectile of the actions' values a state is worth, above 0 and below 1: 0.5 is their mean (SARSA), close to
-    1 the best action that was recorded. Default: Kostrikov et al. 2021 for locomotion; 0.9 in their mazes."""
+    """Expectile of the action values that estimates a state's value, above 0 and below 1: 0.5 is their mean (SARSA),
+    close to 1 the best recorded action. Default: Kostrikov et al. 2021 for locomotion; 0.9 in their mazes."""
 
     beta: float = 3.0
-    """How much more an action is imitated that is worth more than its state, at least 0, in units of 1 / reward: it
-    weighs exp(beta * advantage). 0 is BC. Default: Kostrikov et al. 2021 for locomotion; 10 in their mazes, 0.5 for
-    data of people."""
+    """Inverse temperature of the policy weights exp(beta * advantage), at least 0, in units of 1 / reward. 0 is BC.
+    Default: Kostrikov et al. 2021 for locomotion; 10 in their mazes, 0.5 for human data."""
 
     max_weight: float = 100.0
-    """The most that a step can weigh, at least 1. Default: Kostrikov et al. 2021, their published code."""
+    """Upper limit of a step's weight, at least 1. Default: the published code of Kostrikov et al. 2021."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Kostrikov et al. 2021."""
+    """Discount factor, 0 to 1. Default: Kostrikov et al. 2021."""
 
     n_step: int = 1
-    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
-    rewards back faster, but are of those who acted. Default: as in the paper."""
+    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005
-    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Kostrikov et al.
-    2021."""
+    """How far the critics' target networks move towards them after each gradient step, above 0, at most 1. Default:
+    Kostrikov et al. 2021."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam, or a schedule of it. Default: Kostrikov et al. 2021, who let that of the policy fall to 0
-    by half a cosine over their run: `actor_lr=("cosine", (0, 3e-4), (1_000_000, 0.0))`."""
+    """Learning rate of Adam, or a schedule. Default: Kostrikov et al. 2021, who lower the policy's to 0 by half a
+    cosine over the run: `actor_lr=("cosine", (0, 3e-4), (1_000_000, 0.0))`."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: none are clipped, as in Kostrikov et al. 2021."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Kostrikov et al. 2021."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021."""
@@ -75,9 +74,10 @@ class IQLConfig(OfflineConfig):
 
 
 class IQL(OfflineAlgorithm[IQLConfig]):
-    """Learns what recorded actions are worth, never asking for others, and imitates the better ones; for any actions.
+    """Implicit Q-learning: values recorded actions without querying others, and imitates the better ones; for any
+    actions.
 
-    A state is worth an upper expectile of its recorded actions' values, which stands for the best of them.
+    A state's value is an upper expectile of its recorded actions' values, which stands in for their maximum.
     """
 
     name = "iql"
@@ -85,11 +85,11 @@ class IQL(OfflineAlgorithm[IQLConfig]):
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:
-        """What sums the rewards of `n_step` steps, where these are several."""
+        """The connector that sums the rewards of `n_step` steps, if there are several."""
         return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy and a value function with critics and their targets; see `CriticModule`."""
+        """Make a policy and a value function with critics and target critics; see `CriticModule`."""
         config = self.config
         made = make_module(given, obs_space, action_space, config.network, squash=bool(config.network.squash))
         not_recurrent(made, self.name)
@@ -98,9 +98,9 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         return CriticModule(made.net, obs_space, action_space, made.dist, config.network)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Kostrikov et al. 2021: values by eq. 5, critics by eq. 6, policy by eq. 7.
+        """The losses of Kostrikov et al. 2021: values by eq. 5, critics by eq. 6, policy by eq. 7.
 
-        All at the weights before the step, so that values and advantages are computed once.
+        All use the weights before the step, so that values and advantages are computed once.
         """
         config, net = self.config, of_kind(module, CriticModule)
         obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
@@ -119,5 +119,5 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         ).log(weight=weight.mean(), q=values.mean())
 
     def after_step(self, module: Module) -> None:
-        """Moves the critics' targets."""
+        """Move the target critics."""
         of_kind(module, CriticModule).follower.follow(self.config.tau)

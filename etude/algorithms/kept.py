@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints of a run are kept."""
+"""Checkpoints: keeps the latest and the best checkpoints of a run."""
 
 import dataclasses
 import logging
@@ -26,7 +26,7 @@ _NAME = re.compile(r"checkpoint-(\d{6,})")
 
 
 class Saved(Protocol):
-    """What can be saved: an `Algorithm`."""
+    """What can be saved, such as an `Algorithm`."""
 
     def save(self, path: Where, *, result: Result | None = None) -> None:
         """Write a checkpoint."""
@@ -36,34 +36,34 @@ class KeptCheckpoint(NamedTuple):
     """A checkpoint that is kept."""
 
     iteration: int
-    """After which it was saved."""
+    """The iteration after which it was saved."""
     time: float
-    """When: seconds since 1970."""
+    """When it was saved, in seconds since 1970."""
     score: float
-    """The metric in the result that was saved with it; NaN if there is none."""
+    """The metric's value in the result that was saved with it; NaN if there is none."""
     path: str
-    """Its folder, or its URL: for ``etude.load``."""
+    """Its folder or URL, for ``etude.load``."""
 
 
 class Checkpoints:
-    """Checkpoints of a run in ``folder``, as ``checkpoint-000123`` by iteration: the last few and the best few.
+    """Keeps the latest and the best checkpoints of a run in ``folder``, as ``checkpoint-000123`` by iteration.
 
-    What there is is read from the folders themselves, so there is nothing to get out of step with them: a process that
-    is killed between saving and removing leaves one checkpoint too many, which goes when the next one is saved, or one
-    that is half removed, which counts no more and goes now. One process at a time may save to a folder.
+    The folders themselves are the only record of what is kept. A process that is killed between saving and removing
+    leaves either one checkpoint too many, which the next save removes, or a partly removed one, which is ignored and
+    removed at the next start. Only one process at a time may save to a folder.
 
     Args:
-        folder: Where to: a path, or a URL.
-        keep_last: How many of the newest are kept, at least 1; None keeps all.
-        keep_best: How many of those with the best score are kept beside them, at least 0.
-        metric: The field of `Result` that is the score, such as ``return_mean``; ``losses/policy`` is an entry of a
-            field. Where a result has none, or NaN, that checkpoint is none of the best; of equal ones, the newer is the
-            better.
-        best_is: Whether a large score is good, or a small one.
+        folder: A path or URL.
+        keep_last: Number of latest checkpoints to keep, at least 1; None keeps all.
+        keep_best: Number of checkpoints with the best scores to keep beside them, at least 0.
+        metric: The field of `Result` that is the score, such as ``return_mean``, or an entry of one, such as
+            ``losses/policy``. A checkpoint whose result lacks it, or has NaN, is never among the best; of equal ones,
+            the newer is better.
+        best_is: Whether large or small scores are good.
 
     Raises:
         SettingsError: a setting is out of range, or `Result` has no such field.
-        CheckpointError: one of the checkpoints there is broken.
+        CheckpointError: a checkpoint in ``folder`` is broken.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Checkpoints:
         return short(self, redacted(self.folder), f"{len(self._kept)} kept", **rule)
 
     def _found(self) -> list[KeptCheckpoint]:
-        """What the folders hold; those that hold no checkpoint are what a killed process left, and are removed."""
+        """Read the checkpoints in ``folder``; those without a manifest were left by a killed process, and are
+        removed."""
         found = []
         for name in names_in(folder_at(self.folder)):
             if match := _NAME.fullmatch(name):
@@ -111,31 +112,30 @@ class Checkpoints:
         return found
 
     def save(self, algorithm: Saved, result: Result) -> str:
-        """Save a checkpoint of ``algorithm``, then remove those that are no longer to be kept; gives its path.
+        """Save a checkpoint of ``algorithm``, remove those no longer kept, and return its path.
 
         Args:
-            algorithm: As it is now; a checkpoint of the same iteration is replaced.
-            result: Of its newest iteration.
+            algorithm: Saved in its present state; a checkpoint of the same iteration is replaced.
+            result: The result of its newest iteration.
 
         Raises:
-            CheckpointError: the checkpoint can't be written, or another not be removed.
+            CheckpointError: the checkpoint can't be written, or another can't be removed.
         """
         path = self._path(result)
         algorithm.save(path, result=result)
         return self._keep(path, result)
 
     def add(self, checkpoint: Where, result: Result) -> str:
-        """Keep a copy of a checkpoint that has been saved elsewhere, as `save` does; gives its path.
+        """Keep a copy of a checkpoint that was saved elsewhere, as `save` does, and return its path.
 
-        On one disk of this machine, its data is not copied: it is one file under two names, and stays until both are
-        removed.
+        On the same local disk its data is hard-linked, not copied, and is freed when both are removed.
 
         Args:
-            checkpoint: Its folder, or its URL.
-            result: That it was saved with.
+            checkpoint: Its folder or URL.
+            result: The result that it was saved with.
 
         Raises:
-            CheckpointError: there is none, the copy can't be written, or another checkpoint not be removed.
+            CheckpointError: there is no checkpoint, the copy can't be written, or another can't be removed.
         """
         path = self._path(result)
         copy_tree(checkpoint, path)
@@ -145,12 +145,12 @@ class Checkpoints:
         return inside(self.folder, f"checkpoint-{result.iteration:06d}")
 
     def _keep(self, path: str, result: Result) -> str:
-        """Remove what is no longer to be kept, now that there is a checkpoint at ``path``; gives that path."""
+        """Register the checkpoint at ``path``, remove those no longer kept, and return ``path``."""
         score = score_of(result.to_dict(), self.metric)
         if self.keep_best and math.isnan(score) and "/" in self.metric and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"the result has no `{self.metric}`, so that {redacted(path)} can't be among the best. It has "
+                f"the result has no `{self.metric}`, so {redacted(path)} can't be among the best. It has "
                 f"{', '.join(f'losses/{name}' for name in result.losses)} and "
                 f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
                 stacklevel=3,
@@ -163,27 +163,28 @@ class Checkpoints:
         return path
 
     def all(self) -> list[KeptCheckpoint]:
-        """All that there are, the first saved first: a run that went on from an older one may have gone back."""
+        """All checkpoints in the order of saving, which need not be that of iterations: a run may resume from an older
+        one."""
         return sorted(self._kept.values(), key=lambda kept: (kept.time, kept.iteration))
 
     def ranked(self) -> list[KeptCheckpoint]:
-        """Those that have a score, the best first."""
+        """The checkpoints with a score, the best first."""
         sign = 1 if self.best_is == "max" else -1
         scored = [kept for kept in self._kept.values() if not math.isnan(kept.score)]
         return sorted(scored, key=lambda kept: (sign * kept.score, kept.time), reverse=True)
 
     def best(self) -> str | None:
-        """The path of the one with the best score; None where none has one."""
+        """The path of the one with the best score; None if none has a score."""
         ranked = self.ranked()
         return ranked[0].path if ranked else None
 
     def latest(self) -> str | None:
-        """The path of the newest; None if there is none."""
+        """The path of the newest; None if there are none."""
         return self.all()[-1].path if self._kept else None
 
 
 def check_metric(metric: str) -> None:
-    """Raise a SettingsError where `Result` has no such field."""
+    """Raise a SettingsError if `Result` has no such field."""
     fields = [field.name for field in dataclasses.fields(Result)]
     if metric.partition("/")[0] not in fields:
         near = nearest(metric, fields)
@@ -192,7 +193,7 @@ def check_metric(metric: str) -> None:
 
 
 def score_of(result: Mapping[str, Any], metric: str) -> float:
-    """A number in a result, as a dict: of a field, or of an entry of one; NaN if there is none."""
+    """The score in a result, given as a dict: a field, or an entry of one; NaN if there is none."""
     if isinstance(found := result.get(metric), int | float):
         return float(found)
     for name, entries in result.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint back to the algorithm."""
+"""Loading of algorithms and policies from checkpoints."""
 
 import dataclasses
 import logging
@@ -24,23 +24,24 @@ _log = logging.getLogger("etude.algorithms")
 
 
 def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any]:
-    """The algorithm that was saved at ``path``, ready to go on; training's envs are made only once it does.
+    """Load the algorithm that was saved at ``path``; its training envs are made only when it trains.
 
-    Nothing that the checkpoint names is imported or called, but classes that Etude ships, ids in Gymnasium's registry,
-    and classes of this program that inherit from `Algorithm`, `Connector`, `Callback` or `PreLearner`. What else it
-    names is given here, as ``env=...``, ``module=...``. It runs on this machine, unless an ``engine`` is given.
+    Nothing that the checkpoint names is imported or called, except classes that Etude ships, ids in Gymnasium's
+    registry, and classes of this program that inherit from `Algorithm`, `Connector`, `Callback` or `PreLearner`. Pass
+    everything else that it names here, as ``env=...``, ``module=...``. It runs on this machine unless an ``engine`` is
+    given.
 
     Args:
         path: The folder of a checkpoint, or its URL.
-        trust: Import and call whatever the checkpoint names. This runs code from the file: only for checkpoints whose
-            origin you trust as you would trust a program.
-        overrides: Settings to be other than they were saved, such as ``env``; needed for those that name code of your
-            own, or that could not be saved (functions without a name). Of settings inside others, some:
+        trust: Import and call whatever the checkpoint names. This runs code from the file: use it only for checkpoints
+            whose origin you trust as you would trust a program.
+        overrides: Settings that differ from the saved ones, such as ``env``. Required for those that name your own code
+            or could not be saved (functions without a name). For a group of settings, give some of them:
             ``workers={"min_batch": 4}``.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, is broken, names what is not given, or holds only some components
-            (see `Algorithm.load`).
+        CheckpointError: the folder is not a checkpoint, is broken, names what is not given, or holds only some
+            components (see `Algorithm.load`).
         SettingsError: an override is not a setting.
     """
     tree, meta = load_tree(path)
@@ -64,7 +65,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
                 f"algorithm, as {cls.__name__}(config), and let it take these: algorithm.load(path)."
             )
         for part, reason in left_out.items():
-            _log.warning("The checkpoint %s was saved without `%s` (%s): it begins anew.", path, part, reason)
+            _log.warning("The checkpoint %s was saved without `%s` (%s): it starts anew.", path, part, reason)
         with saving.what_fits(path):
             algorithm.set_state(tree)
     except BaseException:
@@ -74,7 +75,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
 
 
 def load_settings(path: Where, *, trust: bool = False, **overrides: Any) -> AlgorithmConfig:
-    """The settings of the run that was saved at ``path``; arguments and errors are those of `load`."""
+    """Load the settings of the run that was saved at ``path``; arguments and errors are those of `load`."""
     meta, shown = load_meta(path), redacted(os.fspath(path))
     cls, _, _ = _described(meta, shown, trust=trust)
     return _config(cls, meta, overrides, shown, trust=trust)
@@ -90,30 +91,30 @@ def _config(
 
 
 _NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "replay", "compute")
-"""Settings that no policy depends on; they may name code, which is not needed then."""
+"""Settings that don't affect policies; code that they name is not needed to load one."""
 
 
 def load_policy(
     path: Where, policy_id: str | None = None, *, device: str = "cpu", trust: bool = False, **overrides: Any
 ) -> Policy:
-    """The policy that was saved at ``path``, to act by `Policy.act`: needs no env, optimizer, replay or recording.
+    """Load a policy that was saved at ``path``, for `Policy.act`: needs no env, optimizer, replay or recording.
 
-    Only the weights and what the connectors have learned are read. Nothing that the checkpoint names is imported or
-    called, as by `load`: a network or connectors of your own are given here, as ``module=...`` or ``connectors=...``.
+    Only the weights and the connectors' learned state are read. As in `load`, nothing that the checkpoint names is
+    imported or called: pass your own network or connectors as ``module=...`` or ``connectors=...``.
 
     Args:
         path: The folder of a run or of a checkpoint, or its URL.
-        policy_id: Which policy, by its module id; None: the only one.
-        device: Where the module is to compute, such as ``cpu`` or ``cuda:0``.
-        trust: Import and call what the checkpoint names. This runs code from the file: only for checkpoints whose
-            origin you trust as you would trust a program.
-        overrides: Settings to be other than they were saved: ``module``, ``connectors``, or one of those by which a
+        policy_id: The policy's module id; None: the only one.
+        device: The module's device, such as ``cpu`` or ``cuda:0``.
+        trust: Import and call what the checkpoint names. This runs code from the file: use it only for checkpoints
+            whose origin you trust as you would trust a program.
+        overrides: Settings that differ from the saved ones: ``module``, ``connectors``, or one that affects how a
             policy acts, such as ``target_return``.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, is broken, or names what is not given.
-        SettingsError: there are several policies and no id is given, or there is none of this id; or an override is not
-            a setting.
+        CheckpointError: the folder is not a checkpoint, is broken, or names what is not given.
+        SettingsError: there are several policies and no id is given, there is none of this id, or an override is not a
+            setting.
     """
     check_device(device)
     meta = load_meta(path)
@@ -152,7 +153,7 @@ def _config_of_policy(
     *,
     trust: bool,
 ) -> AlgorithmConfig:
-    """The settings that one policy is made by; those that it does not depend on have their defaults."""
+    """The settings that make one policy; those that don't affect it have their defaults."""
     kept = {key: value for key, value in placed(cls, saved, cls.__name__).items() if key not in _NOT_OF_POLICIES}
     given = dict(overrides)
     agents = kept.get("agents")
@@ -164,7 +165,7 @@ def _config_of_policy(
         if modules is not None and "module" in given:
             given["modules"] = {name: given.pop("module")}
     if "data" in {field.name for field in dataclasses.fields(cls)}:
-        given.setdefault("data", ())  # without it, an env would be asked for
+        given.setdefault("data", ())  # else an env would be required
     try:
         return saving.load_config(cls, kept, given, trust=trust)
     except CheckpointError as error:
@@ -172,18 +173,18 @@ def _config_of_policy(
 
 
 def _described(meta: Any, path: str, *, trust: bool) -> tuple[type[Algorithm[Any]], dict[str, Any], dict[str, Spaces]]:
-    """What a checkpoint says of its algorithm: the class, the saved settings, and the spaces by module."""
+    """What a checkpoint says about its algorithm: the class, the saved settings, and the spaces by module id."""
     if not (isinstance(meta, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
         raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
     cls = _algorithm_class(str(meta["algorithm"]), path, trust=trust)
     saved, spaces = meta["config"], _spaces(meta["spaces"], path)
     if not (isinstance(saved, dict) and isinstance(meta.get("left_out") or {}, dict)):
-        raise CheckpointError(f"{path} is broken: its `config` is no mapping of settings, or its `left_out` is none.")
+        raise CheckpointError(f"{path} is broken: its `config` or its `left_out` is not a mapping.")
     return cls, saved, spaces
 
 
 def _spaces(saved: Any, path: Where) -> dict[str, Spaces]:
-    """The spaces of each module, as a checkpoint says."""
+    """The spaces of each module in a checkpoint."""
     try:
         made = {name: (space_from_json(obs), space_from_json(action)) for name, (obs, action) in saved.items()}
         for pair in made.values():
@@ -208,7 +209,7 @@ def _algorithm_class(name: str, path: Where, *, trust: bool) -> type[Algorithm[A
 
 
 def _config_class(cls: type[Algorithm[Any]], meta: dict[str, Any], *, trust: bool) -> type[AlgorithmConfig]:
-    """The class of the saved settings: that of the algorithm, or one that inherits from it."""
+    """The class of the saved settings: the algorithm's, or one that inherits from it."""
     name = str(meta.get("config_class", saving.name_of(cls.Config)))
     found: Any = cls.Config if name == saving.name_of(cls.Config) else saving.known_class(name, cls.Config)
     if found is None and trust:

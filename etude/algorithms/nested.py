@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that are nested in those of algorithms."""
+"""Groups of settings that are nested in those of algorithms."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -14,35 +14,36 @@ from etude.settings import check_rules, settings
 from etude.threads import ThreadsLike
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
-"""A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
+"""A network, or a function that makes one from the spaces. They are Any, so that it may be annotated with the kinds of
+space that it takes."""
 
 ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
-"""Ids of modules, or a mapping of ids to networks; None for a built-in one."""
+"""Module ids, or a mapping from ids to networks; None for the built-in one."""
 
 TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
-"""Ids of modules, or a function ``(module_id, experience) -> bool``."""
+"""Module ids, or a function ``(module_id, experience) -> bool``."""
 
 
 @settings
 class AgentsConfig:
-    """Several modules, where agents share an env."""
+    """Several modules, for agents that share an env."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     modules: ModulesLike | None = None
-    """Their ids, or a mapping of ids to networks (as `module`)."""
+    """Module ids, or a mapping from ids to networks (as in `module`)."""
 
     module_of: ModuleOf | None = None
-    """Which of the modules acts for an agent: a function of its name and the `Episode`, asked when the agent begins an
-    episode. None: each agent has the module of its own name, or the only one."""
+    """Function that chooses the module of an agent: called with the agent's name and the `Episode` when the agent
+    begins an episode. None: each agent uses the module of its own name, or the only one."""
 
     overrides: Mapping[str, Mapping[str, Any]] | None = None
-    """Settings of single modules that differ from the others': `{"red": {"lr": 1e-4, "clip": 0.1}}`, by module id. They
-    hold for what makes a module and what it learns by, not for acting and collecting."""
+    """Settings of single modules that differ from the common ones, by module id: `{"red": {"lr": 1e-4, "clip": 0.1}}`.
+    They may concern the module and its learning, but not acting and collecting."""
 
     modules_to_train: TrainedLike | None = None
-    """Which of the modules learn: their ids, or a function `(module_id, experience) -> bool`; none is all. The others
-    act, and stay as they are."""
+    """The modules that learn: their ids, or a function `(module_id, experience) -> bool`; None: all. The others act but
+    stay unchanged."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -58,43 +59,43 @@ class AgentsConfig:
 
 @settings
 class OptimizerConfig:
-    """How gradients become steps, besides `lr`."""
+    """Settings of the optimizer, besides `lr`."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"eps": "adam_eps", "betas": "adam_betas"}
 
     actor_lr: Schedule | None = None
-    """Learning rate of the parameters that only the policy's loss reaches, or a schedule of it; None: `lr`."""
+    """Learning rate of the parameters that only the policy loss reaches, or a schedule; None: `lr`."""
 
     critic_lr: Schedule | None = None
-    """Learning rate of the parameters that only the loss of values reaches, or a schedule of it; None: `lr`."""
+    """Learning rate of the parameters that only the value loss reaches, or a schedule; None: `lr`."""
 
     eps: float = 1e-8
-    """What Adam adds to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
+    """Adam's epsilon, added to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
 
     grad_clip: float | None = 0.5
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: Huang et al.
+    """Limit to which gradients are clipped, above 0, see `grad_clip_by`; None does not clip. Default: Huang et al.
     2022, detail 11."""
 
     grad_clip_by: ClipBy = "loss_norm"
-    """What `grad_clip` limits. `loss_norm`: the norm of the gradient of the policy's loss, and that of the value's,
-    each by itself; else the larger one, the value's where returns are large, would leave the other next to nothing. Of
-    algorithms with several optimizers, the norm of each. `global_norm`: that of all gradients of an optimizer together.
-    `norm`: that of each tensor. `value`: each element."""
+    """What `grad_clip` limits. `loss_norm`: the gradient norms of the policy loss and of the value loss, separately, so
+    that a large value gradient does not shrink the policy's to almost nothing; with several optimizers, the norm of
+    each. `global_norm`: the norm of all gradients of an optimizer together. `norm`: the norm of each tensor. `value`:
+    each element."""
 
     log_grad_norms: bool = False
-    """Log the norm of the gradients, `grad_norm`, also where nothing is clipped."""
+    """Log the gradient norm as `grad_norm` even if nothing is clipped."""
 
     accumulate: int = 1
-    """Minibatches whose mean gradient makes a gradient step, at least 1: for batches that memory has no room for. Where
-    settings say how many gradient steps are made, each takes so many batches."""
+    """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
+    Settings that count gradient steps still do: each step takes this many minibatches."""
 
     max_skipped: int = 10
-    """A gradient step whose loss or gradients are not finite is skipped, and counted as `skipped_steps`; so many in a
-    row are an error. At least 1."""
+    """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
+    `skipped_steps`, if its loss or gradients are not finite."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -110,27 +111,27 @@ class OptimizerConfig:
 
 @settings
 class ComputeConfig:
-    """What is computed where, and how."""
+    """Device, threads and precision."""
 
     everyday: ClassVar[tuple[str, ...]] = ("device",)
 
     device: str = "cpu"
-    """Where the module is and learns, as torch names it: cpu, cuda, cuda:1. Others are refused: Apple's `mps` has no
-    float64, which some figures are computed in."""
+    """Device of the module, as torch names it: cpu, cuda, cuda:1. Other devices are refused: Apple's `mps` has no
+    float64, in which some figures are computed."""
 
     threads: ThreadsLike = "auto"
-    """CPU threads of torch while it trains, at least 1; then the process has its own setting back. `auto`: gradient
-    steps get as many as the first of them show to be fastest, one for small networks, and never more than there are
-    free cores; all else gets one. Sums that threads share may differ in their last bits: for numbers that repeat
-    exactly with large networks, give a number."""
+    """Torch's CPU threads during training, at least 1; the process's own setting is restored afterwards. `auto`:
+    gradient steps use the number that the first steps show to be fastest (one for small networks), at most the number
+    of free cores; everything else uses one. Sums split among threads may differ in their last bits: for exactly
+    repeatable numbers with large networks, give a number."""
 
     precision: Precision = "float32"
-    """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster for wide networks
-    where the hardware has it, slower for small ones. Weights and optimizers stay float32."""
+    """Data type of the forward pass. `bfloat16` halves the memory of activations. It is faster for wide networks on
+    hardware that supports it, and slower for small ones. Weights and optimizers stay float32."""
 
     compile: bool = False
-    """Compile the whole gradient step with torch.compile: takes up to half a minute at the start, then about twice as
-    fast on a CPU. Needs a C++ compiler, and a folder for temporary files (`TMPDIR`) whose path has no space."""
+    """Compile the whole gradient step with torch.compile. Takes up to half a minute at the start; steps are then about
+    twice as fast on a CPU. Needs a C++ compiler, and a temporary folder (`TMPDIR`) whose path has no space."""
 
     def __post_init__(self) -> None:
         check_rules(self, "compute", threads=(self.threads == "auto" or self.threads >= 1, "at least 1, or auto"))
@@ -138,7 +139,7 @@ class ComputeConfig:
 
 @settings
 class EvaluationConfig:
-    """Evaluations during training: in envs of their own, without exploring."""
+    """Evaluations during training: in separate envs, without exploration."""
 
     everyday: ClassVar[tuple[str, ...]] = ("interval",)
     own_names: ClassVar[Mapping[str, str]] = {
@@ -148,15 +149,15 @@ class EvaluationConfig:
     }
 
     interval: int = 0
-    """Iterations between evaluations, whose figures are in results beside those of training; 0 evaluates never. Of
-    algorithms that learn from recordings, where an `env` is given."""
+    """Iterations between evaluations, at least 0; 0 never evaluates. Results report their figures beside those of
+    training. Offline algorithms evaluate only if an `env` is given."""
 
     episodes: int = 20
-    """Episodes of an evaluation, at least 1."""
+    """Episodes in an evaluation, at least 1."""
 
     beside: bool = False
-    """Of algorithms that learn from recordings: evaluate a copy of the module in a thread while training goes on; the
-    returns are in the result of the next iteration in which an evaluation is due."""
+    """Offline algorithms only: evaluate a copy of the module in a thread while training goes on. The returns are in the
+    result of the next iteration in which an evaluation is due."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -169,17 +170,17 @@ class EvaluationConfig:
 
 @settings
 class MetricsConfig:
-    """What results say of episodes."""
+    """How results average the figures of episodes."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     window: int = 100
-    """Return and length in results are over the last so many episodes, at least 1."""
+    """Number of latest episodes over which results average returns and lengths, at least 1."""
 
     smoothing: Smoothing = "window"
-    """How returns and lengths of episodes are averaged: `window`, over the last `window` episodes; or `ema`, an
-    exponential moving average in which a new episode weighs 2 / (window + 1). Times of a turn are averaged over the
-    iteration, and with `ema` over iterations in the same way."""
+    """How results average returns and lengths of episodes, and milliseconds of a turn. `window`: over the last `window`
+    episodes; turns, over the iteration. `ema`: exponential moving averages over episodes, in which a new one weighs 2 /
+    (window + 1); turns, over iterations in the same way."""
 
     def __post_init__(self) -> None:
         check_rules(self, "metrics", window=(self.window >= 1, "at least 1"))
@@ -187,7 +188,7 @@ class MetricsConfig:
 
 @settings
 class TrajectoryConfig:
-    """How collected steps are cut into segments, and counted."""
+    """How collected steps are cut into segments and counted."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {
@@ -196,20 +197,21 @@ class TrajectoryConfig:
     }
 
     min_length: int = 1
-    """Segments of fewer steps are dropped, and counted as `dropped_steps`; at least 1."""
+    """Shortest segment kept, in steps, at least 1: shorter ones are dropped and counted as `dropped_steps`."""
 
     max_length: int | None = None
-    """Segments of more steps are cut; none: never."""
+    """Longest segment, in steps: longer ones are cut; None never cuts."""
 
     at_max_length: Literal["continue", "reset"] = "continue"
-    """An episode that is as long as `max_length` goes on in a further segment; or it is truncated there, and its env is
-    reset."""
+    """What happens to an episode at `max_length`: `continue` goes on in another segment; `reset` truncates it and
+    resets its env."""
 
     whole_episodes: bool = False
-    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+    """Learn from whole episodes: an iteration ends as soon as the finished episodes have `num_steps` steps in total."""
 
     count_steps_by: CountBy = "env_steps"
-    """What a step is where several agents share an env: `env_steps`, one of the env's; or `agent_steps`."""
+    """Unit of `num_steps` if several agents share an env: steps of the env (`env_steps`) or of agents
+    (`agent_steps`)."""
 
     def __post_init__(self) -> None:
         Lengths(self.min_length, self.max_length)
@@ -227,17 +229,18 @@ class SequenceConfig:
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_seq_len", "start": "sequence_start"}
 
     max_len: int = 32
-    """Steps that a recurrent module is trained through at once, at least 1: gradients flow no further back in time.
-    Minibatches then hold whole sequences."""
+    """Longest sequence on which a recurrent module is trained, in steps, at least 1: gradients flow no further back in
+    time. Minibatches then hold whole sequences."""
 
     burn_in: int = 0
-    """Steps before each of these sequences that a recurrent module walks through first, without gradients, so that the
-    state that the sequence starts from is that of its present weights (Kapturowski et al. 2019, "Recurrent experience
+    """Steps before each sequence that a recurrent module first processes without gradients, at least 0, so that its
+    state at the start of the sequence comes from its present weights (Kapturowski et al. 2019, "Recurrent experience
     replay in distributed reinforcement learning")."""
 
     start: Literal["stored", "zeros"] = "stored"
-    """The state that a recurrent module begins a sequence (or its burn-in) with: the one it had while acting, which a
-    replay then holds, or its initial one. SAC's critics, which do not act, always begin with theirs."""
+    """State with which a recurrent module begins a sequence (or its burn-in). `stored`: the state it had while acting,
+    which a replay then stores. `zeros`: its initial state. SAC's critics, which do not act, always begin with their
+    initial state."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -250,18 +253,18 @@ class SequenceConfig:
 
 @settings
 class SegmentConfig:
-    """How segments of a recording are cut, for losses that look along time and for recurrent modules."""
+    """How segments of a recording are cut, for losses over sequences and for recurrent modules."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_segment_length"}
 
     max_len: int = 128
-    """Where a loss looks along time, and for recurrent modules: longer segments are cut to so many steps, at least
-    1."""
+    """Longest segment, in steps, at least 1, for losses over sequences and for recurrent modules: longer ones are
+    cut."""
 
     burn_in: int = 0
-    """Steps before each of these that a recurrent module walks through first, from its initial state, without gradients
-    (Kapturowski et al. 2019)."""
+    """Steps before each segment that a recurrent module first processes without gradients, from its initial state, at
+    least 0 (Kapturowski et al. 2019)."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -279,21 +282,22 @@ class ReplayConfig:
     everyday: ClassVar[tuple[str, ...]] = ("capacity", "learning_starts")
 
     capacity: int = 1_000_000
-    """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
+    """Capacity of each module's replay in steps, at least `batch_size`: when it is full, the oldest are overwritten."""
 
     learning_starts: int = 1000
-    """Env steps that are collected before the first gradient step; SAC and TD3 draw their actions from the whole space
-    until then."""
+    """Env steps collected before the first gradient step, at least 0. Until then SAC and TD3 sample actions uniformly
+    from the action space."""
 
     prioritized: bool = False
-    """Draw steps in proportion to their latest errors, and weight them to make up for it (Schaul et al. 2016,
-    "Prioritized experience replay", proportional); else uniformly."""
+    """Draw steps in proportion to their latest errors, with importance weights (Schaul et al. 2016, "Prioritized
+    experience replay", the proportional variant); else uniformly."""
 
     priority_alpha: float = 0.6
-    """Exponent of the errors, from 0 on; 0 is uniform. Default: Schaul et al. 2016, table 3."""
+    """Exponent of the errors, at least 0; 0 draws uniformly. Default: Schaul et al. 2016, table 3."""
 
     priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
-    """Exponent of the weights, 0 to 1: 1 makes up for it in full. Default: from 0.4 to 1 as in Schaul et al. 2016."""
+    """Exponent of the importance weights, 0 to 1; 1 corrects in full. Default: from 0.4 to 1, as in Schaul et al.
+    2016."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -311,29 +315,31 @@ class ReadingConfig:
     everyday: ClassVar[tuple[str, ...]] = ()
 
     mode: Literal["auto", "stream", "materialize_data", "materialize_mapped_data"] = "auto"
-    """Where the data is: `stream` reads it again in each epoch, in bounded memory; `materialize_data` holds in memory
-    what was recorded, `materialize_mapped_data` what connectors have made of it. auto: in memory up to 1 GiB."""
+    """Where the data is held. `stream` reads it again in each epoch, in bounded memory; `materialize_data` holds the
+    recorded data in memory; `materialize_mapped_data` holds the output of the connectors in memory. `auto`: in memory
+    up to 1 GiB."""
 
     buffer_size: int = 65_536
-    """Steps that are shuffled together while streaming, at least 1: more mix better, and take more memory."""
+    """Steps that are shuffled together while streaming, at least 1: more mix better and take more memory."""
 
     num_workers: int = 0
-    """Workers that read, decode and let connectors work ahead, at least 0; 0: one thread that also makes batches."""
+    """Workers that read, decode and apply connectors ahead of time, at least 0. 0: one thread, which also makes
+    batches."""
 
     worker_kind: Literal["threads", "processes"] = "threads"
-    """What these are. Processes pay for sources and connectors that are much Python; they take a third of a second to
-    start."""
+    """Whether these workers are threads or processes. Processes are worth it for sources and connectors that run much
+    Python code; starting them takes a third of a second."""
 
     prefetch: int = 2
-    """Blocks of batches that are ready before they are asked for, at least 0: 0 makes them when they are."""
+    """Blocks of batches that are prepared in advance, at least 0; 0 makes each on demand."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
-    no invention, or left out; the latter two are counted and reported."""
+    """What happens to bad data, such as NaN or duplicate steps. `strict`: an error. `repair`: it is fixed where no
+    values need to be invented. `skip`: it is left out. The latter two count and report it."""
 
     obs_filter: Literal["data", "stored"] = "data"
-    """Where connectors that learn from observations, such as `normalize_obs`, have it from: all of the data, read once
-    before; or what was stored with the recording."""
+    """Where connectors that learn from observations, such as `normalize_obs`, get their statistics. `data`: from all of
+    the data, in a pass before training. `stored`: from the recording, which has stored them."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -347,16 +353,17 @@ class ReadingConfig:
 
 @settings
 class VTraceConfig:
-    """How V-trace weights steps that were made by older weights."""
+    """V-trace's importance weights for steps that were made by older weights."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     rho_bar: float = 1.0
-    """Cap of the importance weights of rewards and advantages, above 0. Default: Espeholt et al. 2018, and Petrenko et
-    al. 2020."""
+    """Cap of the importance weights of rewards and advantages, above 0. Default: Espeholt et al. 2018; Petrenko et al.
+    2020."""
 
     c_bar: float = 1.0
-    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: as for `rho_bar`."""
+    """Cap of the importance weights with which later rewards are propagated back, above 0, at most `rho_bar`. Default:
+    as for `rho_bar`."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -369,17 +376,17 @@ class VTraceConfig:
 
 @settings
 class TargetConfig:
-    """When target networks move, and how far."""
+    """When and how far target networks move."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"interval": "target_interval"}
 
     interval: int | None = None
-    """Gradient steps between two updates of the target network, at least 1; None: there is no such network."""
+    """Gradient steps between two updates of the target network, at least 1; None: there is no target network."""
 
     tau: float = 1.0
-    """How far the target network then moves towards the one that is trained, above 0, at most 1: 1 makes them equal
-    (Mnih et al. 2015; Luo et al. 2020); less, with an `interval` of 1, averages (Lillicrap et al. 2016)."""
+    """How far an update moves the target network towards the trained one, above 0, at most 1: 1 copies it (Mnih et al.
+    2015; Luo et al. 2020); less, with an `interval` of 1, is Polyak averaging (Lillicrap et al. 2016)."""
 
     def __post_init__(self) -> None:
         check_rules(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffPolicyAlgorithm: collect a few steps, remember them, learn from any that are remembered."""
+"""OffPolicyAlgorithm: the base class of algorithms that learn from a replay."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from etude.spaces import Spaces
 
 @settings
 class OffPolicyConfig(ActingConfig):
-    """What algorithms that learn from a replay can be told."""
+    """Settings of algorithms that learn from a replay."""
 
     everyday: ClassVar[tuple[str, ...]] = ("batch_size", "updates_per_step")
 
@@ -44,30 +44,30 @@ class OffPolicyConfig(ActingConfig):
     """Copies of the env that step together, at least 1."""
 
     num_steps: int = 16
-    """Steps collected at once, over all envs; gradient steps follow, as many as `updates_per_step` gives. Fewer cost
-    more time for each: to begin and end a collection takes about as long as ten steps."""
+    """Steps collected at a time, over all envs, at least 1, before the gradient steps that `updates_per_step` asks for.
+    Small numbers cost time: starting and ending a collection takes about as long as ten steps."""
 
     updates_per_step: float = 1.0
-    """Gradient steps of each module for each env step (the update-to-data ratio), above 0. What is left of one is kept
-    for the next time. Default: Haarnoja et al. 2018."""
+    """Gradient steps of each module per env step (the update-to-data ratio), above 0. Fractions of a gradient step are
+    carried over. Default: Haarnoja et al. 2018."""
 
     iteration_steps: int = 1000
     """Env steps between two results, at least 1."""
 
     batch_size: int = 256
-    """Steps in a gradient step, at least 1; of a recurrent module about so many, in whole sequences."""
+    """Steps in a gradient step, at least 1; for recurrent modules about this many, in whole sequences."""
 
     sequences: SequenceConfig = SequenceConfig(max_len=16, burn_in=8)
-    """How recurrent modules are trained: the replay then gives sequences."""
+    """How recurrent modules are trained; the replay then draws sequences."""
 
     replay: ReplayConfig = ReplayConfig()
-    """What the replay holds, and how steps are drawn from it."""
+    """Size of the replay, and how steps are drawn from it."""
 
     n_step: int = 1
-    """Rewards that are summed before a target bootstraps, at least 1."""
+    """Rewards summed before a target bootstraps, at least 1."""
 
     metrics: MetricsConfig = MetricsConfig(window=20)
-    """What results say of episodes. Default of `window`: few, as runs are of few episodes."""
+    """How results average the figures of episodes. Default of `window`: small, as runs have few episodes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,18 +98,19 @@ C = TypeVar("C", bound=OffPolicyConfig)
 
 
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
-    """Learns from steps drawn from a replay, whoever's policy made them. Define `loss`.
+    """Base class of algorithms that learn from steps drawn from a replay, whichever policy made them. Define `loss`.
 
-    An iteration of `iteration_steps` is made of rounds: `num_steps` steps, and the gradient steps that these bring.
-    What a loss gets are the columns of `Replay.sample`: ``reward``, the sum over ``n_step`` steps; ``next_obs`` after
-    these; ``discount``, the factor of its value, 0 where the episode terminated. Where `prioritized` is set, there is a
-    ``weight`` for each row, and the loss must keep its ``td_error``: ``Loss(...).keep(td_error=...)``.
+    An iteration of `iteration_steps` env steps consists of rounds: `num_steps` steps, then the gradient steps due for
+    them. The loss gets the columns of `Replay.sample`: ``reward``, the discounted sum over ``n_step`` steps;
+    ``next_obs``, observed after these; ``discount``, the factor of its value, 0 if the episode terminated. With
+    `prioritized`, there is a ``weight`` for each row, and the loss must keep its ``td_error``:
+    ``Loss(...).keep(td_error=...)``.
 
-    A recurrent module learns from sequences: a loss that asks ``batch.forward(module)`` and
-    ``batch.forward_next(module)`` works with and without a memory.
+    A recurrent module learns from sequences. A loss that uses ``batch.forward(module)`` and
+    ``batch.forward_next(module)`` works with and without recurrence.
 
-    The replay holds steps behind the connectors, up to the first that learns, such as `NormalizeObs`. That one and
-    those behind it are applied to each batch, as they are then. The learner's connectors are applied to what is stored.
+    The replay stores steps after the connectors up to the first one that learns, such as `NormalizeObs`. That one and
+    those after it are applied to each batch when it is drawn. The learner's connectors are applied before storing.
     """
 
     Config = OffPolicyConfig
@@ -117,20 +118,20 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     collects_beside = True
 
     stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
-    """The columns that the replay holds, beside those that the learner's connectors add, and ``state_in``."""
+    """The columns that the replay stores, beside ``state_in`` and those that the learner's connectors add."""
 
     def setup(self) -> None:
-        """Make the replays, and what `ActingAlgorithm` makes."""
+        """Make the replays, then what `ActingAlgorithm.setup` makes."""
         *_, self._draws = np.random.SeedSequence(self.config.seed).spawn(4)  # the first three are used by Algorithm
         self.replays: dict[str, Replay] = {}
-        """What each module has lived through, by module id."""
+        """The replay of each module, by module id."""
         self._owed: dict[str, float] = {}
-        """What is left of a gradient step of each module."""
+        """Fraction of a gradient step carried over, by module id."""
         self._fit_to_policies()
         super().setup()
 
     def _fit_to_policies(self) -> None:
-        """Have a replay for each module, and know its connectors."""
+        """Make a replay for each module that has none, and split the modules' connectors."""
         held = self.replays
         self.replays = {}
         for name in self.policies:
@@ -166,11 +167,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     @property
     def replay(self) -> Replay:
-        """That of the only module."""
+        """The replay of the only module."""
         return self.replays[self.learner.only.name]
 
     def _told(self, env_steps: int) -> None:
-        """Let everything that follows a schedule be as it is to be after ``env_steps``."""
+        """Set everything that follows a schedule to its value after ``env_steps``."""
         for name, replay in self.replays.items():
             if replay.priorities is not None:
                 with self.settings_of(name):
@@ -180,7 +181,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     # -- an iteration -------------------------------------------------------------------------------------------
 
     def training_step(self) -> Update:
-        """Rounds of collecting and learning: one iteration."""
+        """Run one iteration: rounds of collecting and learning."""
         end = self.env_steps + self.config.iteration_steps
         done: dict[str, list[Update]] = {}
         counts: Counter[str] = Counter()
@@ -201,7 +202,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return joined(updates, together(sizes, several=several), counts, self.engine.stats(), several=several)
 
     def _due(self, before: int) -> dict[str, int]:
-        """How many gradient steps of each module the env steps since ``before`` bring."""
+        """Gradient steps of each module that are due for the env steps since ``before``."""
         due = {}
         for name in self.policies:
             with self.settings_of(name):
@@ -212,7 +213,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return due
 
     def store(self, parts: dict[str, Experience]) -> None:
-        """Put what modules have lived through into their replays, and let their connectors learn from it."""
+        """Add raw experience to the modules' replays, and update their connectors from it."""
         with self.timed("store"):
             for name, exp in parts.items():
                 learner = self.learner.modules[name]
@@ -235,7 +236,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return Experience(kept, added.offsets, added.segments, added.final_obs)
 
     def make_updates(self, num_updates: int | Mapping[str, int]) -> dict[str, Update]:
-        """Make so many gradient steps of each module that is trained and has a batch to draw."""
+        """Make ``num_updates`` gradient steps of each module that is trained and whose replay has a batch."""
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
         updates = {}
@@ -248,11 +249,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return updates
 
     def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
-        """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
+        """A batch from a replay, and what the module sees of it; sequences for a recurrent module."""
         config, behind, replay = self.config, self._behind[name], self.replays[name]
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
-            while True:  # until there is a step that something is known to follow
+            while True:  # until there is a step whose successor is known
                 exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
                 exp = looked_ahead(exp, config.n_step, config.gamma)
                 if exp.trained().any():
@@ -265,17 +266,18 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             return
         if "td_error" not in kept:
             raise SettingsError(
-                "`replay.prioritized` is set, but the loss says no errors: let it return Loss(...).keep(td_error=...), "
+                "`replay.prioritized` is set, but the loss reports no errors: return Loss(...).keep(td_error=...), "
                 "a number for each row of the batch."
             )
         errors = kept["td_error"].abs().float().cpu().numpy()
-        if np.isfinite(errors).all():  # else the step was skipped, and so is this
+        if np.isfinite(errors).all():  # else the gradient step was skipped
             replay.update_priorities(batch["index"], errors)
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``replay/NAME``: all that the replay of a module holds; ``owed``: gradient steps that are to be made."""
+        """Also ``replay/NAME``, the contents of a module's replay, and ``owed``, fractions of gradient steps carried
+        over."""
         replays = {
             f"replay/{name}": Component(replay.state_dict, replay.load_state_dict)
             for name, replay in self.replays.items()
@@ -284,39 +286,40 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return {**super().components(), **replays, "owed": owed}
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
-        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # one number in older ones
+        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number
         self._owed = {name: float(left) for name, left in each.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
+        """Restore what `get_state` returned."""
         super().set_state(state)
         self._told(self.env_steps)
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """The connectors before the first that learns from experience, and that one with those behind it.
+    """Split connectors into those before the first that learns from experience, and that one with those after it.
 
     Raises:
-        SettingsError: one of the latter needs earlier steps, which a single one from a replay does not have.
+        SettingsError: one of the latter needs earlier steps, which a single step from a replay does not have.
     """
     every = connectors.connectors
     first = next((i for i, connector in enumerate(every) if overrides(connector, "update")), len(every))
     for connector in every[first:]:
         if connector.context:
             raise SettingsError(
-                f"`connectors`: {connector.name} stands behind {every[first].name}, which changes while it learns: so "
-                f"both are applied to single steps from the replay, but {connector.name} needs those before them. Put "
-                "it in front."
+                f"`connectors`: {connector.name} comes after {every[first].name}, which changes while it learns. Both "
+                f"are therefore applied to single steps from the replay, but {connector.name} needs the steps before. "
+                f"Put {connector.name} before {every[first].name}."
             )
     return Pipeline(every[:first]), Pipeline(every[first:])
 
 
 def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
-    """Sequences from a replay with what a loss needs of the ``n_step`` steps that follow each: see `Replay.sample`.
+    """Sequences from a replay, with what a loss needs of the ``n_step`` steps that follow each step.
 
-    ``reward``, ``terminated`` and ``discount`` are as there. In place of ``next_obs`` there is ``steps_ahead``, int64:
-    so many steps later it is observed, at most after the sequence, as what a memory makes of it depends on those
-    before it. A last step after which nothing was seen, though it did not terminate, is left out.
+    ``reward``, ``terminated`` and ``discount`` are as in `Replay.sample`. ``steps_ahead``, int64, replaces
+    ``next_obs``: the number of steps to the next observation, which is at most the one after the sequence, since a
+    recurrent module's output for it depends on the steps before. A last step without a final observation that did not
+    terminate is left out.
     """
     own = exp.segments
     blind = ~own.has_final_obs & ~own.terminated
@@ -330,7 +333,7 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
 
 
 def _without_last(exp: Experience, which: NDArray[np.bool_]) -> Experience:
-    """Without the last step of some segments: what was observed in it is what follows those before it."""
+    """Remove the last step of some segments; its observation becomes their final observation."""
     last = exp.offsets[1:] - 1
     rows = np.ones(exp.num_steps, bool)
     rows[last[which]] = False
@@ -349,10 +352,10 @@ def _without_last(exp: Experience, which: NDArray[np.bool_]) -> Experience:
 
 
 def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
-    """A batch from a replay as the module sees it: each row is taken for a segment of one step.
+    """A batch from a replay as the module sees it: each row is treated as a segment of one step.
 
     Raises:
-        SettingsError: rewards are changed that are sums already.
+        SettingsError: a connector changes rewards that are already n-step sums.
     """
     size = len(batch[col.REWARD])
     following = col.renamed(batch, col.NEXT_OBS, col.OBS)
@@ -362,7 +365,7 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
         names = [connector.name for connector in connectors.connectors]
         raise SettingsError(
-            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all "
-            f"are applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards in front of it."
+            f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
+            f"applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards before it."
         )
     return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

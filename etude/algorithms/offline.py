@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OfflineAlgorithm: learn from a recording."""
+"""OfflineAlgorithm: the base class of algorithms that learn from a recording."""
 
 import copy
 import time
@@ -32,25 +32,26 @@ C = TypeVar("C", bound=OfflineConfig)
 
 
 class OfflineAlgorithm(Algorithm[C]):
-    """Learns from a recording, in batches that see every step once an epoch. Define `loss`, and `columns` it needs.
+    """Base class of algorithms that learn from a recording, in batches that see every step once an epoch.
 
-    Where `learner_connectors` have one that asks the module, as `GAE` does, batches are of segments, and such
-    connectors and those behind see each of them just before it is learned from: what they add is never stale.
+    Define `loss`, and `columns` that it needs. If one of the `learner_connectors` uses the module, as `GAE` does,
+    batches are of segments. That connector and those after it are applied to each batch just before it is learned from,
+    so that what they add is never stale.
     """
 
     Config = OfflineConfig
     schedules_by: ClassVar[ScheduleBy] = "updates"
 
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
-    """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
+    """The columns that the loss needs; may include ``next_obs``, ``terminated`` and ``truncated``."""
 
     def module_spaces(self) -> dict[str, Spaces]:
-        """The spaces of the recording; its env is not needed, nor, once saved, the recording itself to act."""
+        """The spaces of the recording, or of a checkpoint; the env is not needed if there is a recording."""
         if self._saved_spaces is not None:
             return self._saved_spaces
         names = list(modules_given(self.config))
         if self.config.data is None:
-            assert self.config.env is not None  # the config has seen to that
+            assert self.config.env is not None  # the config has checked it
             arena = make_arena(self.config.env, 1, exact=False, drop=dropped_by(self.config))
             try:
                 return spaces_in(arena, names, self.config.agents.module_of)
@@ -60,23 +61,23 @@ class OfflineAlgorithm(Algorithm[C]):
 
     @cached_property
     def recording(self) -> "Recording":
-        """The recording, opened when it is first needed.
+        """The recording, opened on first use.
 
         Raises:
-            DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
+            DataError: it is missing or broken, or its spaces differ from those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
         from etude.recordings.formats.source import with_spaces
         from etude.recordings.where import RowFilter
 
         if self.config.filter is not None:
-            RowFilter(self.config.filter)  # a wrong one is told before anything is read
+            RowFilter(self.config.filter)  # raises for a wrong one before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
         if saved is not None:
-            data = with_spaces(data, *saved)  # so that names stand for the same numbers
+            data = with_spaces(data, *saved)  # so that names are mapped to the same numbers
         recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.reading.on_bad)
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
@@ -86,17 +87,17 @@ class OfflineAlgorithm(Algorithm[C]):
         return recording
 
     def setup(self) -> None:
-        """Nothing is opened before it is needed."""
+        """Set up without data: everything is opened when it is needed."""
         self._feeds: dict[str, Feed] | None = None
         self._given: dict[str, Feed] | None = None
         self._epochs: dict[str, int] = {}
-        """The size of an epoch of each module, where a saved run had found it out."""
+        """Steps in an epoch of each module, if a saved run had counted them."""
         self._has_seen_data = False
-        """The connectors have learned from the recording."""
+        """Whether the connectors have learned from the recording."""
         self._beside: Beside | None = None
 
     def check_stop(self, stop: Stop) -> None:
-        """Also where returns are never measured."""
+        """Also check for goals that offline runs never measure."""
         if stop.return_mean is not None and (self.config.env is None or not self.config.evaluation.interval):
             raise SettingsError(
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
@@ -109,11 +110,11 @@ class OfflineAlgorithm(Algorithm[C]):
     # -- learning -----------------------------------------------------------------------------------------------
 
     def learn_from(self, batches: Iterable[Any] | Mapping[str, Iterable[Any]] | None) -> None:
-        """Learn from these batches instead of the recording's; None: from the recording again.
+        """Learn from these batches instead of the recording; None: from the recording again.
 
         Args:
             batches: Columns ``[B, ...]`` by name, as the module sees them, or Experience for a recurrent module; by
-                module id where there are several modules. They are not part of a checkpoint.
+                module id if there are several modules. They are not part of a checkpoint.
         """
         from etude.algorithms.feed import Feed
 
@@ -126,7 +127,8 @@ class OfflineAlgorithm(Algorithm[C]):
         self._given = {name: Feed(own, self.policies[name].module) for name, own in given.items()}
 
     def training_step(self) -> Update:
-        """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
+        """Run one iteration: ``updates_per_iteration`` gradient steps of each module, and an evaluation if it is
+        due."""
         self.before_update(self.env_steps)
         done = self.engine.train() if self._given is None else self.train_on(self._given)
         self.data_flow, self.bottleneck = done.data, done.bottleneck
@@ -139,7 +141,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return joined(done.updates, self._left_out(), self.engine.stats(), several=len(self.policies) > 1)
 
     def train_on(self, feeds: "Mapping[str, Feed]") -> OfflineUpdate:
-        """An iteration's gradient steps of each module, with what feeds it."""
+        """Make an iteration's gradient steps of each module, with batches of its feed."""
         from etude.algorithms.feed import report
 
         begin, updates = time.perf_counter(), {}
@@ -151,7 +153,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return OfflineUpdate(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
 
     def _left_out(self) -> dict[str, float]:
-        """The steps that could not be learned from, over the lifetime, by kind."""
+        """Numbers of steps that could not be learned from over the lifetime, by kind."""
         if self._given is not None:
             return {}
         early = sum(feed.pipeline.left_out for feed in (self._feeds or {}).values() if feed.pipeline)
@@ -165,7 +167,8 @@ class OfflineAlgorithm(Algorithm[C]):
             self.take_finished(finished)
 
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """What whole episodes bring, played here: now, or beside training, and then those that were begun before."""
+        """Play whole episodes here: now, or in a thread beside training, in which case the previous ones are
+        returned."""
         if not self.config.evaluation.beside:
             runner = self.new_runner(None, num_episodes, seed, self.callbacks)
             try:
@@ -173,7 +176,7 @@ class OfflineAlgorithm(Algorithm[C]):
                 finished = runner.take_finished()
             finally:
                 runner.close()
-            self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
+            self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # evaluations give their episodes equal ids
             return None, finished
         before, self._beside = self._beside, None
         if before is not None:
@@ -191,7 +194,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return None, None if before is None else last
 
     def opening(self) -> "Opening":
-        """Opens the way from the recording to the learners, from where the run stands."""
+        """What opens the data pipelines from the recording to the learners, at the run's position."""
         from etude.algorithms.feed import Opening
 
         return Opening(
@@ -205,7 +208,7 @@ class OfflineAlgorithm(Algorithm[C]):
         )
 
     def opened_feeds(self) -> "dict[str, Feed]":
-        """What feeds each module here; opened when this is first asked."""
+        """The feed of each module here, opened on first use."""
         if self._feeds is None:
             with self.timed("open"):
                 self._feeds = self.engine.feeds()
@@ -213,7 +216,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return self._feeds
 
     def make_feeds(self) -> "dict[str, Feed]":
-        """What feeds each module from the recording, read here."""
+        """Open a feed of each module, which reads the recording in this process."""
         opening, feeds = self.opening(), {}
         for name, policy in self.policies.items():
             with self.settings_of(name):
@@ -223,7 +226,7 @@ class OfflineAlgorithm(Algorithm[C]):
     # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``data``: whether the connectors have learned from the recording, and how large its epochs are."""
+        """Also ``data``: whether the connectors have learned from the recording, and the sizes of epochs."""
         return {**super().components(), "data": Component(self._data_state, self._set_data)}
 
     def _data_state(self) -> dict[str, Any]:
@@ -235,9 +238,9 @@ class OfflineAlgorithm(Algorithm[C]):
         self._has_seen_data, self._epochs = state["was_seen"], dict(state["epochs"])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
+        """Restore what `get_state` returned."""
         super().set_state(state)
-        self._close_feeds()  # to be opened where the run stands
+        self._close_feeds()  # they reopen at the restored position
 
     def _close_feeds(self) -> None:
         for feed in (self._feeds or {}).values():
@@ -245,8 +248,8 @@ class OfflineAlgorithm(Algorithm[C]):
         self._feeds = None
 
     def close(self) -> None:
-        """End what reads and what evaluates, and what is recorded."""
-        if hasattr(self, "_feeds"):  # not so where making the modules failed
+        """Close the feeds, an evaluation that is running, and the recorder."""
+        if hasattr(self, "_feeds"):  # not if making the modules failed
             self._close_feeds()
             if self._beside is not None:
                 self._beside.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OnPolicyAlgorithm: collect, learn from exactly that, forget."""
+"""OnPolicyAlgorithm: the base class of algorithms that learn from the steps just collected, once."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,16 +16,19 @@ C = TypeVar("C", bound=OnPolicyConfig)
 
 
 class OnPolicyAlgorithm(ActingAlgorithm[C]):
-    """Learns from the steps that its own module has just made. Define `loss` and `learner_connectors`."""
+    """Base class of algorithms that learn from the steps that their own modules have just made.
+
+    Define `loss` and `learner_connectors`.
+    """
 
     Config = OnPolicyConfig
     learns_on_device = True
 
     def training_step(self) -> Update:
-        """Collect, prepare, update: one iteration."""
+        """Run one iteration: collect, prepare, update."""
         updates: dict[str, Update] | None = None
         counts: Counter[str] = Counter()
-        while updates is None:  # where learners elsewhere work beside, there is none to tell of at first
+        while updates is None:  # remote learners that work in parallel report none at first
             parts = self.collect(
                 num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes
             )
@@ -35,7 +38,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         return joined(updates, counts, self.engine.stats(), several=len(self.policies) > 1)
 
     def learn_each(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
-        """Let each module learn here from raw experience."""
+        """Update each module in this process from raw experience, by module id."""
         updates = {}
         for name, exp in parts.items():
             seen = self.connected(name, exp)
@@ -47,43 +50,43 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         return updates
 
     def connected(self, name: str, exp: Experience) -> Experience:
-        """What a module saw of raw experience: behind the connectors between env and module."""
+        """Raw experience as a module saw it: after the connectors between env and module."""
         with self.timed("connect"):
             seen = self.policies[name].connectors.offline(exp)
             return seen if self.learner.modules[name].connectors.takes_tensors else seen.numpy()
 
     def prepared(self, name: str, seen: Experience) -> Experience:
-        """What a module learns from, of what it saw."""
+        """What a module learns from: the output of the learner's connectors on what it saw."""
         learner = self.learner.modules[name]
         with self.timed("connect"), learner.with_threads():
             return learner.connectors.offline(seen, learner.module)
 
     @arguments_checked
     def learn(self, name: str, batch: Experience) -> Update:
-        """Let one module learn from what its connectors have prepared."""
+        """Update one module from the output of its learner's connectors."""
         learner, module = self.learner.modules[name], self.policies[name].module
         with self.settings_of(name):
             return self.update(learner, batch) if module.own_loss is None else self.go_over(learner, batch)
 
     def assign(self, parts: dict[str, Experience]) -> dict[str, Experience]:
-        """Say which experience each module learns from, by module id; unless this is overridden, from its own.
+        """Choose the experience that each module learns from, by module id; by default, its own.
 
         Args:
-            parts: What each module has lived through, raw.
+            parts: The raw experience of each module.
         """
         return parts
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
-        """Let one module learn, by the algorithm's loss, from prepared experience."""
+        """Update one module from prepared experience, by the algorithm's loss."""
         return self.go_over(learner, exp)
 
     def go_over(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
-        """Make gradient steps in shuffled minibatches, ``epochs`` times over the experience, as the config has it.
+        """Make gradient steps on shuffled minibatches for ``epochs`` passes over the experience, as the config says.
 
         Args:
-            learner: The module's.
-            exp: What the loss needs is in it.
-            how: Other than the config has it, such as ``epochs``; see `ModuleLearner.update`.
+            learner: The module's learner.
+            exp: Experience with the columns that the loss needs.
+            how: Arguments that differ from the config, such as ``epochs``; see `ModuleLearner.update`.
         """
         config = self.config
         num = config.num_minibatches

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole episodes, played apart from training."""
+"""Playing whole episodes apart from training."""
 
 import dataclasses
 import threading
@@ -22,8 +22,8 @@ from etude.experience import Experience
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 
-_RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # of an env wherever it is
-_AT_A_TIME = 4  # episodes of each slot that are held in memory together
+_RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # of an env in any process
+_AT_A_TIME = 4  # episodes of each slot held in memory at a time
 
 
 def play(
@@ -34,7 +34,7 @@ def play(
     updates: int,
     to: Callable[[Mapping[str, Experience]], None] | None = None,
 ) -> Evaluation:
-    """Play whole episodes, give them by module id to ``to``, and close the runner."""
+    """Play whole episodes, pass them by module id to ``to``, and close the runner."""
     begin = time.perf_counter()
     parts, faulty = played(runner, num_episodes, explore=explore, to=to)
     return evaluation_of(parts, faulty, updates=updates, seconds=time.perf_counter() - begin)
@@ -47,7 +47,7 @@ def played(
     explore: bool,
     to: Callable[[Mapping[str, Experience]], None] | None = None,
 ) -> tuple[list[Finished], int]:
-    """As `play`; gives the episodes, and how many others an env broke off."""
+    """Like `play`, but return the finished episodes, and the number of those that an env broke off."""
     at_a_time = _AT_A_TIME * runner.arena.num_slots
     parts: list[Finished] = []
     faulty = 0
@@ -64,16 +64,16 @@ def played(
 
 
 def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, seconds: float) -> Evaluation:
-    """What episodes brought that were played apart from training.
+    """The evaluation of episodes that were played apart from training.
 
     Args:
-        parts: The episodes.
-        faulty: Episodes that an env broke off.
-        updates: The gradient steps that made the modules.
-        seconds: How long it took to play them.
+        parts: The finished episodes.
+        faulty: Number of episodes that an env broke off.
+        updates: Gradient steps that the modules had made.
+        seconds: Duration of playing.
     """
     count = sum(len(part.returns) for part in parts)
-    nothing = [] if count else [np.full(1, np.nan)]  # where the env failed in each
+    nothing = [] if count else [np.full(1, np.nan)]  # if the env failed in each
     returns = np.concatenate([*(part.returns for part in parts), *nothing])
     lengths = np.concatenate([*(part.lengths for part in parts), *nothing])
     steps = int(np.nansum(lengths))
@@ -114,7 +114,7 @@ def make_runner(
     callbacks: Sequence[CallbackLike],
     lengths: Lengths | None = None,
 ) -> Runner:
-    """A runner of an algorithm's policies."""
+    """Make a runner of an algorithm's policies."""
     count_by = config.trajectories.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
     shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
     if config.agents.modules is None:
@@ -123,7 +123,7 @@ def make_runner(
 
 
 def by_module(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
-    """What a runner from `make_runner` collected, by module id."""
+    """Experience that a runner from `make_runner` collected, by module id."""
     return {MAIN if name is None else name: exp for name, exp in parts.items()}
 
 
@@ -136,12 +136,12 @@ def runner_for(
     callbacks: Sequence[CallbackLike] = (),
     max_steps: int | None = None,
 ) -> Runner:
-    """A runner in ``env`` apart from training, with as many copies as pay for ``num_episodes``.
+    """Make a runner in ``env`` apart from training, with as many copies as are worth it for ``num_episodes``.
 
-    It truncates episodes after ``max_steps``; None: where the config's workers do.
+    It truncates episodes after ``max_steps``; None: as the config's workers do.
 
     Raises:
-        SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
+        SettingsError: after the connectors, the env's spaces are not those that the modules were made for.
     """
     num_envs = 1 if isinstance(env, Env) else min(num_episodes, 16)
     workers = Workers()
@@ -164,7 +164,7 @@ def runner_for(
 
 
 def _in_processes(workers: Workers, num_envs: int) -> Workers:
-    """So many envs in worker processes, as in training, since they may end the process that they are in.
+    """Settings for ``num_envs`` envs in worker processes, as in training, because they may crash their process.
 
     They step together, so that equal seeds give equal episodes.
     """
@@ -174,20 +174,20 @@ def _in_processes(workers: Workers, num_envs: int) -> Workers:
 
 
 def dropped_by(config: AlgorithmConfig) -> list[str]:
-    """The parts of observations that the connectors `drop`."""
+    """The parts of observations that the config's connectors `drop`."""
     each = [config, *(config.with_overrides(name, own) for name, own in (config.agents.overrides or {}).items())]
     connectors: list[Connector] = [Pipeline(one.connectors) for one in each]
     paths: list[str] = []
     for connector in connectors:
         if isinstance(connector, Pipeline):
-            connectors += connector.connectors  # which this goes over, too
+            connectors += connector.connectors  # the loop visits these, too
         elif isinstance(connector, Drop):
             paths += connector.paths
     return list(dict.fromkeys(paths))
 
 
 def workers_of(config: ActingConfig) -> Workers:
-    """The config's workers, which truncate episodes where the config says so."""
+    """The config's workers, with `max_steps` lowered to where the config truncates episodes."""
     if config.trajectories.at_max_length != "reset":
         return config.workers
     limits = [limit for limit in (config.workers.max_steps, config.trajectories.max_length) if limit is not None]
@@ -195,22 +195,22 @@ def workers_of(config: ActingConfig) -> Workers:
 
 
 PATIENCE: Final = 5.0
-"""Seconds that an env may take for its step when the evaluation is not wanted any more."""
+"""Seconds that an env may take for its step once the evaluation is no longer wanted."""
 
 
 class Beside:
     """Whole episodes, played in a thread while training goes on.
 
     Args:
-        runner: With modules that nobody else changes; it is closed when the episodes are over.
-        num_episodes: How many.
-        updates: The gradient steps that made the modules.
+        runner: A runner whose modules nothing else changes; it is closed when the episodes are over.
+        num_episodes: Number of episodes.
+        updates: Gradient steps that the modules had made.
     """
 
     def __init__(self, runner: Runner, num_episodes: int, updates: int) -> None:
         self.updates = updates
         self.parts: dict[str | None, Experience] = {}
-        """What was lived through, by module; when it has `finished`."""
+        """The experience by module id, once it has `finished`."""
         self._runner = runner
         self._finished: Finished | None = None
         self._error: BaseException | None = None
@@ -228,18 +228,18 @@ class Beside:
             self._error = error
 
     def close(self) -> None:
-        """Play no further. An env that hangs is left behind, with its thread."""
+        """Stop playing. An env that hangs is left behind with its thread."""
         self._runner.stop()
         self._thread.join(PATIENCE)
 
     def finished(self) -> Finished:
-        """What the episodes brought; waits for their end.
+        """Wait for the episodes to end, and return them.
 
         Raises:
-            Exception: what went wrong in them.
+            Exception: an error that occurred while playing.
         """
         self._thread.join()
-        if self._error is not None and not isinstance(self._error, Exception):  # it must not end this thread's program
+        if self._error is not None and not isinstance(self._error, Exception):  # it must not end the program
             raise EtudeError(f"an evaluation was ended by {type(self._error).__name__}: {self._error}") from self._error
         if self._error is not None:
             raise self._error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policies of an algorithm, and the learner of each: how they are made from the settings."""
+"""How the policies of an algorithm, and their learners, are made from the settings."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, Spaces
 
 MAIN = "main"
-"""The id of the only module, where ``modules`` is not set."""
+"""The id of the only module, if ``modules`` is not set."""
 
 
 def make_policy(
@@ -37,31 +37,31 @@ def make_policy(
     seed: np.random.SeedSequence,
     own: Iterable[Any] = (),
 ) -> Policy:
-    """Make a module, and before it the connectors of the settings and of the algorithm.
+    """Make a module, with the connectors of the settings and of the algorithm before it.
 
     Args:
         config: The settings.
-        make_module: Makes it for the spaces of what it sees and of what it chooses.
-        spaces: On the env's side.
-        seed: Of the weights.
-        own: The connectors of the algorithm.
+        make_module: Makes the module, given the observation and action spaces on its side of the connectors.
+        spaces: The observation and action spaces on the env's side.
+        seed: Seed of the weights.
+        own: The algorithm's connectors.
 
     Raises:
-        SettingsError: a connector stands in the wrong place.
+        SettingsError: a connector is in the wrong place.
     """
-    connectors = Pipeline([*config.connectors, *own]).copy()  # ones in the config may be used by others, too
+    connectors = Pipeline([*config.connectors, *own]).copy()  # the config's connectors may be used elsewhere, too
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
-        connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
+        connectors.add(ClipAction(), at=0)  # a Gaussian ignores the bounds of its Box
     for connector in connectors.connectors:
         if isinstance(connector, GAE | LiftAdvantages | NormalizeAdvantages | VTrace):
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
-                "algorithm names it in its learner_connectors()."
+                "algorithm lists it in its learner_connectors()."
             )
         if connector.hindsight and isinstance(config, ActingConfig):
             raise SettingsError(
                 f"{connector.name} says of each step what is known only when the episode has ended, as in a recording: "
-                "only offline algorithms take it."
+                "only offline algorithms can use it."
             )
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
@@ -70,7 +70,7 @@ def make_policy(
 
 
 def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    """What a `ModuleLearner` takes from the settings as it is."""
+    """The arguments that a `ModuleLearner` takes directly from the settings."""
     return {
         **{name: functools.reduce(getattr, path.split("."), config) for name, path in _OF_LEARNERS.items()},
         "scheduled": {
@@ -101,7 +101,7 @@ _RATES = {
     "temperature_lr": "temperature",
     "penalty.alpha_lr": "alpha",
 }
-"""Settings that are learning rates of their own, and the optimizers that they are of."""
+"""Settings of separate learning rates, and the names of their optimizers."""
 
 _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 """Schedules that no loss reads."""
@@ -113,16 +113,16 @@ def learning_rates(
     groups: Mapping[str, Any] | None,
     algorithm: str,
 ) -> tuple[Schedule | Mapping[str, Schedule], dict[str, Schedule]]:
-    """The learning rate of each optimizer; and those of parts of the only one, see `ModuleLearner`.
+    """The learning rate of each optimizer, and the separate rates of parts of a single optimizer, see `ModuleLearner`.
 
     Args:
-        config: The settings, of which some may be rates of their own, such as `actor_lr`.
-        given: What optimizers have that have none of their own.
-        groups: The parameters of each named optimizer; None: there is one.
-        algorithm: Its name, for messages.
+        config: The settings, which may include separate rates such as `actor_lr`.
+        given: The rate of optimizers that have no separate one.
+        groups: The parameters of each named optimizer; None: there is a single optimizer.
+        algorithm: The algorithm's name, for messages.
 
     Raises:
-        SettingsError: there is a rate for an optimizer that there is not.
+        SettingsError: a rate is set for an optimizer that does not exist.
     """
     own = {_RATES[setting]: rate for setting, rate in schedules_in(config).items() if setting in _RATES}
     if isinstance(given, Mapping) or not own:
@@ -138,7 +138,7 @@ def learning_rates(
 
 
 def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
-    """The learner's connectors.
+    """Make the pipeline of the learner's connectors.
 
     Raises:
         SettingsError: they change the spaces that the module sees.
@@ -154,7 +154,7 @@ def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
 
 
 def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
-    """What the config says about each module, by id."""
+    """The user's network of each module, or None, by module id."""
     if config.agents.modules is None:
         return {MAIN: config.module}
     if isinstance(config.agents.modules, Mapping):
@@ -165,10 +165,11 @@ def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
 def spaces_in(
     arena: Arena, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
 ) -> dict[str, Spaces]:
-    """The spaces of each module on the env's side: those known, others by asking who acts for whom at first.
+    """The spaces of each module on the env's side: those in ``known``, others from the agents it acts for at first.
 
     Raises:
-        SettingsError: a module acts for nobody then, and agents have different spaces, so that nobody knows its own.
+        SettingsError: a module acts for no agent at first, and agents have different spaces, so that its own are
+            unknown.
     """
     kinds = {slot: kind for kind in arena.kinds for slot in kind.slots}
     found: dict[str, Spaces] = dict(known or {})
@@ -185,12 +186,12 @@ def spaces_in(
             if len(arena.kinds) > 1:
                 raise SettingsError(
                     f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
-                    f"nobody knows which are its own. Let `module_of` name it there; it named {named}."
+                    f"its own are unknown. Let `module_of` name it there; it named {named}."
                 )
             found[module_id] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
     return {module_id: found[module_id] for module_id in module_ids}
 
 
 def spawned(seeds: np.random.SeedSequence, name: str) -> np.random.SeedSequence:
-    """A stream of a module's own, which does not depend on what other modules there are."""
+    """A module's own random stream, which does not depend on the other modules."""
     return np.random.SeedSequence([*np.atleast_1d(seeds.generate_state(4)).tolist(), *name.encode()])

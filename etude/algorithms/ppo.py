@@ -23,28 +23,28 @@ class PPOConfig(OnPolicyConfig):
     everyday: ClassVar[tuple[str, ...]] = ("clip", "entropy_weight")
 
     optimizer: OptimizerConfig = OptimizerConfig(eps=1e-5)
-    """How gradients become steps. Default: Huang et al. 2022, detail 3, for `eps`."""
+    """Settings of the optimizer. Default of `eps`: Huang et al. 2022, detail 3."""
 
     clip: Schedule = 0.2
-    """Clipping range of the probability ratio, above 0; or a schedule of it: points of (env_steps, range). Default:
-    Schulman et al. 2017, table 3."""
+    """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range). Default: Schulman
+    et al. 2017, table 3."""
 
     value_clip: float | None = None
-    """Clip the change of the value function to this much around the old values; None does not. Default: Andrychowicz et
-    al. 2021, "What matters in on-policy reinforcement learning", which finds that it hurts."""
+    """Clip the change of the value function to this range around the old values, above 0; None does not clip. Default:
+    Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning", which finds that it hurts."""
 
     value_weight: float = 0.5
-    """Weight of the value loss. Default: Huang et al. 2022, detail 9."""
+    """Weight of the value loss, at least 0. Default: Huang et al. 2022, detail 9."""
 
     entropy_weight: Schedule = 0.0
-    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
-    (env_steps, weight). Default: none, as in Schulman et al. 2017 for continuous control."""
+    """Weight of the entropy bonus, at least 0, or a schedule: points of (env_steps, weight). Default: none, as in
+    Schulman et al. 2017 for continuous control."""
 
     normalize_advantages: bool = True
-    """Give advantages mean 0 and standard deviation 1 over each iteration's steps."""
+    """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1."""
 
     kl_target: float | None = None
-    """Go over an iteration's steps no more once the policy has moved by more than 1.5 times this KL divergence; None
+    """Stop an iteration's epochs once the policy has moved by more than 1.5 times this KL divergence, above 0; None
     never stops early."""
 
     def __post_init__(self) -> None:
@@ -64,15 +64,15 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
     Config = PPOConfig
 
     def learner_connectors(self) -> list[Any]:
-        """Advantages and value targets, from the values that the module had while acting."""
+        """Advantages and value targets, from the values predicted while acting."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]
         return [*connectors, NormalizeAdvantages()] if self.config.normalize_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Schulman et al. 2017, eq. 9."""
+        """The clipped objective of Schulman et al. 2017, eq. 9."""
         config = self.config
         out = batch.forward(module)
-        assert out.value is not None  # GAE has seen to that
+        assert out.value is not None  # GAE has checked it
         log_ratio = out.logp(batch.action) - batch.logp
         ratio = log_ratio.exp()
         clip = self.scheduled("clip", module)
@@ -91,14 +91,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         return torch.max((value - target).square(), (near - target).square()).mean()
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
-        """As for every on-policy algorithm; an epoch at a time where a KL target is set.
+        """Update one module as every on-policy algorithm does, but one epoch at a time if a KL target is set.
 
-        Losses and figures are the means over all epochs that were made; how far the policy moved is measured at the
-        end.
+        Losses and metrics are means over the epochs made. The policy's movement is measured after the last gradient
+        step.
         """
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
-        # figures that are only logged need no more than a thousand steps
+        # metrics that are only logged need no more than about a thousand steps
         sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
         updates: list[Update] = []
         for _ in range(config.epochs // at_a_time):
@@ -117,7 +117,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         return Update(update.losses, update.metrics | moved)
 
     def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """How far the policy has moved from the one that acted, and how sure it is."""
+        """How far the policy has moved from the one that acted, and its entropy."""
         out = batch.forward(module)
         log_ratio = out.logp(batch.action) - batch.logp
         ratio = log_ratio.exp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sees while one run or several train: a live picture in a terminal or a notebook, else lines."""
+"""Progress displays of one run or several: live in a terminal or a notebook, else as lines."""
 
 import contextlib
 import io
@@ -20,23 +20,23 @@ _PARTS = 6
 
 
 def say(text: str) -> None:
-    """A line on standard error; that nobody reads it any more ends no run."""
+    """Write a line to standard error; a closed stream is ignored, so that it ends no run."""
     with contextlib.suppress(OSError):
         sys.stderr.write(printable_lines(text) + "\n")
 
 
 class Shows(Protocol):
-    """What is given the results of a run: a `View`, or what sends them to another process."""
+    """What receives the results of a run: a `View`, or something that sends them to another process."""
 
     def show(self, result: Result) -> None:
-        """Take note of the newest result."""
+        """Take the newest result."""
 
     def close(self) -> None:
-        """There are no more."""
+        """End the display: no more results follow."""
 
 
 class _Notebook:
-    """Shows a picture in a notebook's cell; rich's own way needs ipywidgets there, and shows nothing without."""
+    """Shows a picture in a notebook cell; rich's own display needs ipywidgets, and shows nothing without it."""
 
     def __init__(self, picture: "Callable[[], RenderableType]") -> None:
         from IPython.display import display
@@ -58,14 +58,14 @@ class _Notebook:
         return self._recorded().export_text()
 
     def refresh(self) -> None:
-        """Show it as it is now."""
+        """Redraw the picture."""
         self._cell.update(self)
 
     stop = refresh
 
 
 def _live(picture: "Callable[[], RenderableType]") -> "Live | _Notebook | None":
-    """What shows a picture again and again, in a terminal or a notebook; None where there is neither."""
+    """A display that redraws a picture in a terminal or a notebook; None if there is neither."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live
@@ -78,7 +78,7 @@ def _live(picture: "Callable[[], RenderableType]") -> "Live | _Notebook | None":
 
 def _stop(live: "Live | _Notebook | None") -> None:
     if live is not None:
-        with contextlib.suppress(OSError):  # that the terminal is gone ends no run
+        with contextlib.suppress(OSError):  # a closed terminal must not end the run
             live.stop()
 
 
@@ -86,10 +86,10 @@ class View:
     """Shows results until it is closed; the last one is always shown.
 
     Args:
-        title: What is trained.
-        stop: When it ends, which tells how far it is.
+        title: What is being trained.
+        stop: When training ends, from which progress is computed.
         quiet: Show nothing.
-        say: Takes the lines.
+        say: Receives the lines.
     """
 
     def __init__(self, title: str, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> None:
@@ -102,7 +102,7 @@ class View:
             self._say(f"training {self.title}")
 
     def show(self, result: Result) -> None:
-        """Take note of the newest result; a line of it is written unless there was one a moment ago."""
+        """Take the newest result, and write a line at most once a second."""
         self._first, self._last, self._waits = self._first or result, result, True
         if time.monotonic() - self._shown >= 1:
             self._write()
@@ -121,7 +121,7 @@ class View:
         self._shown, self._waits = time.monotonic(), False
 
     def picture(self) -> "RenderableType":
-        """The newest figures, a bar and the time left, as they are now."""
+        """The newest figures, a progress bar and the time left."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -132,7 +132,7 @@ class View:
             return Text(f"{self.title}: getting ready, {seconds:.0f} s")
         table, bar = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
         for name, text in figures(self._last).items():
-            table.add_row(Text(printable(name), "bold cyan"), Text(printable(text)))  # and brackets are no markup
+            table.add_row(Text(printable(name), "bold cyan"), Text(printable(text)))  # Text, or brackets are markup
         share = progress(self.stop, self._first, self._last)
         if share is None:
             bar.add_row(Text(f"{clock(seconds)} so far", "dim"))
@@ -143,18 +143,18 @@ class View:
 
 
 _ROWS = 24
-"""More runs than this are counted, not shown, unless they go on."""
+"""Number of rows up to which runs that are not in progress are shown; the others are only counted."""
 
 
 class Board:
-    """Shows several runs until it is closed: a row for each, or a line of each now and then, and at its end.
+    """Shows several runs until it is closed: a row for each, or else a line of each now and then, and at its end.
 
     Args:
-        title: What is trained.
-        names: What the runs are called.
-        stop: When each ends, which tells how far it is.
+        title: What is being trained.
+        names: The names of the runs.
+        stop: When each run ends, from which progress is computed.
         quiet: Show nothing.
-        say: Takes the lines.
+        say: Receives the lines.
     """
 
     def __init__(
@@ -170,17 +170,17 @@ class Board:
         self._live: Live | _Notebook | None = None
 
     def open(self) -> None:
-        """Begin to show them."""
+        """Start the display."""
         self._live = None if self.quiet else _live(self.picture)
         if not self.quiet and self._live is None:
             self._say(f"training {self.title}")
 
     def begin(self, name: str) -> None:
-        """A run begins."""
+        """Mark a run as started."""
         self._state[name], self._began[name] = "starting", time.monotonic()
 
     def show(self, name: str, result: Result) -> None:
-        """Take note of the newest result of a run; there is a line about once a second, of each run in turn."""
+        """Take the newest result of a run; about one line a second is written, of each run in turn."""
         self._state[name] = "training"
         self._last[name] = result
         self._first.setdefault(name, result)
@@ -190,14 +190,14 @@ class Board:
             self._write(name)
 
     def end(self, name: str, result: Result | None, how: str) -> None:
-        """A run has ended: done, failed or interrupted."""
+        """Mark a run as ended; ``how`` is done, failed or interrupted."""
         self._state[name] = how
         if result is not None:
             self._last[name] = result
         self._write(name, how)
 
     def close(self) -> None:
-        """Stop the picture."""
+        """Stop the display."""
         _stop(self._live)
 
     def _write(self, name: str, how: str = "") -> None:
@@ -208,7 +208,7 @@ class Board:
             self._say("  ".join([name, *([how] if how else []), *(f"{key} {text}" for key, text in found.items())]))
 
     def picture(self) -> "RenderableType":
-        """A row for each run, as they are now; of very many, those that go on and the first few others."""
+        """A row for each run; of very many, those in progress and the first few others."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -237,7 +237,7 @@ class Board:
 
 
 def _short(result: Result) -> dict[str, str]:
-    """The figures for one row."""
+    """The figures of a result for one row."""
     shown = {"return": f"{result.return_mean:,.1f}"} if result.returns_counted else {}
     if result.env_steps:
         shown["steps"] = f"{result.env_steps:,}"
@@ -245,7 +245,7 @@ def _short(result: Result) -> dict[str, str]:
 
 
 def figures(result: Result) -> Mapping[str, str]:
-    """What is worth showing of a result, by name."""
+    """The figures of a result that are worth showing, by name."""
     shown = {}
     if result.returns_counted:
         shown["return"] = f"{result.return_mean:,.1f} ({result.return_min:,.5g} … {result.return_max:,.5g})"
@@ -269,7 +269,7 @@ def figures(result: Result) -> Mapping[str, str]:
 
 
 def parts(found: Result | Evaluation) -> dict[str, str]:
-    """The mean returns of each module, or of each agent, where there are several; the first few of very many."""
+    """The mean returns of each module, or of each agent, if there are several; the first few of very many."""
     for kind, returns in (("modules", found.module_returns), ("agents", found.agent_returns)):
         if len(returns) > 1:
             return {kind: _few([f"{name} {value:,.1f}" for name, value in returns.items()], ", ")}
@@ -282,7 +282,7 @@ def _few(words: list[str], between: str) -> str:
 
 
 def _data(result: Result) -> str:
-    """How the data flows."""
+    """A summary of the data flow."""
     wait, update = result.times.get("wait", 0.0), result.times.get("update", 0.0)
     share = wait / (wait + update) if wait + update else 0.0
     rate = result.data.get("steps_per_s", 0.0)
@@ -293,7 +293,7 @@ def _data(result: Result) -> str:
 
 
 def progress(stop: Stop, first: Result, last: Result) -> float | None:
-    """How near the end is, 0 to 1: what is nearest of the goal and the budgets; None where there is neither."""
+    """Progress, 0 to 1: the largest share of the goal and the budgets; None if there are none."""
     budgets = [(stop.env_steps, last.env_steps), (stop.updates, last.updates), (stop.seconds, last.seconds)]
     shares = [used / limit if limit else 1.0 for limit, used in budgets if limit is not None]
     goal, begun, now = stop.return_mean, first.return_mean, last.return_mean
@@ -303,7 +303,7 @@ def progress(stop: Stop, first: Result, last: Result) -> float | None:
 
 
 def clock(seconds: float) -> str:
-    """A span of time: ``59 s``, ``1:02``, ``1:02:05``."""
+    """A duration as text: ``59 s``, ``1:02``, ``1:02:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"

@@ -22,8 +22,8 @@ class QRDQNConfig(DQNConfig):
     """Settings of QR-DQN: those of DQN and one more."""
 
     num_quantiles: int = 50
-    """Quantiles of each action's return that are learned, at least 1. The time of a gradient step grows with their
-    square where they are many. Default: for small networks; Dabney et al. 2018 have 200 for Atari."""
+    """Quantiles learned of each action's return, at least 1. For large numbers, the time of a gradient step grows with
+    their square. Default: for small networks; Dabney et al. 2018 use 200 for Atari."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,12 +33,12 @@ class QRDQNConfig(DQNConfig):
 class QuantileGreedy(EpsilonGreedy):
     """Epsilon-greedy choice by the means of quantiles.
 
-    Inputs: for each quantile, the lowest first, the ``n`` values of all choices.
+    Inputs: for each quantile, the lowest first, the values of all ``n`` actions.
 
     Args:
-        space: Discrete.
+        space: A Discrete space.
         root: The name of the action's column.
-        num_quantiles: How many values each choice has.
+        num_quantiles: Number of quantiles per action.
     """
 
     def __init__(self, space: spaces.Discrete, root: str, num_quantiles: int) -> None:
@@ -49,7 +49,7 @@ class QuantileGreedy(EpsilonGreedy):
         self._shape_of_inputs = (num_quantiles, n)
 
     def apart(self, inputs: Tensor) -> Tensor:
-        """``[..., quantiles, n]`` of inputs ``[..., num_inputs]``."""
+        """Inputs ``[..., num_inputs]`` reshaped to ``[..., quantiles, n]``."""
         return inputs.reshape(*inputs.shape[:-1], *self._shape_of_inputs)
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
@@ -63,26 +63,27 @@ class QuantileGreedy(EpsilonGreedy):
 
 
 class QuantileModule(QModule):
-    """Acts epsilon-greedily on the means of quantiles of each action's return: the net's ``dist_inputs``.
+    """Acts epsilon-greedily on the mean of the quantiles of each action's return: the net's ``dist_inputs``.
 
-    They are in the order of `QuantileGreedy`. Where the net gives a ``value``, too, it is added, and the mean of all of
-    a state's ``dist_inputs`` is taken away, as in a dueling network (see `QModule`).
+    They are in the order of `QuantileGreedy`. If the net also returns a ``value``, it is added, and the mean of all of
+    a state's ``dist_inputs`` is subtracted, as in a dueling network (see `QModule`).
 
     Args:
         net: Called with observations, returns an `Output`.
-        obs_space: What the net sees.
-        action_space: What it chooses from: Discrete.
-        dist: Of the actions.
+        obs_space: The observation space of the net.
+        action_space: A Discrete action space.
+        dist: The action distribution.
     """
 
     dist: QuantileGreedy
 
     def action_values(self, output: Output) -> Tensor:
-        """``[B, n]``: the means of the quantiles."""
+        """The means of the quantiles, ``[B, n]``."""
         return self.quantiles(output).mean(-2)
 
     def quantiles(self, output: Output) -> Tensor:
-        """``[B, quantiles, n]``: what a net's output says; those of forbidden actions are far below all others."""
+        """The quantiles in a net's output, ``[B, quantiles, n]``; those of forbidden actions are far below all
+        others."""
         quantiles = self.dist.apart(output.bound()[1])
         if output.value is None:
             return quantiles
@@ -93,7 +94,7 @@ class QuantileModule(QModule):
 
 
 class QRDQN(DQN):
-    """DQN that learns the distribution of returns, by its quantiles; with all that are settings of DQN."""
+    """DQN that learns the distribution of returns by its quantiles; all settings of DQN apply."""
 
     name = "qr_dqn"
     Config = QRDQNConfig
@@ -101,11 +102,12 @@ class QRDQN(DQN):
     config: QRDQNConfig
 
     def distribution(self, action_space: spaces.Discrete) -> EpsilonGreedy:
-        """By the means of quantiles."""
+        """Epsilon-greedy choice by the means of quantiles."""
         return QuantileGreedy(action_space, ACTION, self.config.num_quantiles)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Dabney et al. 2018, eq. 10 with kappa 1, as in algorithm 1; priorities are by the errors of the means."""
+        """The loss of Dabney et al. 2018, eq. 10 with kappa 1, as in algorithm 1; priorities use the errors of the
+        means."""
         net = of_kind(module, QuantileModule)
         with torch.no_grad():
             after = net.quantiles(batch.forward_next(net.target))
@@ -121,15 +123,15 @@ class QRDQN(DQN):
 
 
 def _of(quantiles: Tensor, index: Tensor) -> Tensor:
-    """``[B, N]``: of ``quantiles`` ``[B, N, n]``, those of the actions at ``index`` ``[B]``."""
+    """The quantiles of the actions at ``index`` ``[B]``, from ``quantiles`` ``[B, N, n]``: ``[B, N]``."""
     return quantiles.gather(2, index[:, None, None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
 
 
 def quantile_loss(quantiles: Tensor, target: Tensor) -> Tensor:
-    """``[B]``: Huber's quantile loss with kappa 1: a sum over quantiles, a mean over targets (eq. 9 and 10).
+    """Quantile Huber loss with kappa 1, summed over quantiles and averaged over targets (eq. 9 and 10): ``[B]``.
 
     Args:
-        quantiles: ``[B, N]``: the i-th one is to be that of (2 i - 1) / (2 N), i from 1.
+        quantiles: ``[B, N]``: the i-th estimates the quantile at (2 i - 1) / (2 N), i from 1.
         target: ``[B, M]``: samples of equal weight, without gradients.
     """
     num = quantiles.shape[1]

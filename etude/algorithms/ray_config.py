@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of the ray engine."""
+"""Settings of the ray engine."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -9,12 +9,12 @@ from etude.settings import check_range, settings
 
 @settings
 class RayData:
-    """How recordings flow to the learners on a cluster, through Ray Data."""
+    """How recordings reach remote learners, through Ray Data."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     num_cpus: float = 1.0
-    """CPUs of each task that reads and prepares, above 0."""
+    """CPUs of each task that reads and prepares data, above 0."""
 
     prefetch_batches: int = 2
     """Blocks that each learner fetches ahead, at least 0."""
@@ -35,69 +35,70 @@ class Ray:
     everyday: ClassVar[tuple[str, ...]] = ("num_runners",)
 
     num_runners: int = 2
-    """Runners that act at the same time, each with `num_envs` envs of its own, at least 1."""
+    """Number of runners that act at the same time, at least 1, each with `num_envs` envs."""
 
     cpus_per_runner: float = 1.0
-    """CPUs that each of them is given, at least 0."""
+    """CPUs reserved for each runner, at least 0."""
 
     gpus_per_runner: float = 0.0
-    """GPUs that each of them is given, at least 0; fractions are allowed."""
+    """GPUs reserved for each runner, at least 0; fractions are allowed."""
 
     resources_per_runner: Mapping[str, float] | None = None
-    """Other resources that each of them is given, by name, such as `{"simulator": 1}`."""
+    """Other resources reserved for each runner, by name, such as `{"simulator": 1}`."""
 
     fragment_steps: int | None = None
-    """Steps that a runner gives at once, at least 1. None: where the learner waits for all of an iteration's steps, a
-    part of each runner's share, so that fast runners take over from slow ones; else `num_steps`."""
+    """Steps that a runner returns at once, at least 1. None: `num_steps`; but if the learner waits for all of an
+    iteration's steps, a part of each runner's share, so that fast runners take over from slow ones."""
 
     in_flight: int = 2
-    """Fragments that are asked of a runner at once where the learner does not wait for them, at least 1: more keep
-    runners busy while it learns, and make what it learns from older."""
+    """Fragments requested from a runner at once if the learner does not wait for them, at least 1: more keep runners
+    busy while it learns, and make the steps that it learns from older."""
 
     sample_timeout: float = 60.0
-    """Seconds after which a collection goes on with what has come, at least one fragment; above 0. Runners also have
-    these to write what they record, and processes wait so long for room before that is told."""
+    """Seconds after which a collection continues with the fragments that have arrived, at least one; above 0. It is
+    also the time that runners have to write recordings, and how long processes wait for room before they report it."""
 
     step_timeout: float | None = 300.0
-    """Seconds without a single turn, above 0, after which a runner's envs count as hanging, also those that are being
-    made: it is ended and made anew. None: never."""
+    """Seconds without a turn after which a runner's envs count as hanging, also while they are being made, above 0: the
+    runner is then restarted. None: never."""
 
     restart_failed_runners: bool = True
-    """Make runners anew that have died; else training goes on with the others."""
+    """Restart runners that have died; otherwise training continues with the others."""
 
     max_restarts: int = 100
-    """Restarts until a run is resumed, at least 0: so many of runners, of evaluation runners and of learners, all of a
-    kind together; one more is an error."""
+    """Restarts allowed until a run is resumed, at least 0, counted separately for runners, evaluation runners and
+    learners; one more is an error."""
 
     num_evaluation_runners: int = 0
-    """Runners apart from these, which play the episodes of evaluations while training goes on; 0: the process that
-    trains plays them."""
+    """Extra runners that play evaluation episodes while training goes on, at least 0; 0: the training process plays
+    them."""
 
     num_learners: int = 0
-    """Learners that share each update, each with a part of the batch. 0: the process that trains learns itself."""
+    """Number of learners, which share each update, each with a part of the batch; at least 0. 0: the training process
+    learns."""
 
     cpus_per_learner: float = 1.0
-    """CPUs that each of them is given, at least 0."""
+    """CPUs reserved for each learner, at least 0."""
 
     gpus_per_learner: float = 0.0
-    """GPUs that each of them is given, at least 0; fractions are allowed. Above 0, learners learn on `cuda`."""
+    """GPUs reserved for each learner, at least 0; fractions are allowed. Above 0, learners use `cuda`."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """How gradients are averaged: `nccl` where each learner has a GPU to itself, `gloo` else."""
+    """Backend that averages gradients. `auto`: `nccl` if each learner has a GPU to itself, else `gloo`."""
 
     learner_timeout: float = 600.0
-    """Seconds that an update may take, or the start of learners that have found room, before one of them counts as
+    """Seconds that an update, or the start of learners with reserved resources, may take before one of them counts as
     lost, above 0."""
 
     address: str | None = None
-    """The cluster: `auto`, `host:port`, `ray://host:port`. None: the one that `RAY_ADDRESS` names or that this process
-    is connected to already, else one of this machine alone, which ends with the run."""
+    """Address of the cluster: `auto`, `host:port`, `ray://host:port`. None: the one that `RAY_ADDRESS` names or that
+    this process is connected to, else a new one on this machine, which ends with the run."""
 
     runtime_env: Mapping[str, Any] | None = None
-    """What actors find: see Ray's runtime environments."""
+    """Ray's runtime environment of the actors; see Ray's documentation."""
 
     data: RayData = RayData()
-    """How recordings flow to the learners."""
+    """How recordings reach the learners."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("num_runners", "in_flight"), 1) | dict.fromkeys(_FROM_ZERO, 0)
@@ -125,4 +126,5 @@ _FROM_ZERO = (
 )
 
 EngineLike: TypeAlias = Ray | Literal["local", "ray"]
-"""``local``: this process and its env workers; or a Ray cluster, with settings of its own or without."""
+"""``local``, this process and its env workers; ``ray``, a Ray cluster with default settings; or a `Ray` with
+settings."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm lives through or plays, kept as a recording."""
+"""Recording of what an algorithm collects or plays."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,18 @@ from etude.spaces import Spaces
 if TYPE_CHECKING:
     from etude.recordings.module_writers import ModuleWriters
 
-# Recordings need pyarrow, which acting does not: they are imported where they are used.
+# Recordings need pyarrow, which acting does not, so they are imported on use.
 
 
 class Recorder:
-    """Keeps what an algorithm's modules live through, where its settings ask for it.
+    """Records what an algorithm's modules experience, if its settings ask for it.
 
     Args:
-        settings: Of the recording.
-        columns: The columns of steps that are kept.
-        env: Where the modules act, for the recording's header.
-        kinds: Gives the spaces of observations and actions as they are recorded, by module id.
-        meta: Gives what else is kept in the recording's header, as it is now.
+        settings: Settings of the recording.
+        columns: The step columns to keep.
+        env: The env in which the modules act, for the recording's metadata.
+        kinds: Returns the spaces of observations and actions as they are recorded, by module id.
+        meta: Returns the current metadata of the recording.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Recorder:
         self._columns, self._env, self._kinds, self._meta = columns, env, kinds, meta
         self._writers: ModuleWriters | None = None
         self._state: Mapping[str, Any] | None = None
-        """Where a loaded run stood, or this one when it was closed."""
+        """The state of a loaded run's writers, or of this one's when they were closed."""
 
     def open(self) -> None:
-        """Make the files' folder, if it is not there yet, so that what is wrong with it is told before training.
+        """Make the recording's folder if necessary, so that problems are raised before training.
 
         Raises:
             DataError: it can't be recorded to.
@@ -77,7 +77,7 @@ class Recorder:
         )
 
     def take(self, parts: Mapping[str, Experience], tag: str = "") -> None:
-        """Record raw experience by module id, where that is wanted; ``tag`` is put behind the ids of episodes."""
+        """Record raw experience by module id, if recording is on; ``tag`` is appended to the ids of episodes."""
         if not self.is_on:
             return
         self.open()
@@ -87,22 +87,22 @@ class Recorder:
             self._writers.set_meta(self._meta())
 
     def state_dict(self) -> Any:
-        """Where it stands; all but unfinished episodes is on the disk then."""
+        """The state of the writers; all but unfinished episodes is then on disk."""
         if self._writers is None:
             return self._state
         self._writers.set_meta(self._meta())
         return self._writers.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from `state_dict`, when there is next something to record."""
+        """Restore what `state_dict` returned; the files are opened with the next recorded step."""
         was_open = self._writers is not None
         self.close()
         own = self._state if was_open else None
-        if own is None or (state is not None and state["path"] == own["path"]):  # else it is of another recording
+        if own is None or (state is not None and state["path"] == own["path"]):  # else of another recording
             self._state = state
 
     def close(self) -> None:
-        """Put everything on the disk.
+        """Write everything to disk.
 
         Raises:
             DataError: a write failed.
@@ -126,13 +126,13 @@ def record(
     """Play whole episodes, write them to a recording, and close the runner.
 
     Args:
-        runner: Plays.
-        folder: Of the recording.
-        num_episodes: How many.
+        runner: Plays the episodes.
+        folder: The folder of the recording.
+        num_episodes: Number of episodes.
         kinds: The spaces of observations and actions as they are recorded, by module id.
-        explore: Draw actions; else take the most likely ones.
-        updates: The gradient steps that made the modules.
-        written: As `ModuleWriters` takes them.
+        explore: Sample actions; otherwise take the most likely ones.
+        updates: Gradient steps that the modules had made.
+        written: Arguments of `ModuleWriters`.
 
     Raises:
         DataError: it can't be recorded to.
@@ -140,7 +140,7 @@ def record(
     from etude.recordings.module_writers import ModuleWriters
 
     try:
-        # whole episodes come, so that none need be held; and equal seeds give equal ids
+        # episodes arrive whole, so the table layout holds none back; is_run=False lets equal seeds give equal ids
         writers = ModuleWriters(folder, kinds, layout="table", is_run=False, **written)
     except BaseException:
         runner.close()
@@ -152,7 +152,7 @@ def record(
 
 
 def seed_after(folder: str, kinds: Mapping[str, Spaces], seed: int) -> int:
-    """A seed for episodes that are added to a recording: another than ``seed`` where some are there already."""
+    """A seed for episodes that are added to a recording: it differs from ``seed`` if the recording has episodes."""
     from etude.recordings import Recording
     from etude.recordings.module_writers import folders_of
 
@@ -160,10 +160,10 @@ def seed_after(folder: str, kinds: Mapping[str, Spaces], seed: int) -> int:
     try:
         there = Recording.open(located(folder) / inner if inner else located(folder)).num_episodes
     except DataError:
-        there = 0  # if something is there that can't be read, the writer says so
+        there = 0  # the writer raises if something unreadable is there
     return int(np.random.SeedSequence([seed, there]).generate_state(1)[0]) if there else seed
 
 
 def learned_by_connectors(policies: Mapping[str, Policy]) -> dict[str, Any]:
-    """What the connectors of policies have learned, as JSON data, by module id; of those that learn."""
+    """What the connectors of policies have learned, as JSON data, by module id; only policies with such connectors."""
     return {name: state_to_json(own.connectors) for name, own in policies.items() if learns(own.connectors)}

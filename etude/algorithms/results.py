@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results: what training and evaluation report, the running figures they are made of, and when to stop."""
+"""Results: what training and evaluation report, the running statistics behind them, and when to stop."""
 
 import dataclasses
 import math
@@ -16,90 +16,91 @@ from etude.runners import Finished
 from etude.settings import settings
 
 MIN_EPISODES = 20
-"""A mean return is taken for a goal only over as many episodes."""
+"""Fewest episodes over which a mean return counts for the goal of `Stop`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """What one iteration of training brought."""
+    """The result of one training iteration."""
 
     iteration: int
-    """Counted from 1 over the lifetime of the run."""
+    """Iterations over the lifetime of the run, from 1."""
     env_steps: int
     """Environment steps sampled over the lifetime; 0 offline."""
     updates: int
     """Gradient steps over the lifetime."""
     seconds: float
-    """Training time over the lifetime: sampling and learning, without evaluations and what else is played apart."""
+    """Training time over the lifetime: sampling and learning, without evaluations and other episodes played apart."""
     episodes: int
     """Episodes finished over the lifetime."""
     return_mean: float
-    """Mean return of the latest episodes: of training, or of the latest evaluation offline. NaN before there is any."""
+    """Mean return of the latest episodes: of training or, offline, of the latest evaluation. NaN before there are
+    any."""
     return_min: float
-    """The least of these returns."""
+    """Smallest of these returns."""
     return_max: float
-    """The greatest of these returns."""
+    """Largest of these returns."""
     length_mean: float
-    """The mean length of these episodes, in steps."""
+    """Mean length of these episodes, in steps."""
     returns_counted: int
-    """How many episodes these figures are over."""
+    """Number of these episodes."""
     losses: dict[str, float]
-    """The mean of each part of the loss."""
+    """Mean of each part of the loss."""
     metrics: dict[str, float]
-    """Other figures: learning rates, gradient norm, what the loss logs."""
+    """Other metrics: learning rates, gradient norm, what the loss logs."""
     times: dict[str, float]
-    """Seconds that each phase of this iteration took."""
+    """Seconds in each phase of this iteration."""
     sample_steps_per_s: float
-    """Environment steps a second while sampling in this iteration; 0 offline."""
+    """Env steps per second of sampling in this iteration; 0 offline."""
     length_min: float = math.nan
-    """The length of the shortest of these episodes."""
+    """Length of the shortest of these episodes, in steps."""
     length_max: float = math.nan
-    """The length of the longest of them."""
+    """Length of the longest of these episodes, in steps."""
     duration_mean: float = math.nan
-    """The mean duration of these episodes: seconds from the first observation to the last, those left out in which
-    nothing was sampled."""
+    """Mean duration of these episodes in seconds, from the first observation to the last, without times when nothing
+    was sampled."""
     duration_min: float = math.nan
-    """The least of these durations."""
+    """Smallest of these durations."""
     duration_max: float = math.nan
-    """The greatest of them."""
+    """Largest of these durations."""
     turn_ms: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Milliseconds of each phase of a turn, in which all envs that are ready make a step: ``env`` (waiting for them),
-    ``observe`` (connectors towards the module), ``infer`` (the module), ``act`` (connectors back), ``note`` (keeping
-    what was lived through); ``callbacks`` where there are any, and ``render`` where one of them draws. Over this
-    iteration, or smoothed as set. {} offline."""
+    """Milliseconds in each phase of a turn, in which every env that is ready makes a step: ``env`` (waiting for envs),
+    ``observe`` (connectors to the module), ``infer`` (the module), ``act`` (connectors to the env), ``note`` (storing
+    experience); also ``callbacks`` if there are any, and ``render`` if one of them renders. A mean over this iteration,
+    or smoothed as `metrics.smoothing` says. {} offline."""
     custom: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the latest episodes in which they did."""
+    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the latest episodes that logged it."""
     agent_steps: int = 0
-    """Steps of single agents over the lifetime; as many as `env_steps` where agents have no names."""
+    """Steps of single agents over the lifetime; equal to `env_steps` if agents have no names."""
     agent_returns: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Mean return of each agent over the latest episodes that it was in, by its name."""
+    """Mean return of each agent over the latest episodes that it was in, by agent name."""
     agent_returns_min: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The least of these returns."""
+    """Smallest of these returns."""
     agent_returns_max: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The greatest of them."""
+    """Largest of these returns."""
     module_returns: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Likewise by module: the mean over its agents in each episode."""
+    """Mean return of each module's agents in the same way, by module id: in each episode, the mean over its agents."""
     module_returns_min: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The least of these returns."""
+    """Smallest of these returns."""
     module_returns_max: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The greatest of them."""
+    """Largest of these returns."""
     faulty_episodes: int = 0
-    """Episodes that were cut because their env failed, over the lifetime."""
+    """Episodes over the lifetime that were cut because their env failed."""
     resumed: str | None = None
-    """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through
-    the env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
+    """In the first result after loading a checkpoint, how the running episodes continued: ``get_state`` (through the
+    env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
     """The latest evaluation during training: ``return_mean``, ``return_min``, ``return_max``, ``length_mean``,
-    ``episodes``, and ``updates``, the gradient steps that its modules had had. {} before there is one; offline, where
-    all returns are of evaluations, always."""
+    ``episodes``, and ``updates``, the gradient steps made before it. {} if there is none yet; always {} offline, where
+    all returns are of evaluations."""
     data: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Offline, how the data flowed in this iteration: seconds of ``read``, ``decode``, ``connectors`` (prelearner
-    included) and ``shuffle``, of all workers together, and of ``wait``, in which the learner had none;
-    ``steps_per_s`` that came out of the connectors, ``mb_per_s`` read from files as far as they tell, and ``queue``,
-    the blocks that were ready when one was taken, in the mean. {} otherwise."""
+    """Offline, data flow in this iteration: seconds in ``read``, ``decode``, ``connectors`` (prelearner included) and
+    ``shuffle``, summed over all workers; seconds of ``wait``, in which the learner had no data; ``steps_per_s`` out of
+    the connectors; ``mb_per_s`` read from files, where they tell; ``queue``, the mean number of blocks ready when one
+    was taken. {} otherwise."""
     bottleneck: str = ""
-    """Offline, what this iteration took longest for: ``update``, where data was waited for less than a tenth of the
-    time; else the slowest of ``read``, ``decode``, ``connectors`` and ``shuffle``."""
+    """Offline, the slowest stage of this iteration: ``update`` if less than a tenth of the time was spent waiting for
+    data; else the slowest of ``read``, ``decode``, ``connectors`` and ``shuffle``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -120,36 +121,36 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation:
-    """What an evaluation brought."""
+    """The result of an evaluation."""
 
     episodes: int
-    """Whole episodes played; fewer than were asked for where the env fails again and again."""
+    """Whole episodes played; fewer than asked for if the env fails again and again."""
     return_mean: float
-    """Mean of their returns; NaN where there are none."""
+    """Mean of their returns; NaN if there are none."""
     return_min: float
-    """The least of their returns."""
+    """Smallest of their returns."""
     return_max: float
-    """The greatest of their returns."""
+    """Largest of their returns."""
     return_std: float
     """Standard deviation of their returns."""
     length_mean: float
     """Mean of their lengths, in steps."""
     env_steps: int
-    """Steps of these episodes."""
+    """Env steps of these episodes."""
     updates: int
-    """Gradient steps that the policy has had."""
+    """Gradient steps that the policy had made."""
     seconds: float
-    """How long it took."""
+    """Duration of the evaluation in seconds."""
     sample_steps_per_s: float
-    """Steps a second."""
+    """Env steps per second."""
     agent_returns: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Mean return of each agent, by its name."""
+    """Mean return of each agent, by agent name."""
     module_returns: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Likewise by module: the mean over its agents in each episode."""
+    """Mean return of each module's agents in the same way, by module id: in each episode, the mean over its agents."""
     faulty_episodes: int = 0
     """Episodes that were cut because their env failed; not among `episodes`."""
     custom: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the episodes in which they did."""
+    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the episodes that logged it."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -162,20 +163,20 @@ class Evaluation:
 
 @settings
 class Stop:
-    """When to stop: at a goal, or when a budget is used up, whichever comes first. Nothing set: never."""
+    """When to stop: at a goal or when a budget is used up, whichever comes first; never, if nothing is set."""
 
     return_mean: float | None = None
-    """Stop at a mean return of at least this, over 20 episodes or more."""
+    """Stop at a mean return of at least this, over at least 20 episodes."""
 
     env_steps: int | None = None
-    """Stop after so many environment steps over the lifetime of the run."""
+    """Stop after this many env steps over the lifetime of the run, at least 0."""
 
     updates: int | None = None
-    """Stop after so many gradient steps over the lifetime of the run, at the end of the iteration that makes the last
-    of them: offline, one of `updates_per_iteration`."""
+    """Stop after this many gradient steps over the lifetime of the run, at least 0, at the end of the iteration that
+    makes the last of them (offline, an iteration makes `updates_per_iteration`)."""
 
     seconds: float | None = None
-    """Stop after so many seconds of training over the lifetime of the run, evaluations left out."""
+    """Stop after this many seconds of training over the lifetime of the run, at least 0; evaluations don't count."""
 
     def __post_init__(self) -> None:
         for name in ("env_steps", "updates", "seconds"):
@@ -184,7 +185,7 @@ class Stop:
                 raise SettingsError(f"`stop.{name}` is {limit}, but must be at least 0.")
 
     def goals_met(self, result: Result) -> bool:
-        """Whether every goal set is met; True where none is set."""
+        """Whether every goal that is set is met; True if none is set."""
         if self.return_mean is None:
             return True
         enough = result.returns_counted >= MIN_EPISODES
@@ -205,11 +206,11 @@ class Stop:
 
 
 class RunningStats:
-    """Running statistics of the latest episodes and of the parts of a turn, smoothed as set, and what else is logged.
+    """Running statistics of the latest episodes and of the phases of a turn, and other logged metrics.
 
     Args:
-        size: How many episodes they are over; see `Window` and `Ema`.
-        smoothing: Which of these two.
+        size: Number of episodes; see `Window` and `Ema`.
+        smoothing: Whether to use `Window` or `Ema`.
     """
 
     def __init__(self, size: int, smoothing: Smoothing) -> None:
@@ -224,11 +225,11 @@ class RunningStats:
         self.metrics = Metrics()
         self._turns: dict[str, Window] = {}
         self._turn_ms: dict[str, float] = {}
-        self._times: dict[str, float] = {}  # of the runner, when it was last asked
+        self._times: dict[str, float] = {}  # the runner's at the last call
         self._turn_count = 0
 
     def add(self, finished: Finished) -> None:
-        """Take in episodes."""
+        """Add finished episodes."""
         self.returns.add(finished.returns)
         self.lengths.add(finished.lengths)
         self.durations.add(finished.durations)
@@ -243,7 +244,7 @@ class RunningStats:
                 windows[name].add(values)
 
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
-        """Take in the seconds that a runner spent in each phase, and its turns, since it was made."""
+        """Add turns, given a runner's seconds by phase and its number of turns since it was made."""
         count = turns - self._turn_count
         if count:
             self._turn_ms = {}
@@ -255,7 +256,7 @@ class RunningStats:
         self._times, self._turn_count = dict(times), turns
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `Result` that are about this."""
+        """The fields of a `Result` that these statistics fill."""
         fields: dict[str, Any] = {"returns_counted": self.returns.values.size}
         for name, window in (("return", self.returns), ("length", self.lengths), ("duration", self.durations)):
             fields[f"{name}_mean"], fields[f"{name}_min"], fields[f"{name}_max"] = window.spread()
@@ -266,20 +267,20 @@ class RunningStats:
         custom = fields["custom"] = {}
         for name, window in self.custom.items():
             custom[name] = dict(zip(("mean", "min", "max"), window.spread(), strict=True))
-        fields["turn_ms"] = dict(self._turn_ms)  # over the last iteration
+        fields["turn_ms"] = dict(self._turn_ms)  # a mean over the last iteration
         if self._kind is Ema:
             fields["turn_ms"] = {name: window.mean for name, window in self._turns.items()}
         return fields
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and arrays; goes into `load_state_dict`."""
+        """The state as plain data and arrays, for `load_state_dict`."""
         windows = {
             name: {key: window.state_dict() for key, window in windows.items()} for name, windows in self._windows()
         }
         return {**windows, "metrics": self.metrics.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, perhaps of a version that had no metrics in it."""
+        """Restore what `state_dict` returned; older states may lack metrics."""
         for name, windows in self._windows():
             for key, saved in state[name].items():
                 windows.setdefault(key, self._kind(self._size)).load_state_dict(saved)
@@ -300,19 +301,20 @@ class Counts(NamedTuple):
     env_steps: int
     agent_steps: int
     trained: dict[str, int]
-    """Steps that each module was trained on, by its id."""
+    """Steps that each module was trained on, by module id."""
 
 
 def log_trained(metrics: Metrics, before: Counts, now: Counts) -> None:
-    """Log how many steps were trained on between two counts: of agents, of envs, and of each of several modules.
+    """Log how many steps were trained on between two counts: agent steps, env steps, and steps of each of several
+    modules.
 
-    What is trained on has no env steps of its own: there are as many to an agent's step as were just sampled.
+    Training counts agent steps. They are converted to env steps by the ratio of the two in the steps just sampled.
     """
     new: dict[str, int] = {}
     for name, count in now.trained.items():
         new[name] = count - before.trained.get(name, 0)
     sampled, since = now.agent_steps - before.agent_steps, before
-    if not sampled:  # offline, or replaying: as over the lifetime
+    if not sampled:  # offline, or nothing sampled: the lifetime's ratio
         sampled, since = now.agent_steps, Counts(0, 0, {})
     share = (now.env_steps - since.env_steps) / sampled if sampled else 1.0
     agent_steps = sum(new.values())
@@ -328,7 +330,7 @@ def log_trained(metrics: Metrics, before: Counts, now: Counts) -> None:
 
 
 def parameter_counts(modules: Mapping[str, Module]) -> dict[str, float]:
-    """How many numbers are trained in all modules and how many stay as they are; also in each of several."""
+    """Numbers of trainable and frozen parameters of all modules, and of each one if there are several."""
     counts = {"parameters/trainable": 0, "parameters/frozen": 0}
     for name, module in modules.items():
         own = {"parameters/trainable": 0, "parameters/frozen": 0}
@@ -342,11 +344,11 @@ def parameter_counts(modules: Mapping[str, Module]) -> dict[str, float]:
 
 
 TIMES = "times/"
-"""What stands before the names of phases among the metrics."""
+"""Prefix of the names of phases among the metrics."""
 
 
 def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:
-    """Figures by module as one mapping, with the module's id before each name where there are several modules."""
+    """Figures by module merged into one mapping; names get the prefix ``module_id/`` if there are several modules."""
     found: dict[str, float] = {}
     for module, figures in parts.items():
         for name, value in figures.items():
@@ -355,7 +357,7 @@ def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict
 
 
 def joined(updates: Mapping[str, Update], *others: Mapping[str, float], several: bool) -> Update:
-    """The updates of all modules as one, named as by `together`, and with ``others`` among its metrics."""
+    """The updates of all modules merged into one, named as by `together`, with ``others`` added to its metrics."""
     losses: dict[str, Mapping[str, float]] = {}
     metrics: dict[str, Mapping[str, float]] = {}
     for name, update in updates.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: whose it is, what of it may be removed; and the metrics and checkpoints that go there."""
+"""The folder of a run: claiming it, checking and clearing it; and the metrics and checkpoints written to it."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def new_folder(owner: str, env: Any) -> Path:
-    """A folder for a run of the algorithm ``owner`` that names none."""
+    """A folder for a run of the algorithm ``owner`` that was given none."""
     where = str(env).replace(":", "-").replace("/", "-") if env is not None else "offline"
     return Path("runs") / f"{owner}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -45,19 +45,20 @@ def folder_of(out: str | os.PathLike[str]) -> Path:
     if "://" in os.fspath(out):
         raise SettingsError(
             f"`out` is {redacted(os.fspath(out))!r}, but a run is written to a folder on this machine: give one. "
-            "Algorithm.save takes URLs, and so does a copy afterwards."
+            "To store it elsewhere, copy it afterwards, or use Algorithm.save, which takes URLs."
         )
     return Path(out)
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Have ``out`` for oneself while a ``with`` block lasts; the folder is made, and goes again if nothing came of it.
+    """Lock ``out`` for this process during a ``with`` block. The folder is made, and removed again if an error left it
+    empty.
 
-    The claim ends with the process, however that ends.
+    The lock ends with the process, however that ends.
 
     Raises:
-        SettingsError: the folder can't be made or written to, or another run has it.
+        SettingsError: the folder can't be made or written to, or another run has locked it.
     """
     with _writing(out):
         if out.is_file():
@@ -65,7 +66,7 @@ def claimed(out: Path) -> Iterator[None]:
         made = [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
-            pass  # a folder may be closed to new files though its lock file can be opened
+            pass  # a folder may refuse new files though its lock file can be opened
         try:
             lock = Lock(out / LOCK)
         except InUseError as owner:
@@ -87,43 +88,44 @@ def claimed(out: Path) -> Iterator[None]:
 
 
 def check_same(out: Path, begun: os.stat_result) -> None:
-    """Raise a SettingsError where ``out`` is not the folder any more that it was when the run began."""
+    """Raise a SettingsError if ``out`` is no longer the folder that it was when the run began."""
     try:
         if os.path.samestat(begun, os.stat(out)):
             return
     except FileNotFoundError:
         pass
     raise SettingsError(
-        f"{out} was removed or moved while the run was writing to it: what is left can't be saved there. Start the run "
+        f"{out} was removed or moved while the run was writing to it, so the rest can't be saved there. Start the run "
         "again, in another folder if something else removes this one."
     )
 
 
 def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
-    """Refuse to mix two runs in one folder; ``goes_on`` says whether this run is the one that is there."""
+    """Raise a SettingsError if two runs would mix in one folder; ``goes_on`` says whether this run resumes the one
+    there."""
     if goes_on and overwrite:
         raise SettingsError(
             f"{out} can't be both resumed and overwritten: leave out `overwrite`, or give another folder as `out`."
         )
     if not (goes_on or overwrite) and holds_run(out):
         raise SettingsError(
-            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}; in Python, fit what "
-            "etude.load gives), replace it (--overwrite, overwrite=True), or give another folder (--out)."
+            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}; in Python, call fit on what "
+            "etude.load returns), replace it (--overwrite, overwrite=True), or give another folder (--out)."
         )
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a run has left something in a folder."""
+    """Whether a folder holds the files of a run."""
     return (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE))
 
 
 def _holds_something(path: Path) -> bool:
-    """Whether there is a file with something in it: a run that failed at once leaves empty ones."""
+    """Whether a file exists and is not empty: a run that failed at once leaves empty ones."""
     return path.exists() and path.stat().st_size > 0
 
 
 def clear(out: Path) -> None:
-    """Remove a run, and nothing else that is in its folder."""
+    """Remove a run from its folder, and nothing else."""
     with _writing(out):
         for path in (out / METRICS_FILE, out / TABLE, out / MANIFEST, *out.glob("state-*.safetensors")):
             path.unlink(missing_ok=True)
@@ -147,10 +149,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> None:
-    """Raise a SettingsError where the checkpoint at ``path`` is of another algorithm, or of none.
-
-    ``owner`` is what the algorithm is called in messages.
-    """
+    """Raise a SettingsError if the checkpoint at ``path`` is not of ``algorithm``, which messages call ``owner``."""
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
     if was != algorithm:
@@ -158,13 +157,13 @@ def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> No
 
 
 def numbered(out: Path, prefix: str) -> dict[int, Path]:
-    """The folders in ``out`` that are called ``prefix`` and a number, by that."""
+    """The folders in ``out`` whose names are ``prefix`` and a number, by that number."""
     found = {path.name.removeprefix(prefix): path for path in out.glob(f"{prefix}*") if path.is_dir()}
     return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
 def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
-    """Whether the checkpoint in ``out`` is of ``algorithm`` as it was after an iteration, the first or a later one."""
+    """Whether the checkpoint in ``out`` is of ``algorithm`` after exactly this iteration, which is at least 1."""
     if not iteration or not (out / MANIFEST).exists():
         return False
     meta = load_meta(out)
@@ -174,7 +173,7 @@ def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 Log: TypeAlias = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
-"""A place that metrics can go to: ``metrics.jsonl``, ``metrics.csv`` (at the end), TensorBoard, and others' servers."""
+"""A sink of metrics: ``metrics.jsonl``, ``metrics.csv`` (written at the end), TensorBoard, or a tracking server."""
 
 _SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
     "tensorboard": lambda out: TensorBoard(out / TENSORBOARD),
@@ -184,13 +183,13 @@ _SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
 
 
 def check_logs(names: Sequence[Log]) -> None:
-    """Raise a SettingsError now where a package is missing that one of these needs."""
+    """Raise a SettingsError if a package that one of these sinks needs is missing."""
     for name in {"wandb", "mlflow"}.intersection(names):
         tracker(name)
 
 
 class Logs:
-    """What is open. A sink that can't write says so, and the run goes on."""
+    """The open sinks of metrics. A sink that can't write logs a warning, and the run goes on."""
 
     def __init__(self) -> None:
         self.lines: JSONLines | None = None
@@ -198,11 +197,11 @@ class Logs:
 
     @property
     def boards(self) -> list[TensorBoard]:
-        """Those that take pictures and histograms, too."""
+        """The sinks that take images and histograms, too."""
         return [sink for sink in self.sinks if isinstance(sink, TensorBoard)]
 
     def write(self, result: Result, histograms: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        """Record a result and, in TensorBoard, what callbacks logged with it."""
+        """Write a result and, to TensorBoard, what callbacks logged with it."""
         row, step = result.to_dict(), result.env_steps or result.updates
         if self.lines is not None:
             _tried(self.lines.write, row)
@@ -215,7 +214,7 @@ class Logs:
                 _tried(board.image, f"custom/{name}", image, step)
 
     def video(self, path: Path, result: Result) -> None:
-        """Show a clip of the run in TensorBoard."""
+        """Write a clip of the run to TensorBoard."""
         for board in self.boards:
             _tried(board.video, "clip", path, result.env_steps or result.updates)
 
@@ -229,8 +228,8 @@ def _tried(write: Callable[..., Any], *given: Any) -> None:
 
 @contextmanager
 def opened_logs(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
-    """Open these for a run in ``out`` that goes on after iteration ``start``, and close them in the end."""
-    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
+    """Open sinks for a run in ``out`` that continues after iteration ``start``, and close them at the end."""
+    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have logged beyond its last checkpoint
     log = Logs()
     try:
         if {"jsonl", "csv"}.intersection(names):
@@ -243,5 +242,5 @@ def opened_logs(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
         for sink in (log.lines, *log.sinks):
             if sink is not None:
                 _tried(sink.close)
-        if "csv" in names:  # its columns are known when the last line is
+        if "csv" in names:  # its columns are known only at the end
             _tried(write_csv, out / METRICS_FILE, out / TABLE)

@@ -29,30 +29,30 @@ class SACConfig(OffPolicyConfig):
     """Settings of SAC."""
 
     tau: float = 0.005
-    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al.
-    2018, table 1."""
+    """How far the critics' target networks move towards them after each gradient step, above 0, at most 1. Default:
+    Haarnoja et al. 2018, table 1."""
 
     temperature: float | None = None
-    """Weight of the entropy, above 0, with actions scaled to [-1, 1]; None: it is learned, so that the entropy becomes
+    """Weight of the entropy, above 0, with actions scaled to [-1, 1]; None: learned, so that the entropy approaches
     `target_entropy`."""
 
     target_entropy: float | None = None
-    """What the entropy of a policy is to be, in nats, with actions scaled to [-1, 1]; None: minus the numbers in an
-    action (Haarnoja et al. 2018, table 1)."""
+    """Target entropy of the policy in nats, with actions scaled to [-1, 1]; None: minus the number of action dimensions
+    (Haarnoja et al. 2018, table 1)."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam for policy, critics and temperature; or a schedule of it: points of (env_steps, rate) with
+    """Learning rate of Adam for policy, critics and temperature, or a schedule: points of (env_steps, rate) with
     straight lines between. Default: Haarnoja et al. 2018, table 1."""
 
     temperature_lr: Schedule | None = None
-    """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
+    """Learning rate of the temperature, or a schedule; None: `lr`."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: none are clipped, as in Haarnoja et al. 2018."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Haarnoja et al. 2018."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", state_dependent_std=True)
-    """The shape of policy and critics. Standard deviations always depend on the state. Default: Haarnoja et al. 2018,
-    table 1."""
+    """The shape of policy and critics. Standard deviations always depend on the observation. Default: Haarnoja et al.
+    2018, table 1."""
 
     unused: ClassVar[Mapping[str, str]] = {
         "network.state_dependent_std": "standard deviations always depend on the observation"
@@ -67,21 +67,22 @@ class SACConfig(OffPolicyConfig):
 
 
 class SoftModule(RandomFirstModule, TargetedModule):
-    """What soft actor-critic learns (Haarnoja et al. 2018, arXiv 1812.05905).
+    """Policy, twin critics, their targets and the temperature of soft actor-critic (Haarnoja et al. 2018, arXiv
+    1812.05905).
 
-    Critics see actions scaled to [-1, 1], and log-densities are of these, so that a temperature and a target entropy
-    mean the same whatever the bounds are. A plain Gaussian's actions are taken as they are.
+    Critics see actions scaled to [-1, 1], and log-densities refer to these, so that a temperature and a target entropy
+    mean the same for all bounds. A plain Gaussian's actions are not scaled.
 
     Args:
-        net: The policy: ``dist_inputs`` are means, then log standard deviations.
-        obs_space: What it sees.
-        action_space: What it chooses from.
-        dist: Of the actions.
+        net: The policy network: ``dist_inputs`` are means, then log standard deviations.
+        obs_space: The observation space.
+        action_space: The action space, a Box.
+        dist: The action distribution.
         config: The shape of the critics.
-        temperature: At the start, above 0.
+        temperature: Initial temperature, above 0.
 
     Raises:
-        SettingsError: the action space is no Box.
+        SettingsError: the action space is not a Box of floats.
     """
 
     dist: DiagGaussian | SquashedGaussian
@@ -114,22 +115,22 @@ class SoftModule(RandomFirstModule, TargetedModule):
         self.register_buffer("_half", torch.tensor((high - low) / 2, dtype=torch.float32), persistent=False)
 
     def scaled(self, action: Tensor) -> Tensor:
-        """``[B, action_size]``: actions ``[B, *shape]`` as critics see them."""
+        """Actions ``[B, *shape]`` as critics see them, float32 ``[B, action_size]``."""
         return (action.reshape(-1, self.action_size).float() - self._middle) / self._half
 
     def sample(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Actions ``[B, action_size]`` as critics see them, and their log-densities ``[B]``, with gradients."""
+        """Sample actions ``[B, action_size]`` as critics see them, and their log-densities ``[B]``, with gradients."""
         return self.draw(self(obs).bound()[1])
 
     def draw(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of ``dist_inputs`` ``[..., 2 * action_size]``: ``[..., action_size]`` and ``[...]``."""
+        """Like `sample`, from ``dist_inputs`` ``[..., 2 * action_size]``: ``[..., action_size]`` and ``[...]``."""
         noise = torch.randn(*inputs.shape[:-1], self.action_size, device=inputs.device)
         action, logp = self._scaled_dist.rsample(inputs, noise)
         return action[ACTION].reshape(noise.shape), logp
 
 
 def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
-    """The parameters of the optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
+    """The parameters of the optimizers ``actor``, ``critic`` and, if it is learned, ``temperature``."""
     groups = {
         "actor": [p for p in soft.net.parameters() if p.requires_grad],
         "critic": [p for p in soft.critic.parameters() if p.requires_grad],
@@ -144,7 +145,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
     Config = SACConfig
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy with critics, their targets and the temperature; see `SoftModule`."""
+        """Make a policy with critics, target critics and the temperature; see `SoftModule`."""
         check_box(action_space)
         config = self.config
         network = dataclasses.replace(config.network, state_dependent_std=True)
@@ -153,7 +154,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
             return policy
         assert isinstance(policy.dist, DiagGaussian | SquashedGaussian)
         check_memories(policy, network, "SAC")
-        if given is None:  # weights that were given stay as they are
+        if given is None:  # a user's network keeps its weights
             draw_by_gate(policy)
         start = 1.0 if config.temperature is None else config.temperature
         module = SoftModule(policy.net, obs_space, action_space, policy.dist, network, start)
@@ -161,19 +162,19 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         return module
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
-        """Optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
+        """Parameters of the optimizers ``actor``, ``critic`` and, if it is learned, ``temperature``."""
         return groups_of(of_kind(module, SoftModule))
 
     def before_collect(self, env_steps: int) -> None:
-        """Lets modules act at random until learning starts."""
+        """Let modules act at random until learning starts."""
         for name, policy in self.policies.items():
             with self.settings_of(name):
                 of_kind(policy.module, SoftModule).acts_at_random = env_steps < self.config.replay.learning_starts
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.
+        """The losses of Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, log-temperature by eq. 18.
 
-        Each part's gradient reaches its own parameters only.
+        Each part's gradient reaches only its own parameters.
         """
         soft = of_kind(module, SoftModule)
         temperature = soft.log_temperature.detach().exp()
@@ -194,7 +195,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         return loss.keep(td_error=errors.abs().mean(0)) if WEIGHT in batch else loss
 
     def _target(self, soft: SoftModule, batch: Batch, temperature: torch.Tensor) -> torch.Tensor:
-        """``[B]``: r + discount * (min Q_target(next_obs, a') - temperature * log pi(a')), with a' drawn from pi."""
+        """r + discount * (min Q_target(next_obs, a') - temperature * log pi(a')), with a' sampled from pi: ``[B]``."""
         with torch.no_grad():
             action, logp = soft.draw(batch.forward_next(soft).bound()[1])
             value = soft.target_critic.values(batch.encode_next(soft.target_critic), action).amin(0)
@@ -205,5 +206,5 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         return -float(soft.action_size) if given is None else given
 
     def after_step(self, module: Module) -> None:
-        """Moves the critics' targets."""
+        """Move the target critics."""
         of_kind(module, SoftModule).follower.follow(self.config.tau)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings in checkpoints: as plain data, with functions and classes by name.
+"""Settings in checkpoints: plain data, with functions and classes by name.
 
-A checkpoint may be a stranger's, so that loading imports and calls nothing that it names. What it may name are classes
-that are there already: connectors, callbacks and prelearners of Etude's or of the running program, where one of them is
-expected, and networks of Etude's. All else is given anew, or the file is trusted.
+A checkpoint may come from a stranger, so loading does not import or call what it names. It may only name classes that
+exist already: connectors, callbacks and prelearners of Etude or of the running program, where one of them is expected,
+and Etude's networks. Everything else must be given when loading, or the file must be trusted.
 """
 
 import collections.abc
@@ -39,10 +39,10 @@ MADE = "$made"
 UNSAVED = "$unsaved"
 
 _MADE_BY_ARGUMENTS = (Connector, Callback, PreLearner)
-"""What is made again of its class and the arguments that it keeps."""
+"""Classes whose objects are rebuilt from the class and its constructor's arguments, which they keep as attributes."""
 
 _SOURCES = ("etude.recordings.formats.source:Source", "etude.recordings.formats.custom:CustomSource")
-"""What says where recorded data is; by name, since their modules need pyarrow."""
+"""Classes that say where recorded data is; by name, since their modules need pyarrow."""
 
 _CONTAINERS = (tuple, type, collections.abc.Mapping, typing.Union, types.UnionType)
 
@@ -56,10 +56,10 @@ def name_of(thing: Any) -> str:
 
 
 def imported(name: str, what: str) -> Any:
-    """The class or function called ``module:qualname``, for a name that a user wrote, or in a file that is trusted.
+    """Import the class or function ``module:qualname``, which a user wrote or a trusted file names.
 
     Raises:
-        CheckpointError: there is none; ``what`` says what it was wanted for.
+        CheckpointError: there is none; ``what`` says what it was needed for.
     """
     module, _, path = name.partition(":")
     try:
@@ -71,7 +71,7 @@ def imported(name: str, what: str) -> Any:
 def known_class(name: str, base: type) -> type | None:
     """The class ``module:qualname`` that is ``base`` or inherits from it, if this program has it. Imports nothing.
 
-    Where there are several of that name, as in a notebook whose cell was run again, it is the newest.
+    If there are several of that name, as in a notebook whose cell was run again, the newest is returned.
     """
     found, waiting, seen = None, [base], {base}
     for cls in waiting:
@@ -83,28 +83,28 @@ def known_class(name: str, base: type) -> type | None:
 
 
 def _is_called(cls: type, name: str) -> bool:
-    """Whether ``module:qualname`` is a class; one of Etude's, whose names are unique, may be in another file by now."""
+    """Whether a class has this name; classes of Etude, whose names are unique, may have moved to another file."""
     module, _, path = name.partition(":")
     is_etudes = all(part.partition(".")[0] == "etude" for part in (module, cls.__module__))
     return cls.__qualname__ == path and (is_etudes or cls.__module__ == module)
 
 
 class SettingPlace(NamedTuple):
-    """Where a value stands in a checkpoint, and what may stand there."""
+    """The place of a value in a checkpoint's settings, and what is allowed there."""
 
     path: str
     setting: str
-    """The setting that it belongs to."""
+    """The setting that the value belongs to."""
     kinds: frozenset[type]
-    """The classes in the annotation; ``object`` where that is Any."""
+    """The classes in its annotation; ``object`` for Any."""
     trust: bool
 
     def inside(self, key: object) -> "SettingPlace":
-        """Of a part of the value."""
+        """The place of an item inside the value."""
         return self._replace(path=f"{self.path}/{key}")
 
     def error(self, name: object) -> CheckpointError:
-        """That what it names is not taken."""
+        """The error for a name that is not allowed here."""
         shown = name[:200] if isinstance(name, str) else reprlib.repr(name)
         flag = " (--env on the command line)" if self.setting == "env" else ""
         return CheckpointError(
@@ -115,13 +115,13 @@ class SettingPlace(NamedTuple):
         )
 
     def class_of(self, name: str) -> type | None:
-        """The class of that name, if this program has it and it may stand here."""
+        """The class of that name, if this program has it and it is allowed here."""
         for base in (*_MADE_BY_ARGUMENTS, nn.Module):
             is_any = object in self.kinds and base is not nn.Module
             if not is_any and not any(issubclass(kind, base) for kind in self.kinds):
                 continue
             cls = known_class(name, base)
-            if cls is None or issubclass(cls, FunctionConnector):  # which would call a function
+            if cls is None or issubclass(cls, FunctionConnector):  # as it would call a function
                 continue
             if base is not nn.Module or cls.__module__.partition(".")[0] == "etude":
                 return cls
@@ -129,7 +129,7 @@ class SettingPlace(NamedTuple):
 
 
 def _classes_in(hint: Any) -> Iterator[type]:
-    """The classes of which an annotation allows an object or the class itself; ``object`` for Any."""
+    """The classes that an annotation allows, as objects or as the class itself; ``object`` for Any."""
     if hint is Any:
         yield object
     elif typing.get_origin(hint) in _CONTAINERS:
@@ -143,7 +143,7 @@ def _classes_in(hint: Any) -> Iterator[type]:
 
 
 def to_plain(value: Any) -> Any:
-    """A setting as plain data. What has no name to be found by is marked, so that loading can ask for it."""
+    """A setting as plain data. What can't be found by a name is marked, so that loading can ask for it."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):  # a URL of data may hold credentials
@@ -173,13 +173,13 @@ def _is_found_by_name(value: Any) -> bool:
 
 
 def _unsaved(value: Any) -> dict[str, str]:
-    """What something was; not what it was made with, which may be secret."""
+    """A description of a value, without the arguments that it was made with, which may be secret."""
     plain = isinstance(value, types.FunctionType | types.MethodType | type)
     return {UNSAVED: repr(value)[:200] if plain else f"an object of {name_of(type(value))}"}
 
 
 def _made_again(thing: Any) -> Any:
-    """A thing by its class and the arguments it was made with, which it keeps as attributes of the same names."""
+    """An object as its class and its constructor's arguments, which it keeps as attributes of the same names."""
     names = inspect.signature(type(thing)).parameters
     arguments = {name: to_plain(getattr(thing, name)) for name in names if hasattr(thing, name)}
     if len(arguments) < len(names) or not _is_found_by_name(type(thing)):
@@ -191,10 +191,10 @@ def _made_again(thing: Any) -> Any:
 
 
 def from_plain(value: Any, place: SettingPlace) -> Any:
-    """The inverse of `to_plain` for what stands in a place.
+    """The inverse of `to_plain`, for a value in its place.
 
     Raises:
-        CheckpointError: it could not be saved, names what may not stand there, or is none of ours.
+        CheckpointError: it could not be saved, names what is not allowed there, or was not written by `to_plain`.
     """
     if isinstance(value, list):
         return tuple(from_plain(item, place.inside(i)) for i, item in enumerate(value))
@@ -216,7 +216,7 @@ def from_plain(value: Any, place: SettingPlace) -> Any:
 
 
 def _from_text(text: str, place: SettingPlace) -> Any:
-    """Text in a place where it may name code."""
+    """Text in a place where it might name code."""
     if place.trust:
         return text
     if gym.Env in place.kinds and names_module(text):  # a factory, or one that Gymnasium would import before its id
@@ -244,7 +244,7 @@ def _remade(value: Mapping[str, Any], place: SettingPlace) -> Any:
     is_source = name in _SOURCES and object in place.kinds
     made = imported(name, place.path) if is_source else _named(name, place)
     if not is_source and not (isinstance(made, type) and issubclass(made, _MADE_BY_ARGUMENTS)):
-        raise CheckpointError(f"`{place.path}` names {name}, which is nothing that settings hold.")
+        raise CheckpointError(f"`{place.path}` names {name}, which is not a class that settings can hold.")
     arguments = value.get("with")
     inner = place._replace(kinds=frozenset() if is_source else frozenset((object,)))
     try:
@@ -264,10 +264,10 @@ def _is_plain(value: Any) -> bool:
 def _settings_from(
     cls: type, saved: Mapping[str, Any], place: SettingPlace, whole: type | None = None
 ) -> dict[str, Any]:
-    """The values of saved settings of ``cls``, by name; of settings inside them, mappings.
+    """The values of saved settings of ``cls``, by name; nested settings as mappings.
 
-    Those saved by their own names are moved first, so that each is judged by what may stand in its place. ``whole`` is
-    the class of the settings that these are in; None: they are in none.
+    Old names are replaced first, so that each value is checked by what is allowed in its present place. ``whole`` is
+    the class of the settings that contain these; None: they are not nested.
     """
     saved = placed(cls, saved, cls.__name__)
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
@@ -279,7 +279,7 @@ def _settings_from(
         elif name in inside:
             within = here._replace(setting="") if inside[name] is AgentsConfig else here
             found[name] = _settings_from(inside[name], value, within, whole or cls)
-        elif cls is AgentsConfig and name == "overrides":  # settings of the whole, by module
+        elif cls is AgentsConfig and name == "overrides":  # settings of class `whole`, by module
             assert whole is not None
             found[name] = {
                 key: _settings_from(whole, own, here.inside(key))
@@ -293,17 +293,17 @@ def _settings_from(
 
 
 def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False) -> C:
-    """Settings from `to_plain` data, some of them overridden; of settings inside others, those that are given.
+    """Settings from `to_plain` data, with some overridden; of nested settings, only those given.
 
     Args:
         cls: The class of the settings.
-        saved: What a checkpoint holds. What it says of the engine is not used.
-        overrides: What counts more.
+        saved: The settings in a checkpoint; the engine's are ignored.
+        overrides: Settings that take precedence.
         trust: Import what ``saved`` names.
 
     Raises:
-        CheckpointError: a setting can't be had back and is not overridden, or is none of ``cls``.
-        SettingsError: an override is not one of ``cls``, or is out of range.
+        CheckpointError: a setting can't be restored and is not overridden, or ``cls`` has no such setting.
+        SettingsError: an override is not a setting of ``cls``, or is out of range.
     """
     owner, inside = cls.__name__, settings_inside(cls)
     given = typed(cls, overrides, owner=owner)
@@ -324,7 +324,7 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
 
 
 def names_code(config: Any) -> bool:
-    """Whether settings name code of a user's own, or hold what has no name: to load them takes more than a path."""
+    """Whether settings name a user's code, or hold what has no name: loading them then takes more than a path."""
     plain = to_plain(config)
     texts = [plain["env"], *plain["callbacks"]]
     return any(isinstance(text, str) and names_module(text) for text in texts) or _names_code(plain)
@@ -340,7 +340,7 @@ def _names_code(plain: Any) -> bool:
 
 
 def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
-    """Let new episodes begin where a state has running ones, but not of ``env``: by ``saved``, the settings then."""
+    """Make new episodes start if a state has running ones of another env than ``env``; ``saved`` are its settings."""
     was = saved.get("env")
     is_known = not (isinstance(was, dict) and UNSAVED in was)
     if isinstance(state.get("runner"), dict) and is_known and to_plain(env) != was:
@@ -349,7 +349,7 @@ def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
 
 @contextmanager
 def what_fits(path: object) -> Iterator[None]:
-    """Within it, whatever is raised because a checkpoint holds what does not fit is a CheckpointError."""
+    """Context that turns errors from misfitting content of a checkpoint into CheckpointError."""
     try:
         yield
     except EtudeError:

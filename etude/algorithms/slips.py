@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages for calls that other libraries take and Etude does not: what was meant, and how to write it here."""
+"""Messages for calls that other libraries accept and Etude does not: what was meant, and how to write it here."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def arguments_checked(method: F) -> F:
-    """Let wrong arguments of an algorithm's method raise a SettingsError that says what to write."""
+    """Make an algorithm's method raise a SettingsError for wrong arguments that says what to write instead."""
     signature = inspect.signature(method)
     is_constructor = method.__name__ == "__init__"
 
@@ -39,14 +39,14 @@ def _called_on_the_class(name: str, given: tuple[Any, ...]) -> str:
     if name == "load":
         path = f"{redacted(given[0])!r}" if given and isinstance(given[0], str) else "path"
         return (
-            "load() takes the state of a checkpoint into an algorithm that was made already. To make one from the "
-            f"checkpoint, write etude.load({path})."
+            "load() loads a checkpoint's state into an existing algorithm. To create one from the checkpoint, "
+            f"write etude.load({path})."
         )
-    return f"{name}() is a method of an algorithm that was made, such as algorithm = PPO(PPOConfig(env='CartPole-v1'))."
+    return f"{name}() is a method of an algorithm object, such as algorithm = PPO(PPOConfig(env='CartPole-v1'))."
 
 
 def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Raise a SettingsError where an algorithm is made of anything but an object of its settings class."""
+    """Raise a SettingsError if an algorithm is given anything but an object of its settings class."""
     wanted: type[AlgorithmConfig] = cls.Config
     first = given[0] if given else named.get("config")
     if isinstance(first, wanted) and len(given) <= 1 and named.keys() <= {"config", "saved_spaces"}:
@@ -90,18 +90,18 @@ def _wrong_call(
 
 
 def how_to_train(algorithm: Any, values: Any = ()) -> str:
-    """How to train for so many steps; ``values`` may have the number."""
+    """How to train for a number of steps, which is the first int in ``values``, or 10,000."""
     budget = "env_steps" if isinstance(algorithm.config, ActingConfig) else "updates"
     number = next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 10_000)
     return f"To train for {number:,} {budget.replace('_', ' ')}, write fit(Stop({budget}={number:_}))."
 
 
 _ACTING = (
-    "In a loop of your own, algorithm.policy.act(obs) gives actions; where there are several modules, "
+    "In your own loop, algorithm.policy.act(obs) returns actions; if there are several modules, use "
     "algorithm.policies[name].act(obs). To play whole episodes, call evaluate() or record()"
 )
 _NETWORK = "The network and its spaces are algorithm.module; where there are several, algorithm.policies[name].module"
-_LOADING = "load(path) takes the state of a checkpoint; etude.load(path) makes the algorithm from one"
+_LOADING = "load(path) loads a checkpoint's state; etude.load(path) creates the algorithm from one"
 
 _ATTRIBUTES = {
     "predict act get_action get_actions compute_action compute_single_action compute_actions select_action "
@@ -110,24 +110,24 @@ _ATTRIBUTES = {
     "restore load_checkpoint from_checkpoint load_model set_parameters load_state_dict": _LOADING,
     "save_model save_checkpoint save_to_path export": "save(path) writes a checkpoint",
     "stop shutdown cleanup": "close() ends what the algorithm has started",
-    "num_timesteps timesteps total_timesteps num_env_steps": "The steps sampled until now are algorithm.env_steps",
+    "num_timesteps timesteps total_timesteps num_env_steps": "The steps sampled so far are algorithm.env_steps",
     "get_parameters get_weights state_dict": "The weights are module.state_dict(); all of the state is get_state()",
-    "test eval play rollout enjoy evaluate_policy": "evaluate() plays whole episodes and gives their returns",
-    "env get_env envs vec_env": "What was given as the env is algorithm.config.env",
+    "test eval play rollout enjoy evaluate_policy": "evaluate() plays whole episodes and reports their returns",
+    "env get_env envs vec_env": "The env that was given is algorithm.config.env",
     "replay_buffer buffer memory": "The replay of DQN and SAC is algorithm.replay",
     "optimizer optimizers": "The optimizers are algorithm.learner.only.optimizers",
-    "logger set_logger": "fit() and iterate() give results; etude.metrics has places that they can be written to",
+    "logger set_logger": "fit() and iterate() return results; etude.metrics has writers for them",
 }
-"""What other libraries' algorithms have, and what is there instead."""
+"""Names in other libraries' algorithms, and Etude's counterparts."""
 
 
 def no_such_attribute(algorithm: Any, name: str) -> UnknownNameError:
-    """The error for an attribute that an algorithm does not have."""
+    """Make the error for an attribute that an algorithm does not have."""
     owner = type(algorithm).__name__
     hint = next((hint for names, hint in _ATTRIBUTES.items() if name in names.split()), None)
     if name in ("learn", "train_model", "run"):
         hint = how_to_train(algorithm).rstrip(".")
     if hint is None:
         near = nearest(name, [own for own in dir(type(algorithm)) if own[0] != "_"])
-        hint = f"Nearest: `{near}`" if near else "All that it has: the documentation's page API"
+        hint = f"Nearest: `{near}`" if near else "All attributes are listed on the documentation's page API"
     return UnknownNameError(f"{owner} has no `{name}`. {hint}.")

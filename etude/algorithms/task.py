@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Task: a user's own env, net, acting and loss, in one class."""
+"""Task: an env, a network, acting and a loss of your own, in one class."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -32,11 +32,11 @@ from etude.spaces import Flattener, Space, Spaces, leaf_dtype, leaf_shape
 
 
 class TaskModule(Module):
-    """A net that a `Task` lets act by its `act`, and trains by its `forward` and `loss`.
+    """A network that acts by its `Task`'s `act`, and is trained by its `forward` and `loss`.
 
     Args:
-        made: The net with its spaces. What it returns, and whether it has a memory, is for the task to know.
-        task: Whose it is.
+        made: The network with its spaces. Only the task knows what it returns, and whether it is recurrent.
+        task: The task.
     """
 
     def __init__(self, made: Module, task: "Task[Any]") -> None:
@@ -47,16 +47,16 @@ class TaskModule(Module):
 
     @property
     def own_loss(self) -> Callable[[Module, Any], Any] | None:
-        """The task's, unless the net brings one along."""
+        """The task's loss, unless the network has its own."""
         return super().own_loss or self._task.loss_of
 
     def actor(self, *, explore: bool) -> Actor:
-        """The task's `act`, ``optimal`` where it does not explore."""
+        """An actor that calls the task's `act`, with ``optimal`` if it does not explore."""
         return TaskActor(self, self._task, optimal=not explore)
 
 
 class TaskActor:
-    """Acts by `Task.act`. What that draws from torch's random stream depends on the runner's seed alone."""
+    """Acts by `Task.act`. Its draws from torch's random stream depend only on the runner's seed."""
 
     def __init__(self, module: TaskModule, task: "Task[Any]", *, optimal: bool) -> None:
         self._module = module
@@ -73,7 +73,7 @@ class TaskActor:
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """See `Actor.step`; nothing but the action is recorded.
+        """See `Actor.step`; only the action is recorded.
 
         Raises:
             ModuleError: what `act` returned does not fit the action space.
@@ -111,13 +111,13 @@ class TaskActor:
         )
 
     def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        """See `Actor.logp`: the probabilities of what `act` does are its own."""
+        """See `Actor.logp`: None, as only `act` knows its probabilities."""
         return None
 
 
 @settings
 class TaskConfig(ActingConfig):
-    """What a task can be told."""
+    """Settings of a task."""
 
     unused: ClassVar[Mapping[str, str]] = {"network": "the net is made by network(), and acts by act()"} | ONE_RATE
 
@@ -125,17 +125,17 @@ class TaskConfig(ActingConfig):
     """Consecutive steps in a sample, at least 1."""
 
     stride: int | None = None
-    """Steps from the beginning of a sample to that of the next in the same segment, at least 1. None: `num_samples`, so
+    """Steps from the start of a sample to that of the next in the same segment, at least 1. None: `num_samples`, so
     that each step is in one sample."""
 
     replay_epochs: int = 1
-    """How many collections are kept to learn from, the newest included; at least 1."""
+    """Number of collections kept to learn from, the newest included, at least 1."""
 
     num_update_steps: int = 100
     """Gradient steps of each module after each collection, at least 1."""
 
     batch_size: int | None = 256
-    """Samples in a gradient step, at least 1: no more than there are. None: all of them."""
+    """Samples in a gradient step, at least 1; fewer if there are not as many. None: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,10 +158,11 @@ C = TypeVar("C", bound=TaskConfig)
 
 
 class Task(ActingAlgorithm[C]):
-    """A whole algorithm of one's own: where it acts, with which net, how, and what is minimised.
+    """Base class of an algorithm of your own: where it acts, with which network, how, and what is minimised.
 
-    Inherit from ``Task[TaskConfig]``, or of settings of your own that inherit from `TaskConfig`, and define
-    `environment`, `network`, `act` and `loss`; where needed `forward`, and the two that postprocess trajectories.
+    Inherit from ``Task[TaskConfig]``, or from ``Task`` of your own settings that inherit from `TaskConfig`, and define
+    `environment`, `network`, `act` and `loss`; if needed also `forward`, `postprocess_trajectory` and
+    `postprocess_trajectories`.
 
     An iteration collects ``num_steps`` steps, cuts them into samples of ``num_samples`` consecutive steps, keeps those
     of the last ``replay_epochs`` collections, and makes ``num_update_steps`` gradient steps on batches of them.
@@ -169,10 +170,10 @@ class Task(ActingAlgorithm[C]):
 
     Config = TaskConfig
     needs_next_obs: ClassVar[bool] = False
-    """Batches hold ``next_obs``, the observation after each step."""
+    """Whether batches hold ``next_obs``, the observation after each step."""
 
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
-    """The columns of steps that `record` keeps: how probable actions are, only the task knows."""
+    """The step columns that `record` writes; without log-probabilities, which only the task knows."""
 
     @arguments_checked
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
@@ -184,58 +185,58 @@ class Task(ActingAlgorithm[C]):
     # -- to be defined by a task --------------------------------------------------------------------------------
 
     def environment(self) -> EnvLike:
-        """Where to act, if the setting ``env`` does not say it: an id, or a function or class that makes an env.
+        """The env to act in if the setting ``env`` is None: an id, or a function or class that makes an env.
 
         Checkpoints keep ids, and functions and classes at the top of a module.
         """
         raise SettingsError(f"{type(self).__name__} has no env: define environment(), or set `env`.")
 
     def network(self, obs_space: Any, action_space: Any) -> nn.Module:
-        """The net, if the setting ``module`` does not say it; what it takes and returns is up to the task.
+        """The network if the setting ``module`` is None; its inputs and outputs are up to the task.
 
         Args:
-            obs_space: The space of what it sees: behind the connectors, if there are any.
-            action_space: The space of what it chooses.
+            obs_space: The observation space, after the connectors if there are any.
+            action_space: The action space.
         """
         raise SettingsError(f"{type(self).__name__} has no net: define network(obs_space, action_space).")
 
     def act(self, module: nn.Module, obs: Any, optimal: bool) -> Any:
-        """Choose actions. Called without gradients, with the net in eval mode.
+        """Choose actions. Called without gradients, with the network in eval mode.
 
-        What is drawn from torch's random stream depends on the seed alone.
+        Draws from torch's random stream depend only on the seed.
 
         Args:
-            module: The net.
+            module: The network.
             obs: Tensors nested as in the observation space, each ``[B, *shape]``; float64 arrives as float32.
-            optimal: Do what seems best, as for an evaluation; else explore, as for training.
+            optimal: Do what seems best, as in an evaluation; otherwise explore, as in training.
 
         Returns:
-            Tensors nested as in the action space, each ``[B, *shape]``; of integers where it is discrete.
+            Tensors nested as in the action space, each ``[B, *shape]``; integers if it is discrete.
         """
         raise NotImplementedError(f"{type(self).__name__} must define act(module, obs, optimal).")
 
     def forward(self, module: nn.Module, batch: Batch) -> Any:
-        """What the net says about a batch, for `loss`; unless this is overridden, ``module(batch.obs)``."""
+        """The network's output for a batch, which `loss` gets; by default ``module(batch.obs)``."""
         return module(batch.obs)
 
     def loss(self, module: nn.Module, batch: Batch, output: Any) -> Loss | torch.Tensor:  # type: ignore[override]
-        """What is minimised: a scalar tensor, or named parts.
+        """The loss: a scalar tensor, or named parts.
 
         Args:
-            module: The net.
+            module: The network.
             batch: Columns ``[B, num_samples, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``truncated``,
-                ``mask``, ``next_obs`` (see `needs_next_obs`), and what was added by postprocessing. ``mask`` is False
-                on steps not to be trained on, see `ReplayDataset`; where there are such, it must be looked at.
-            output: What `forward` returned.
+                ``mask``, ``next_obs`` (see `needs_next_obs`), and what postprocessing added. ``mask`` is False on steps
+                not to be trained on, see `ReplayDataset`; if there are any, the loss must use it.
+            output: The output of `forward`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define loss(module, batch, output).")
 
     def postprocess_trajectory(self, trajectory: Experience) -> Experience:
-        """Change one segment of what was collected, such as to add columns: ``trajectory.with_steps(name=...)``.
+        """Change one collected segment, such as by adding columns: ``trajectory.with_steps(name=...)``.
 
         Args:
-            trajectory: An episode, or a piece of one, as the module saw it. Lookback, which leads it where connectors
-                need it, is dropped later.
+            trajectory: An episode, or a piece of one, as the module saw it. The lookback steps before it, which
+                connectors may need, are dropped later.
         """
         return trajectory
 
@@ -246,7 +247,7 @@ class Task(ActingAlgorithm[C]):
     # -- what is made of it -------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Begin without data."""
+        """Set up without data."""
         self._datasets: dict[str, ReplayDataset] = {}
         seeds = np.random.SeedSequence(self.config.seed, spawn_key=(3,))  # 0 to 2 are those of every algorithm
         self._orders = int(seeds.generate_state(1)[0])
@@ -255,14 +256,14 @@ class Task(ActingAlgorithm[C]):
 
     @property
     def datasets(self) -> dict[str, ReplayDataset]:
-        """What each module learns from, by module id: those of modules that came since are empty."""
+        """The dataset of each module, by module id; those of modules added since are empty."""
         there = self._datasets
         self._datasets = {name: there[name] if name in there else self._new_dataset(name) for name in self.policies}
         return self._datasets
 
     @property
     def dataset(self) -> ReplayDataset:
-        """What the only module learns from."""
+        """The dataset of the only module."""
         return self.datasets[self.learner.only.name]
 
     def _new_dataset(self, module_id: str) -> ReplayDataset:
@@ -277,12 +278,12 @@ class Task(ActingAlgorithm[C]):
         )
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """The net with its spaces; it acts and learns by the methods of the task."""
+        """Make the network's module, which acts and learns by the task's methods."""
         made = make_module(given if given is not None else self.network, obs_space, action_space)
         return TaskModule(made, self)
 
     def training_step(self) -> Update:
-        """Collect, postprocess, keep, update: one iteration."""
+        """Run one iteration: collect, postprocess, store, update."""
         parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes)
         self.before_update(self.env_steps)
         updates = {}
@@ -335,11 +336,11 @@ class Task(ActingAlgorithm[C]):
         return update._replace(metrics=update.metrics | {"samples": float(len(dataset))})
 
     def loss_of(self, module: Module, batch: Batch) -> Loss:
-        """`forward` and `loss` of a batch.
+        """The loss of a batch by `forward` and `loss`.
 
         Raises:
-            ModuleError: the loss is no scalar with a gradient.
-            DataError: the batch holds steps that are not to be trained on, and ``mask`` was not looked at.
+            ModuleError: the loss is not a scalar with a gradient.
+            DataError: the batch holds steps that are not to be trained on, and ``mask`` was not used.
         """
         name = f"{type(self).__name__}.loss"
         loss = loss_from(self.loss(module.net, batch, self.forward(module.net, batch)), name, mean="`mask`")

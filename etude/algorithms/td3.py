@@ -28,7 +28,7 @@ class TwinDelayedSettings:
     """Settings of TD3 and TD3+BC."""
 
     policy_delay: int = 2
-    """Gradient steps of the critics for each of the policy and of all targets, at least 1. Default: Fujimoto et al.
+    """Gradient steps of the critics for each one of the policy and of all targets, at least 1. Default: Fujimoto et al.
     2018."""
 
     target_noise: float = 0.2
@@ -36,13 +36,13 @@ class TwinDelayedSettings:
     Default: Fujimoto et al. 2018."""
 
     target_noise_clip: float = 0.5
-    """The most that this noise moves an action, at least 0. Default: Fujimoto et al. 2018."""
+    """Limit of this noise's magnitude, at least 0. Default: Fujimoto et al. 2018."""
 
     tau: float = 0.005
-    """How far targets move at a time, above 0, at most 1. Default: Fujimoto et al. 2018."""
+    """How far targets move in each of their updates, above 0, at most 1. Default: Fujimoto et al. 2018."""
 
     def twin_delayed_rules(self) -> dict[str, tuple[bool, str]]:
-        """What these settings must be, for `AlgorithmConfig.check`."""
+        """The rules of these settings, for `AlgorithmConfig.check`."""
         return {
             "policy_delay": (self.policy_delay >= 1, "at least 1"),
             "target_noise": (self.target_noise >= 0, "at least 0"),
@@ -56,19 +56,19 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
     """Settings of TD3."""
 
     action_noise: float = 0.1
-    """Standard deviation of the normal noise on actions where it explores, above 0, with actions scaled to [-1, 1].
-    Default: Fujimoto et al. 2018."""
+    """Standard deviation of the exploration noise, above 0, with actions scaled to [-1, 1]. Default: Fujimoto et al.
+    2018."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam for policy and critics; or a schedule of it: points of (env_steps, rate) with straight
-    lines between. Default: the published code of Fujimoto et al.; 1e-3 in the paper."""
+    """Learning rate of Adam for policy and critics, or a schedule: points of (env_steps, rate) with straight lines
+    between. Default: the published code of Fujimoto et al.; 1e-3 in the paper."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: none are clipped, as in Fujimoto et al. 2018."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Fujimoto et al. 2018."""
 
     replay: ReplayConfig = ReplayConfig()
-    """What the replay holds, and how steps are drawn from it. Default of `learning_starts`: Fujimoto et al. 2018, for
-    the envs that end early; 10,000 for others."""
+    """Size of the replay, and how steps are drawn from it. Default of `learning_starts`: Fujimoto et al. 2018, for envs
+    that end early; 10,000 for others."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics. Default: the published code of Fujimoto et al.; 400 and 300 in the paper."""
@@ -85,13 +85,13 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
 
 
 class NoisyTanh(SquashedGaussian):
-    """tanh of the inputs, scaled to a Box's bounds; to explore, with normal noise added, clipped to the bounds.
+    """tanh of the inputs, scaled to a Box's bounds; exploration adds normal noise and clips to the bounds.
 
-    Inputs: one for each number of an action. Log-probabilities, entropy and divergence are those of the normal numbers
-    before they are clipped.
+    There is one input per action dimension. Log-probabilities, entropy and divergence are those of the normal variables
+    before clipping.
 
     Attributes:
-        std: The standard deviation of the noise, in units of half of each number's range; may be set at any time.
+        std: Standard deviation of the noise, in units of half of each dimension's range; may be set at any time.
 
     Raises:
         SpaceError: a bound is infinite, or the Box has an integer dtype.
@@ -99,7 +99,7 @@ class NoisyTanh(SquashedGaussian):
 
     def __init__(self, space: Any, root: str, std: float = 0.1) -> None:
         super().__init__(space, root)
-        self.num_inputs, self.log_std = self._size, np.empty(0, np.int64)  # means alone
+        self.num_inputs, self.log_std = self._size, np.empty(0, np.int64)  # means only
         self.std = std
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
@@ -115,7 +115,7 @@ class NoisyTanh(SquashedGaussian):
         return {self._name: action.to(low.dtype).clamp(low, high)}
 
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log standard deviations of actions before they are clipped, in the action's own units."""
+        """Means and log standard deviations of actions before clipping, in the action's own units."""
         middle, half = (
             torch.as_tensor(x, dtype=inputs.dtype, device=inputs.device) for x in (self._middle, self._half)
         )
@@ -125,18 +125,18 @@ class NoisyTanh(SquashedGaussian):
 
 
 class DeterministicModule(RandomFirstModule, CriticModule):
-    """What TD3 learns: a policy and twin critics, each with its target.
+    """Policy and twin critics of TD3, each with its target.
 
-    The policy is tanh of what the net gives, scaled to the bounds.
+    The policy is tanh of the net's output, scaled to the bounds.
 
     Args:
-        net: The policy: ``dist_inputs`` are the actions before tanh.
-        obs_space: What it sees.
-        action_space: A Box with finite bounds.
+        net: The policy network: ``dist_inputs`` are the actions before tanh.
+        obs_space: The observation space.
+        action_space: The action space, a Box with finite bounds.
         config: The shape of the critics.
 
     Attributes:
-        is_policy_due: Whether the next gradient step is one of the policy, too.
+        is_policy_due: Whether the next gradient step also updates the policy.
     """
 
     dist: NoisyTanh
@@ -157,20 +157,20 @@ class DeterministicModule(RandomFirstModule, CriticModule):
         self._policy_follower.follow(tau)
 
     def count_step(self, delay: int) -> None:
-        """Note that a gradient step was made; the policy is due in every ``delay``-th."""
+        """Count a gradient step; every ``delay``-th one updates the policy."""
         self._steps += 1
         self.update_due(delay)
 
     def update_due(self, delay: int) -> None:
-        """Look anew whether the policy is due, as after weights were loaded: the count of steps is one of them."""
+        """Recompute whether the policy is due, as after loading weights, which include the count of steps."""
         self.is_policy_due = (int(self._steps) + 1) % delay == 0
 
 
 class TwinDelayed(Algorithm[Any]):
-    """What TD3 and TD3+BC share: the targets of twin critics, and a policy that moves in some steps only."""
+    """Base class of TD3 and TD3+BC: clipped double Q-learning targets and a delayed policy."""
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy with its target, critics with theirs; see `DeterministicModule`."""
+        """Make a policy and critics with their targets; see `DeterministicModule`."""
         config, is_built_in = self.config, given is None
         if given is None:
             given = Network(obs_space, action_space, config.network, NoisyTanh(action_space, ACTION), value=False)
@@ -178,14 +178,14 @@ class TwinDelayed(Algorithm[Any]):
         self.check_policy(made)
         if isinstance(made, DeterministicModule):
             return made
-        if is_built_in:  # weights that were given stay as they are
+        if is_built_in:  # a user's network keeps its weights
             draw_by_gate(made.net)
         module = DeterministicModule(made.net, obs_space, action_space, config.network)
         module.update_due(config.policy_delay)
         return module
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
-        """Optimizers ``actor`` and ``critic``."""
+        """Parameters of the optimizers ``actor`` and ``critic``."""
         net = of_kind(module, DeterministicModule)
         return {
             "actor": [p for p in net.net.parameters() if p.requires_grad],
@@ -193,7 +193,8 @@ class TwinDelayed(Algorithm[Any]):
         }
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        """Fujimoto et al. 2018, algorithm 1: critics in each step, every `policy_delay` steps the policy, too.
+        """The losses of Fujimoto et al. 2018, algorithm 1: of the critics in each step, of the policy in every
+        `policy_delay`-th.
 
         The policy's gradient does not reach the critics.
         """
@@ -213,7 +214,7 @@ class TwinDelayed(Algorithm[Any]):
         return loss.keep(td_error=errors.abs().mean(0)) if WEIGHT in batch else loss
 
     def _target(self, net: DeterministicModule, batch: Batch) -> Tensor:
-        """``[B]``: r + discount * min Q_target(next_obs, a'), with a' the target policy's action and clipped noise."""
+        """r + discount * min Q_target(next_obs, a'), with a' the target policy's action plus clipped noise: ``[B]``."""
         config = self.config
         with torch.no_grad():
             action = torch.tanh(batch.forward_next(net.target).bound()[1])
@@ -223,27 +224,27 @@ class TwinDelayed(Algorithm[Any]):
             return target_of(batch, config.gamma, value)
 
     def check_policy(self, policy: Module) -> None:
-        """Raise a SettingsError for a policy that can't be learned."""
+        """Raise a SettingsError for a policy that can't be trained."""
 
     def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
-        """What the policy minimises, as the part ``actor``.
+        """The policy's loss, as the part ``actor``.
 
         Args:
-            worth: ``[1, B]``: the first critic's values of ``chosen``.
-            chosen: ``[B, action_size]``: the policy's actions, in [-1, 1].
-            action: ``[B, action_size]``: the actions that were taken, likewise.
+            worth: The first critic's values of ``chosen``, ``[1, B]``.
+            chosen: The policy's actions, ``[B, action_size]`` in [-1, 1].
+            action: The actions that were taken, in the same form.
         """
         return Loss(actor=-worth.mean())
 
     def after_step(self, module: Module) -> None:
-        """Moves the targets where the policy was moved, and counts."""
+        """Move the targets if the policy was updated, and count the step."""
         net = of_kind(module, DeterministicModule)
         if net.is_policy_due:
             net.follow(self.config.tau)
         net.count_step(self.config.policy_delay)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`."""
+        """Restore what `get_state` returned."""
         super().set_state(state)
         for name, policy in self.policies.items():
             with self.settings_of(name):
@@ -251,22 +252,23 @@ class TwinDelayed(Algorithm[Any]):
 
 
 class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
-    """Twin delayed deep deterministic policy gradient: twin critics, smoothed targets, a delayed policy; for Boxes."""
+    """Twin delayed deep deterministic policy gradient: twin critics, smoothed targets, a delayed policy; for Box
+    actions."""
 
     name = "td3"
     Config = TD3Config
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy with its target, critics with theirs; see `DeterministicModule`."""
+        """Make a policy and critics with their targets; see `DeterministicModule`."""
         check_box(action_space, "TD3")
         return super().make_module(given, obs_space, action_space)
 
     def check_policy(self, policy: Module) -> None:
-        """Policy and critics have a memory, or none has."""
+        """Check that policy and critics are both recurrent or both not."""
         check_memories(policy, self.config.network, "TD3")
 
     def before_collect(self, env_steps: int) -> None:
-        """Lets modules act at random until learning starts, and sets the noise of what they do then."""
+        """Let modules act at random until learning starts, and set the exploration noise."""
         for name, policy in self.policies.items():
             with self.settings_of(name):
                 module = of_kind(policy.module, DeterministicModule)

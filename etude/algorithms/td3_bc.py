@@ -19,28 +19,28 @@ from etude.spaces import Space
 
 @settings
 class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
-    """Settings of TD3+BC. The recording needs rewards, and what was observed after each step.
+    """Settings of TD3+BC. The recording needs rewards and next observations.
 
     The paper also normalises observations: ``connectors=("normalize_obs",)``.
     """
 
     alpha: float = 2.5
-    """Weight of what the critic says against the squared distance to the recorded actions, at least 0: 0 imitates, more
-    trusts the critic more. Critics are divided by their mean magnitude, so that the scale of rewards does not matter.
+    """Weight of the critic's value against the squared distance to the recorded actions, at least 0: 0 imitates, larger
+    trusts the critic more. Values are divided by their mean magnitude, so that the scale of rewards does not matter.
     Default: Fujimoto & Gu 2021."""
 
     gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Fujimoto & Gu 2021."""
+    """Discount factor, 0 to 1. Default: Fujimoto & Gu 2021."""
 
     n_step: int = 1
-    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
-    rewards back faster, but are of those who acted. Default: as in the paper."""
+    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    those of the behaviour policy. Default: as in the paper."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam, or a schedule of it. Default: Fujimoto & Gu 2021."""
+    """Learning rate of Adam, or a schedule. Default: Fujimoto & Gu 2021."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """How gradients become steps. Default: none are clipped, as in Fujimoto & Gu 2021."""
+    """Settings of the optimizer. Default: gradients are not clipped, as in Fujimoto & Gu 2021."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Fujimoto & Gu 2021."""
@@ -67,7 +67,8 @@ class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
 class TD3BC(TwinDelayed, OfflineAlgorithm[TD3BCConfig]):
     """TD3 with a policy that stays near the recorded actions; for Box actions.
 
-    Where it explores (recording, `evaluate(explore=True)`), it adds normal noise of 0.1 of half the range.
+    When it explores (recording, `evaluate(explore=True)`), it adds normal noise with a standard deviation of 0.1 of
+    half the action range.
     """
 
     name = "td3_bc"
@@ -75,20 +76,20 @@ class TD3BC(TwinDelayed, OfflineAlgorithm[TD3BCConfig]):
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:
-        """What sums the rewards of `n_step` steps, where these are several."""
+        """The connector that sums the rewards of `n_step` steps, if there are several."""
         return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
-        """A policy with its target, critics with theirs; see `DeterministicModule`."""
+        """Make a policy and critics with their targets; see `DeterministicModule`."""
         check_box(action_space, "TD3+BC", "IQL, which learns any actions, or CQL or DQN for Discrete ones")
         return super().make_module(given, obs_space, action_space)
 
     def check_policy(self, policy: Module) -> None:
-        """It has no memory."""
+        """Check that the policy is not recurrent."""
         not_recurrent(policy, self.name)
 
     def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
-        """Fujimoto & Gu 2021, eq. 5."""
+        """The policy's loss of Fujimoto & Gu 2021, eq. 5."""
         scale = self.config.alpha / worth.detach().abs().mean()
         distance = (chosen - action).square().mean()
         return Loss(actor=distance - scale * worth.mean()).log(distance=distance)

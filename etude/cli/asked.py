@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command line and a settings file ask of an algorithm: which one, its settings, how it is run."""
+"""What a command line and a settings file ask for: an algorithm, its settings, and how to run it."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from etude.settings import choice, from_dict, merged, placed, settings, typed
 
 @settings
 class RunOptions:
-    """What all commands that train take besides the settings of the algorithm."""
+    """Options of all commands that train, besides the settings of the algorithm."""
 
     everyday: ClassVar[tuple[str, ...]] = ("preset", "config")
 
@@ -31,23 +31,23 @@ class RunOptions:
     """When to stop."""
 
     preset: bool = False
-    """Begin with the settings that are known to work for this algorithm and env, and stop where they do: see `etude
-    presets`. A file and flags count more."""
+    """Start from the preset for this algorithm and env, and stop where it does: see `etude presets`. A settings file
+    and flags take precedence."""
 
     config: str | None = None
-    """A YAML or JSON file with settings by name, and `stop`; flags count more."""
+    """A YAML or JSON file with settings by name, and `stop`; flags take precedence."""
 
     ray: Ray = Ray()
-    """They go with `--engine ray`."""
+    """Settings of the ray engine, for `--engine ray`."""
 
     save_interval: float = 60.0
     """Seconds between checkpoints, at least 0; one is always saved at the end."""
 
     quiet: bool = False
-    """Print nothing but errors, and what is found."""
+    """Print only errors and the results."""
 
     json: bool = False
-    """Print what is found as one JSON object on standard output."""
+    """Print the results as one JSON object on standard output."""
 
     def __post_init__(self) -> None:
         if self.save_interval < 0:
@@ -58,10 +58,11 @@ O = TypeVar("O", bound=RunOptions)  # noqa: E741
 
 
 def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm[Any]] | None:
-    """The algorithm that is named first: one of `ALGORITHMS` (``PPO`` and ``td3bc`` too), or ``module:Class``.
+    """The algorithm named first in ``args``: one of `ALGORITHMS` (``PPO`` and ``td3bc`` match, too), or
+    ``module:Class``.
 
     Returns:
-        None where help is asked for; ``usage`` is then written.
+        The class; None if help is asked for, after ``usage`` was written.
     """
     names = ", ".join(ALGORITHMS)
     if not args or args[0].startswith("-"):
@@ -81,17 +82,17 @@ def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm
         raise SettingsError(f"there is no algorithm `{name}`. {hint} Or give your own, as `module:Class`.")
     own = _own(name, "the algorithm")
     if not (isinstance(own, type) and issubclass(own, Algorithm)):
-        raise SettingsError(f"{name} is no algorithm: it must be a class that inherits from etude.Algorithm.")
+        raise SettingsError(f"{name} is not an algorithm: it must be a class that inherits from etude.Algorithm.")
     return own
 
 
 def ask(
     cls: type[Algorithm[Any]], kind: type[O], args: list[str], command: str, about: str
 ) -> tuple[str, dict[str, Any], O]:
-    """What ``etude COMMAND ALGORITHM ...`` asks of the algorithm ``cls``, where flags count more than a file.
+    """Parse ``etude COMMAND ALGORITHM ...`` for the algorithm ``cls``; flags take precedence over a settings file.
 
     Returns:
-        What the algorithm is called in messages; its settings; the command's own options.
+        The algorithm's name in messages; its settings; the command's own options.
     """
     name = next((known for known, found in ALGORITHMS.items() if found is cls), args[0])
     owner = name.rpartition(":")[2]
@@ -127,12 +128,12 @@ def _preset(algorithm: str, env: Any) -> Preset:
 
 def _table(options: flags.TableOptions, data: Any) -> Any:
     if data is None:
-        raise SettingsError("`columns` says which columns of a table are what: give the table, too, as --data log.csv.")
+        raise SettingsError("`columns` describes the columns of a table: give the table, too, as --data log.csv.")
     return options.described(data)
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:
-    """The settings that are asked for; offline, with data."""
+    """The algorithm's settings object; offline algorithms need data."""
     config: AlgorithmConfig = from_dict(cls.Config, given, owner=owner)
     if isinstance(config, OfflineConfig) and config.data is None:
         raise SettingsError(f"{owner} needs a value for `data`, such as --data data/expert.")
@@ -140,7 +141,7 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
 
 
 def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in a file, with the `columns` of its table, if there is one; and its `stop`."""
+    """The settings in a file, including the `columns` of a table if given, and its `stop`."""
     found = values.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
     try:
@@ -160,22 +161,22 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
 
 
 def import_from_here() -> None:
-    """Let code be imported from the current folder: for names that the user wrote, and for files that are trusted.
+    """Add the current folder to the import path, for names that the user wrote and for files that are trusted.
 
-    Nothing else is: a folder that was downloaded may hold a file named as a library is.
+    Not done otherwise: a downloaded folder may hold a file named like a library.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def _own(name: str, what: str) -> Any:
-    """The class or function that a user names."""
+    """Import the class or function that a user names."""
     import_from_here()
     return imported(name, what)
 
 
 def _imported(setting: str, kind: str) -> Callable[[str], Any]:
-    """What finds the class or function that ``setting`` names."""
+    """A function that imports the class or function that ``setting`` names."""
 
     def found(word: str) -> Any:
         if ":" not in word:
@@ -186,26 +187,26 @@ def _imported(setting: str, kind: str) -> Callable[[str], Any]:
 
 
 def _passed_on(word: str) -> str:
-    """What is imported later, if it names code."""
+    """Return the word; if it names code that is imported later, make that possible."""
     if ":" in word:
         import_from_here()
     return word
 
 
 def _connector(word: str) -> Any:
-    """A name that the pipeline knows, or ``module:name`` of a class or function."""
+    """A connector's name that the pipeline knows, or the class or function ``module:name``."""
     head, colon, tail = word.partition(":")
     is_own = colon and head not in BY_NAME and tail.replace(".", "").isidentifier()
     return _own(word, "a connector") if is_own else word
 
 
 def _trained(word: str) -> Any:
-    """Ids with commas between, or ``module:function``."""
+    """Ids separated by commas, or ``module:function``."""
     return _imported("modules_to_train", "function")(word) if ":" in word else tuple(word.split(","))
 
 
 def _schedule(word: str) -> Any:
-    """``3e-4``, or points such as ``0:1e-3,100000:0``, or those behind ``cosine:``."""
+    """A schedule: ``3e-4``; or points such as ``0:1e-3,100000:0``, optionally after ``cosine:``."""
     if ":" not in word:
         return word
     cosine, points = word.startswith("cosine:"), word.removeprefix("cosine:").split(",")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude data`` and ``etude show``: look into recordings, and make others of them. Imports no torch."""
+"""``etude data`` and ``etude show``: inspect, check, convert and edit recordings. Imports no torch."""
 
 import shlex
 import sys
@@ -22,10 +22,10 @@ PROBLEMS = 1
 
 @settings
 class Validate(flags.TableOptions):
-    """Look at every row, and name every problem; exit code 1 if there is one, or a warning."""
+    """Check every row, and list all problems; the exit code is 1 if there is a problem or a warning."""
 
     path: tuple[str, ...]
-    """The recording: a folder, or one file; several are read as one."""
+    """The recording: a folder or a file; several are read as one."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -44,23 +44,23 @@ class Validate(flags.TableOptions):
 
 @settings
 class DataCommand(flags.TableOptions):
-    """What commands take that read recordings."""
+    """Options of commands that read recordings."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What happens to bad data, such as NaN or steps that are there twice: an error (strict), or it is mended where
-    that needs no invention and else left out (repair), or left out with its segment (skip)."""
+    """What to do with bad data, such as NaN or duplicate steps: raise an error (strict), fix it if no values need to be
+    invented and otherwise leave it out (repair), or leave it out with its segment (skip)."""
 
     def opened(self, path: str | Sequence[str]) -> "Recording":
-        """The recording at ``path``, or of several of them."""
+        """Open the recording at ``path``, or several as one."""
         from etude.recordings import Recording
 
         return Recording.open(self.described(path), on_bad=self.on_bad)
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
-        """Print what a command found or did, and what was bad in what it read."""
+        """Print a command's results, and what was bad in the data it read; return the exit code."""
         if self.json:
             met, left_out = Counter[str](), Counter[str]()
             for recording in recordings:
@@ -74,19 +74,19 @@ class DataCommand(flags.TableOptions):
         return 0
 
     def tell_edited(self, recordings: Sequence["Recording"], done: "Edited") -> int:
-        """Print what was written, and what was bad in what it was made from."""
+        """Print what was written, and what was bad in the data it was made from; return the exit code."""
         return self.tell(recordings, done.to_json(), str(done))
 
 
 @settings
 class Info(DataCommand):
-    """What a recording holds, counted over every row; of a table, its columns, and a guess at which is what."""
+    """Summarise a recording, counted over every row; for a table, its columns and a guess at what they are."""
 
     path: tuple[str, ...]
-    """The recording: a folder, or one file; several are read as one."""
+    """The recording: a folder or a file; several are read as one."""
 
     def execute(self) -> int:
-        """Count, and print."""
+        """Count and print."""
         from etude.recordings import TableError
 
         try:
@@ -117,19 +117,19 @@ class Info(DataCommand):
 
 @settings
 class Head(DataCommand):
-    """The first steps, a line for each."""
+    """Print the first steps, one per line."""
 
     path: tuple[str, ...]
-    """The recording: a folder, or one file; several are read as one."""
+    """The recording: a folder or a file; several are read as one."""
 
     rows: int = 10
-    """How many, at least 1."""
+    """Number of steps, at least 1."""
 
     only: tuple[str, ...] = ()
-    """Which columns, by name or root (`obs` is all its parts); without, all."""
+    """Columns to print, by name or root (`obs` is all its parts); all if none are given."""
 
     def execute(self) -> int:
-        """Print them."""
+        """Print the steps."""
         from etude.viewer.views import first_rows
 
         if self.rows < 1:
@@ -142,13 +142,13 @@ class Head(DataCommand):
 
 @settings
 class Describe(DataCommand):
-    """Each column: how many values there are, are missing and differ; mean, std, min and max."""
+    """Print statistics of each column: count, missing and distinct values, mean, std, min and max."""
 
     path: tuple[str, ...]
-    """The recording: a folder, or one file; several are read as one."""
+    """The recording: a folder or a file; several are read as one."""
 
     def execute(self) -> int:
-        """Print it."""
+        """Print the statistics."""
         from etude.viewer import RecordingView
 
         view = RecordingView(self.opened(_one_or_many(self.path)))
@@ -160,27 +160,27 @@ class Describe(DataCommand):
 
 @settings
 class Writing(DataCommand):
-    """What commands take that make one recording of another."""
+    """Options of commands that make one recording from another."""
 
     path: str
-    """The recording: a folder, or one file."""
+    """The recording: a folder or a file."""
 
     to: str
-    """The folder of the new recording; it may also stand behind PATH, as A B."""
+    """The folder of the new recording; may also follow PATH without the flag, as A B."""
 
 
 @settings
 class Convert(Writing):
-    """Write a recording of any kind that can be read in Etude's format or another: `etude data convert A B`."""
+    """Convert any readable recording to Etude's format or another: `etude data convert A B`."""
 
     format: str = "etude"
-    """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
+    """Format to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
 
     fps: int | None = None
-    """Steps a second, at least 1, for `lerobot` alone; left out, that of the LeRobot dataset converted, or 30."""
+    """Steps per second, at least 1, for `lerobot` only. None: that of the LeRobot dataset converted, or 30."""
 
     def execute(self) -> int:
-        """Write it."""
+        """Write the new recording."""
         from etude.recordings import convert
 
         recording = self.opened(self.path)
@@ -193,7 +193,7 @@ class Convert(Writing):
 
 @settings
 class Merge(DataCommand):
-    """Make one recording of several, as A B ... --to C; episodes that share an id stay apart."""
+    """Merge several recordings into one, as A B ... --to C; episodes that share an id are kept apart."""
 
     paths: tuple[str, ...]
     """The recordings, in order."""
@@ -202,7 +202,7 @@ class Merge(DataCommand):
     """The folder of the new recording."""
 
     def execute(self) -> int:
-        """Write it."""
+        """Write the new recording."""
         from etude.recordings import merge_recordings
 
         recordings = [self.opened(path) for path in self.paths]
@@ -211,25 +211,25 @@ class Merge(DataCommand):
 
 @settings
 class Split(DataCommand):
-    """Deal the episodes out, at random, to a recording to learn from and one to measure on."""
+    """Split the episodes at random into a recording for training and one for validation."""
 
     path: str
-    """The recording: a folder, or one file."""
+    """The recording: a folder or a file."""
 
     to_train: str
-    """The folder of the new recording to learn from."""
+    """The folder of the new recording for training."""
 
     to_validation: str
-    """The folder of the new recording to measure on."""
+    """The folder of the new recording for validation."""
 
     fraction: float = 0.9
-    """How many of the episodes are to learn from, between 0 and 1."""
+    """Share of the episodes that go to training, between 0 and 1."""
 
     seed: int = 0
-    """Which episodes these are, at least 0."""
+    """Seed of the random choice, at least 0."""
 
     def execute(self) -> int:
-        """Write them."""
+        """Write the two recordings."""
         from etude.recordings import split_recording
 
         recording, to = self.opened(self.path), (self.to_train, self.to_validation)
@@ -238,27 +238,27 @@ class Split(DataCommand):
 
 @settings
 class Filter(Writing):
-    """Write the episodes that are asked for, by return, length or an expression: `etude data filter A B ...`."""
+    """Write the episodes selected by return, length or an expression: `etude data filter A B ...`."""
 
     min_return: float | None = None
-    """Keep episodes whose rewards, over all agents, sum to at least this."""
+    """Keep episodes whose return, summed over all agents, is at least this."""
 
     max_return: float | None = None
-    """Keep episodes whose rewards sum to at most this."""
+    """Keep episodes whose return, summed over all agents, is at most this."""
 
     min_length: int | None = None
-    """Keep episodes of at least so many steps, of the agent that has most."""
+    """Keep episodes with at least this many steps, of the agent that has most."""
 
     max_length: int | None = None
-    """Keep episodes of at most so many steps."""
+    """Keep episodes with at most this many steps, of the agent that has most."""
 
     where: str | None = None
-    """Keep episodes for which an expression holds: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. Figures are
-    return, length, steps, agents, terminated, truncated, done and episode_id; and sum, mean, min, max, any and all over
+    """Keep episodes for which an expression holds: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. It may use
+    return, length, steps, agents, terminated, truncated, done and episode_id, and sum, mean, min, max, any and all over
     columns."""
 
     def execute(self) -> int:
-        """Write it."""
+        """Write the new recording."""
         from etude.recordings import filter_recording
 
         recording = self.opened(self.path)
@@ -271,16 +271,16 @@ class Sample(Writing):
     """Write some episodes, drawn at random: `etude data sample A B --episodes 9`."""
 
     episodes: int | None = None
-    """How many whole episodes to draw."""
+    """Number of whole episodes to draw."""
 
     steps: int | None = None
-    """Draw whole episodes until they have so many steps together."""
+    """Draw whole episodes until they have this many steps in total."""
 
     seed: int = 0
-    """Which are drawn, at least 0."""
+    """Seed of the random choice, at least 0."""
 
     def execute(self) -> int:
-        """Write it."""
+        """Write the new recording."""
         from etude.recordings import sample_recording
 
         recording = self.opened(self.path)
@@ -290,10 +290,10 @@ class Sample(Writing):
 
 @settings
 class Cache:
-    """What is kept of other tools' files that were converted; --clear removes it."""
+    """Show the cache of files converted from other tools' formats; --clear empties it."""
 
     clear: bool = False
-    """Remove all of it; what is asked for again is made again."""
+    """Remove everything in the cache; it is converted again when needed."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -317,22 +317,23 @@ class Cache:
 
 @settings
 class Show(DataCommand):
-    """Look at one recording, or at several side by side, in the browser: figures, episodes, and each step."""
+    """Browse one recording, or several side by side, in the browser: figures, episodes, and each step."""
 
     path: tuple[str, ...]
     """The recordings: folders or files."""
 
     to: str | None = None
-    """Write the page to this file, which needs nothing else, instead of serving it."""
+    """Write a self-contained page to this file instead of serving it."""
 
     where: str = ""
-    """With --to: only episodes for which an expression holds, such as `return > 100`, as for `etude data filter`."""
+    """With --to: include only episodes for which an expression holds, such as `return > 100`, as in `etude data
+    filter`."""
 
     episodes: int = 20
-    """With --to: how many episodes of each recording can be stepped through, at least 0."""
+    """With --to: number of episodes of each recording that can be stepped through, at least 0."""
 
     port: int = 0
-    """Where the page is served, on this machine alone; 0 is any port that is free."""
+    """Port of the page, which is served on this machine only; 0 picks a free one."""
 
     browser: bool = True
     """Whether to open the page in the browser."""
@@ -387,7 +388,7 @@ def main(command: str, args: list[str]) -> int:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table, in a few letters."""
+    """A value for a table cell, shortened."""
     if isinstance(value, list):
         shown = " ".join(_cell(one) for one in value[:4])
         return f"[{shown}{' …' if len(value) > 4 else ''}]"
@@ -401,7 +402,7 @@ def _one_or_many(paths: tuple[str, ...]) -> Any:
 
 
 def _of_table(path: str, guess: "Guess") -> str:
-    """The columns of a table, and what they may be."""
+    """The columns of a table, and a guess at what they are."""
     rows = [["column", "type", "different", "missing", "for example"]]
     for name, facts in guess.found.items():
         distinct = "-" if facts.distinct is None else f"{facts.distinct:,}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of settings classes: their names, what a command line gives of them, and the help, which tyro writes.
+"""Command-line flags of settings classes: their names, their parsing, and the help, which tyro writes.
 
-A flag says what a line of a settings file says: `etude.cli.values` gives its words a meaning, and `etude.settings`
-checks them, so that a wrong value is refused in the same words wherever it stands.
+Flags mean what lines of a settings file mean: `etude.cli.values` interprets their words and `etude.settings` checks
+them, so that a wrong value gets the same message in both.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
 class Command(Protocol):
-    """A settings class that is a command: its fields are the flags."""
+    """A settings class that is a command; its fields are the flags."""
 
     def execute(self) -> int:
-        """Do it; gives the exit code."""
+        """Run the command, and return the exit code."""
 
 
 C = TypeVar("C", bound=Command)
@@ -44,7 +44,7 @@ def run(cls: type[C], args: Sequence[str], *, prog: str, positional: str | None 
     """Run the command ``cls`` with ``args``.
 
     Raises:
-        SettingsError: as `parse`; or a value is missing or wrong.
+        SettingsError: as in `parse`; or a value is missing or wrong.
     """
     owner, about = prog.split()[-1], " ".join((cls.__doc__ or "").split())
     given = parse({owner: cls}, args, prog=prog, about=about, positional=positional)
@@ -64,18 +64,19 @@ def parse(
     positional: str | None = None,
     converters: values.Converters | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """What a command line gives of several settings classes, of each as a nested mapping; types are not checked.
+    """Parse a command line into the values of several settings classes, each as a nested mapping; types are not
+    checked.
 
     Args:
-        kinds: Settings classes, by their titles in help. The first whose setting has a short name has this name.
+        kinds: Settings classes by their titles in help. A short name that several have belongs to the first.
         args: The arguments.
-        prog: The command, such as ``etude train ppo``. The last word of it is whose settings they are in messages.
+        prog: The command, such as ``etude train ppo``. Messages use its last word as the owner of the settings.
         about: What the command does, for its help.
         positional: A field that is given without a flag.
-        converters: For types that only Python can write.
+        converters: Converters for types that only Python can write.
 
     Raises:
-        SettingsError: a flag is unknown (the nearest is named), is there twice, or has too few or too many values.
+        SettingsError: a flag is unknown (the nearest is named), is given twice, or has too few or too many values.
         SystemExit: help was asked for, and is written.
     """
     groups = [[leaf for leaf in leaves_of(kind) if leaf.path != (positional,)] for kind in kinds.values()]
@@ -102,11 +103,11 @@ def parse(
 
 @settings
 class TableOptions:
-    """What commands take that read data."""
+    """Options of commands that read data."""
 
     columns: Mapping[str, Any] | None = None
-    """Of a table (CSV, Parquet, JSON, Arrow): which of its columns are what, as obs=speed,load action=command
-    reward=score episode_id=trip t=tick propensity=p; `etude data info TABLE` guesses it."""
+    """For a table (CSV, Parquet, JSON, Arrow): which of its columns are what, as in obs=speed,load action=command
+    reward=score episode_id=trip t=tick propensity=p. `etude data info TABLE` suggests it."""
 
     def __post_init__(self) -> None:
         wrong = [name for name, own in (self.columns or {}).items() if not own]
@@ -114,7 +115,7 @@ class TableOptions:
             raise SettingsError(f"`columns` has {wrong[0]} without a column: write {wrong[0]}=NAME.")
 
     def described(self, data: Any) -> Any:
-        """``data`` as a `Source` with these columns; as it is where none are given."""
+        """``data`` as a `Source` with these columns, or unchanged if none are given."""
         if not self.columns:
             return data
         from etude.recordings import Source
@@ -128,20 +129,20 @@ def _column_names(own: Any) -> Any:
 
 
 class FlagNames:
-    """What each setting is called on the command line.
+    """The names of settings on the command line.
 
-    Settings inside others have their path for a name (``workers.min-batch``), and also their own name where no other
-    of their group has it (``min-batch``; see `own_paths` in `etude.settings`). A main setting also has the name of
-    those that it is in (``workers``).
+    Nested settings are named by their path (``workers.min-batch``), and also by their own name if it is unique in their
+    group (``min-batch``; see `own_paths` in `etude.settings`). A main setting can also be given by the name of its
+    group (``workers``).
 
     Args:
-        groups: The settings. A short name that several groups have is that of the first.
+        groups: The settings. A short name that several groups have belongs to the first.
     """
 
     def __init__(self, *groups: Sequence[Leaf]) -> None:
         self.full = {_flag(leaf.path): leaf for leaves in reversed(groups) for leaf in leaves}
         self.named: dict[str, list[Leaf]] = {name: [leaf] for name, leaf in self.full.items()}
-        """By name, in full and short; several settings where a short one does not say which."""
+        """Settings by full and short names; several for an ambiguous short name."""
         for leaves in groups:
             short: dict[str, list[Leaf]] = {}
             for leaf in leaves:
@@ -151,12 +152,12 @@ class FlagNames:
             self.named = short | self.named
 
     def find(self, name: str) -> Leaf | None:
-        """The setting that is called so, if it is one."""
+        """The setting with this name; None if there is none, or several."""
         found = self.named.get(_canonical(name), [])
         return found[0] if len(found) == 1 else None
 
     def split(self, args: Sequence[str], owner: str) -> tuple[dict[tuple[str, ...], list[str]], list[str]]:
-        """The words of each setting that is given, by path, and the words that are of none."""
+        """The words of each setting that is given, by path, and the words that belong to none."""
         given, flags = dict[tuple[str, ...], list[str]](), dict[tuple[str, ...], str]()
         rest, words, room = list[str](), list[str](), 0.0
         for word in args:
@@ -180,7 +181,8 @@ class FlagNames:
         return given, rest
 
     def unknown(self, word: str, owner: str, prog: str) -> SettingsError:
-        """The error for a word that is no setting: names the nearest, or ours for another library's."""
+        """The error for a word that is not a setting: names the nearest, or Etude's name for another library's
+        setting."""
         more = f"All settings: {prog} {HELP_ALL}"
         if not word.startswith("-"):
             is_env = "env" in self.full and re.search(r"-v\d+$", word)
@@ -198,7 +200,7 @@ class FlagNames:
 
 
 def _flag(path: Sequence[str]) -> str:
-    """Without the leading dashes: ``network.log-std-init``."""
+    """The flag's name without leading dashes: ``network.log-std-init``."""
     return ".".join(map(_canonical, path))
 
 
@@ -212,11 +214,11 @@ def _canonical(word: str) -> str:
 def _write_help(
     kinds: Mapping[str, type], names: FlagNames, prog: str, about: str, positional: str | None, *, everything: bool
 ) -> None:
-    """Write what a command takes, and exit: all of it, or the everyday settings alone."""
+    """Write the help of a command, with all settings or only the everyday ones, and exit."""
     import tyro
 
     def group(title: str, cls: Any, path: tuple[str, ...], default: Any) -> Any:
-        """What tyro shows of a settings class: a dataclass of texts; None where nothing is shown."""
+        """A dataclass of texts that tyro shows for a settings class; None if nothing is shown."""
         found: list[Any] = []
         known = {f.name: getattr(default, f.name) for f in dataclasses.fields(cls)} if default else defaults(cls)
         hints, docs = typing.get_type_hints(cls), field_docs(cls)
@@ -254,7 +256,7 @@ def _write_help(
 
 
 def _is_everyday(cls: type, name: str) -> bool:
-    """Whether the short help shows a setting: its class names it as ``everyday``, or names none."""
+    """Whether the short help shows a setting: its class lists it in ``everyday``, or has no ``everyday``."""
     owner = next((base for base in cls.__mro__ if name in inspect.get_annotations(base)), cls)
     chosen = [one for base in cls.__mro__ for one in base.__dict__.get("everyday", ())]
     return name in chosen or "everyday" not in owner.__dict__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point: finds the command and hands over. Imports nothing heavy, so that help is there at once."""
+"""The entry point: finds the command and runs it. Imports nothing heavy, so that help is fast."""
 
 import importlib
 import signal
@@ -16,23 +16,23 @@ from etude.settings import choice
 COMMANDS = {
     "train": ("train", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
     "presets": ("train", "List settings that are known to work for a task, with what they reached."),
-    "tune": ("tune", "Train with many settings at once, and see which are best (needs etude[ray])."),
+    "tune": ("tune", "Train with many settings, and rank them (needs etude[ray])."),
     "sweep": ("sweep", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
-    "record": ("play", "Let a trained run play, and record its episodes as Parquet."),
-    "watch": ("play", "See a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
-    "evaluate": ("play", "Let a trained run play, and report its returns."),
+    "record": ("play", "Record episodes of a trained run as Parquet."),
+    "watch": ("play", "Watch a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
+    "evaluate": ("play", "Play episodes with a trained run, and report its returns."),
     "export": (
         "play",
         "Write a trained policy as ONNX (needs etude[export]): etude export runs/ppo --to p.onnx.",
     ),
     "serve": ("serve", "Serve a trained run over HTTP (needs etude[serve]): etude serve runs/ppo --port 8080."),
-    "data": ("data", "Look into recordings, and make others of them: etude data info, etude data validate."),
-    "show": ("data", "Look at recordings in the browser: figures, episodes, each step."),
-    "plot": ("play", "Draw the learning curves of runs, each or in groups with mean and interval."),
-    "compare": ("play", "How groups of runs ended, with intervals: etude compare runs/a runs/b --by lr."),
-    "demo": ("play", "See it all in a minute: train, record, clone, plot."),
+    "data": ("data", "Inspect, check and convert recordings: etude data info, etude data validate."),
+    "show": ("data", "Browse recordings in the browser: figures, episodes, each step."),
+    "plot": ("play", "Plot the learning curves of runs, singly or in groups with mean and interval."),
+    "compare": ("play", "Compare results of groups of runs, with intervals: etude compare runs/a runs/b --by lr."),
+    "demo": ("play", "A one-minute demo: train, record, clone, plot."),
 }
-"""The module of each command, and what it does."""
+"""The module of each command, and its help text."""
 
 HELP = """Etude: reinforcement learning, online and offline, from one kind of data.
 
@@ -41,7 +41,7 @@ usage: etude COMMAND ...
 commands:
 {commands}
 
-  --help    This, or after a command what it takes; --help-all is all that it takes.
+    --help    This help, or after a command its options; --help-all shows all of them.
   --version The version.
 """
 
@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The arguments after ``etude``; those of the process where None.
+        argv: The arguments after ``etude``; None: those of the process.
 
     Returns:
-        The exit code: 0 fine; 1 a check found problems, or something unexpected; 2 an error of the user's to mend;
-        3 a budget ran out before the goal was met; 130 interrupted (SIGINT, SIGTERM, SIGHUP).
+        The exit code: 0 success; 1 a check found problems, or an unexpected failure; 2 a user's error; 3 a budget ran
+        out before the goal was met; 130 interrupted (SIGINT, SIGTERM, SIGHUP).
     """
     args = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         if not streams.hush_unread():
-            raise  # another pipe than ours, such as one to an env in a process of its own
+            raise  # another pipe, such as one to an env in a process of its own
         return 1
 
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that what it has done is kept, unless they are handled or
-    ignored."""
+    """Let SIGTERM and SIGHUP interrupt a command as Ctrl-C does, so that its work is kept, unless they are handled or
+    ignored already."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
     numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude evaluate``, ``record``, ``watch``, ``export``, ``plot`` and ``demo``: what is done with trained runs."""
+"""``etude evaluate``, ``record``, ``watch``, ``export``, ``plot``, ``compare`` and ``demo``: using trained runs."""
 
 import shlex
 import shutil
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from etude.algorithms import Algorithm, Evaluation
 
 GOAL, EPISODES = 450.0, 60
-"""What the demo trains to, and records."""
+"""The demo's training goal, and the number of episodes that it records."""
 
 
 @settings
 class Play:
-    """What commands take that let a run play."""
+    """Options of commands that play with a trained run."""
 
     run: str
     """The folder of the run, with its checkpoint."""
 
     env: str | None = None
-    """Where to play, a registered id or `module:factory`; where it was trained if none."""
+    """Env to play in, a registered id or `module:factory`. None: the env it was trained in."""
 
     seed: int | None = None
-    """Of envs and actions; none draws one from the system."""
+    """Seed of envs and action sampling. None draws one from the system."""
 
     explore: bool = False
-    """Draw actions from the policy; else take the most likely ones."""
+    """Sample actions from the policy; otherwise take the most likely ones."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
     episodes: int = 20
-    """How many whole episodes, at least 1."""
+    """Number of whole episodes, at least 1."""
 
     max_steps: int | None = None
-    """Steps after which an episode is truncated, at least 1; none: as in training."""
+    """Steps after which an episode is truncated, at least 1. None: as in training."""
 
     set: Mapping[str, str] | None = None
-    """Settings to be other than they were saved, such as `target_return=400`."""
+    """Settings that differ from the saved ones, such as `target_return=400`."""
 
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
@@ -59,7 +59,7 @@ class Play:
             raise SettingsError(f"`max_steps` is {self.max_steps}, but must be at least 1, or none.")
 
     def loaded(self, *, plays: bool = True) -> "Algorithm[Any]":
-        """The run, without what it needs to learn only; sure to have somewhere to play where it ``plays``."""
+        """Load the run without what it needs only to learn; if it ``plays``, check that it has an env."""
         from etude.algorithms import load
         from etude.checkpoints import load_meta
         from etude.cli.asked import import_from_here
@@ -69,7 +69,7 @@ class Play:
         meta = load_meta(self.run)
         saved = meta.get("config") if isinstance(meta, dict) else None
         saved = saved if isinstance(saved, dict) else {}
-        # One process plays, wherever it was trained.
+        # Playing takes one process, whichever engine trained it.
         given: dict[str, Any] = {**(self.set or {}), "engine": "local", "callbacks": (), "modules_to_train": None}
         given |= {"prelearner": None} if "prelearner" in saved else {}
         if self.env is not None or (not plays and saved and (saved.get("data") is not None or "data" not in saved)):
@@ -81,7 +81,7 @@ class Play:
         return algorithm
 
     def tell(self, found: dict[str, Any], words: str) -> int:
-        """Print what came of it."""
+        """Print the results, and return the exit code."""
         if self.json:
             print_json(found | {"run": redacted(self.run)})
         elif not getattr(self, "quiet", False):
@@ -91,32 +91,32 @@ class Play:
 
 @settings
 class Evaluate(Play, flags.TableOptions):
-    """Let a trained run play whole episodes, and report their returns; with --on, estimate these from episodes that
+    """Play whole episodes with a trained run, and report their returns; with --on, estimate these from episodes that
     another policy played."""
 
     on: str | None = None
-    """A recording of held-out episodes: estimate from them what the policy would earn, and play nothing. What follows
-    goes with it alone."""
+    """Recording of held-out episodes from which to estimate the policy's return, without playing. The options below go
+    with it only."""
 
     methods: str | None = None
-    """Estimators, with commas between: is, wis, pdis, wpdis, dm, dr, wdr and fqe; none is all of them. Those from dm on
-    fit action values, which takes most of the time."""
+    """Estimators, separated by commas: is, wis, pdis, wpdis, dm, dr, wdr and fqe. None: all. Those from dm on fit
+    action values, which takes most of the time."""
 
     gamma: float = 0.99
-    """Discount of rewards, 0 to 1."""
+    """Discount factor, 0 to 1."""
 
     confidence: float = 0.95
-    """Of the intervals, between 0 and 1."""
+    """Confidence level of the intervals, between 0 and 1."""
 
     greedy: bool = False
-    """Estimate what the most likely actions would earn; else what drawn ones would."""
+    """Estimate the return of the most likely actions; otherwise of sampled ones."""
 
     behaviour: Literal["recorded", "fit"] = "recorded"
-    """Where the probabilities of the policy that played are from: what was recorded, or a fit to its actions."""
+    """Source of the behaviour policy's probabilities: recorded ones, or a fit to its actions."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
-    no invention, or left out; a note says what was."""
+    """What to do with bad data, such as NaN or duplicate steps: raise an error (strict), fix it if no values need to be
+    invented (repair), or leave it out (skip). A note reports it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,29 +165,29 @@ class Evaluate(Play, flags.TableOptions):
 
 @settings
 class Record(Play):
-    """Let a trained run play whole episodes, and record them as Parquet."""
+    """Play whole episodes with a trained run, and record them as Parquet."""
 
     to: str
     """The folder of the recording."""
 
     append: bool = False
-    """Add to the recording that is there; else one that is there is an error."""
+    """Add to an existing recording; otherwise an existing one is an error."""
 
     compression: str | None = None
     """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
     numbers, Zstandard for images."""
 
     max_rows_per_file: int = 1_048_576
-    """A file holds at most this many steps, at least 1."""
+    """Maximum number of steps in a file, at least 1."""
 
     max_file_size: int = 268_435_456
-    """A file is closed once it has this many bytes, at least 1."""
+    """Size in bytes at which a file is closed, at least 1."""
 
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print only errors."""
 
     def execute(self) -> int:
-        """Play, and write."""
+        """Play and write."""
         names = ("env", "seed", "explore", "max_steps", "append", "compression", "max_rows_per_file", "max_file_size")
         how: dict[str, Any] = {name: getattr(self, name) for name in names}
         with closing(self.loaded()) as algorithm:
@@ -199,28 +199,28 @@ class Record(Play):
 
 @settings
 class Watch(Play):
-    """See a trained run play: as a clip, or in the env's own window."""
+    """Watch a trained run play: as a clip, or in the env's own window."""
 
     to: str | None = None
-    """The clip to write: .gif; or .mp4 or .webm, which need etude[video]."""
+    """Clip to write: .gif; or .mp4 or .webm, which need etude[video]."""
 
     live: bool = False
     """Open the env's own window instead."""
 
     random: bool = False
-    """Let actions be drawn at random, rather than by the run."""
+    """Take random actions instead of the run's."""
 
     episodes: int = 1
-    """How many whole episodes, at least 1."""
+    """Number of whole episodes, at least 1."""
 
     fps: float | None = None
-    """Frames a second; the env's natural speed if none."""
+    """Frames per second. None: the env's natural speed."""
 
     size: str | None = None
-    """Width and height in pixels, such as 480x320, that frames are fitted into; as drawn if none."""
+    """Width and height in pixels, such as 480x320, to which frames are scaled, undistorted. None: as rendered."""
 
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print only errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -254,29 +254,29 @@ class Watch(Play):
 
 @settings
 class Plot:
-    """Draw the learning curves of runs: each by itself, or, with --by, groups of them with mean and interval."""
+    """Plot the learning curves of runs: singly or, with --by, groups of them with mean and interval."""
 
     run: tuple[str, ...] = ()
-    """The folders of the runs; with --by, also folders of such folders."""
+    """The folders of the runs; with --by, also folders that contain such folders."""
 
     to: str = "curves.png"
-    """The picture to write; .png, .svg or .pdf."""
+    """Image to write: .png, .svg or .pdf."""
 
     by: str | None = None
-    """What the runs of one group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+    """What the runs of a group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
 
     y: str = "return_mean"
-    """With --by: the field of results to draw; `losses/policy` is an entry of a field."""
+    """With --by: field of results to plot; `losses/policy` is an entry of a field."""
 
     x: str = "env_steps"
-    """With --by: what it is drawn over: env_steps, updates, seconds or iteration."""
+    """With --by: field on the x axis: env_steps, updates, seconds or iteration."""
 
     def __post_init__(self) -> None:
         if self.by is None and (self.y, self.x) != (Plot.y, Plot.x):
             raise SettingsError("--y and --x go with --by, such as --by algorithm or --by folder: add it.")
 
     def execute(self) -> int:
-        """Draw them."""
+        """Plot them."""
         if self.by is not None:
             from etude.algorithms.comparison import plot_groups
 
@@ -290,16 +290,17 @@ class Plot:
 
 @settings
 class Compare:
-    """How groups of runs ended: the interquartile mean of their last values, with its 95 % interval."""
+    """Compare the final results of groups of runs: the interquartile mean of their last values, with its 95 %
+    interval."""
 
     run: tuple[str, ...] = ()
-    """The folders of the runs, or folders of such folders."""
+    """The folders of the runs, or folders that contain such folders."""
 
     by: str = "algorithm"
-    """What the runs of one group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+    """What the runs of a group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
 
     y: str = "return_mean"
-    """The field of results to compare; `losses/policy` is an entry of a field."""
+    """Field of results to compare; `losses/policy` is an entry of a field."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -322,13 +323,13 @@ class Compare:
 
 @settings
 class Demo:
-    """See it all in a minute: train PPO, record it, clone it from the recording alone, draw how both learned."""
+    """A one-minute demo: train PPO, record it, clone it from the recording alone, and plot both learning curves."""
 
     out: str = "runs/demo"
-    """The folder for everything; an earlier demo in it is replaced."""
+    """The folder of all results; an earlier demo in it is replaced."""
 
     def execute(self) -> int:
-        """Run the commands of it, one after the other, as anybody could."""
+        """Run the demo's commands, one after the other."""
         from etude.cli.main import main
 
         ppo, recording, bc, curves = (str(Path(self.out) / name) for name in ("ppo", "recording", "bc", "curves.png"))
@@ -348,16 +349,16 @@ class Demo:
 
 @settings
 class Export:
-    """Write a trained policy, connectors included, as a file that runs without Etude."""
+    """Export a trained policy, connectors included, as a file that runs without Etude."""
 
     run: str
     """The folder of the run, with its checkpoint."""
 
     to: str
-    """The file: .onnx, which needs etude[export]; or .pt2, for torch.export.load."""
+    """File to write: .onnx, which needs etude[export]; or .pt2, for torch.export.load."""
 
     policy: str | None = None
-    """Which policy, by its module id, where there are several."""
+    """Module id of the policy, if there are several."""
 
     json: bool = False
     """Print one JSON object on standard output."""
@@ -370,7 +371,7 @@ class Export:
             raise SettingsError(f"`to` is {self.to!r}, but must end in .onnx or .pt2.")
 
     def execute(self) -> int:
-        """Load, and write."""
+        """Load and write."""
         from etude.algorithms import load_policy
         from etude.cli.asked import import_from_here
 
@@ -395,7 +396,7 @@ def main(command: str, args: list[str]) -> int:
 
 
 def summary(found: "Evaluation") -> str:
-    """An evaluation in words."""
+    """An evaluation as text."""
     from etude.algorithms.progress import parts
 
     whole = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard output and error, whoever may be at their other end."""
+"""Standard output and error, for any kind of reader."""
 
 import io
 import logging
@@ -15,12 +15,12 @@ from etude.errors import printable_lines
 
 
 def prepare() -> None:
-    """Make both streams take every text: a closed one leads nowhere, and what can't be encoded is shown as ``?``."""
+    """Make both streams accept any text: a closed one discards it, and what can't be encoded is written as ``?``."""
     sys.stdout, sys.stderr = _usable(sys.stdout), _usable(sys.stderr)
 
 
 def _usable(stream: TextIO | None) -> TextIO:
-    if stream is None:  # closed by whoever started the process; the next file opened would get its number
+    if stream is None:  # closed by the parent process; the next file opened would get its number
         return open(os.devnull, "w", encoding="utf-8")
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
@@ -28,7 +28,7 @@ def _usable(stream: TextIO | None) -> TextIO:
 
 
 def say(text: str) -> None:
-    """One line on standard error, to whom it may concern: that nobody reads it any more ends no run."""
+    """Write a line to standard error; a closed stream is ignored, so that it ends no run."""
     try:
         sys.stderr.write(printable_lines(text) + "\n")
     except OSError:
@@ -36,27 +36,27 @@ def say(text: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Write an error to standard error, its later lines under its first."""
+    """Write an error to standard error, with its later lines indented."""
     say("error: " + message.replace("\n", "\n       "))
 
 
 def show(text: str) -> None:
-    """Lines on standard output; names in them, perhaps a stranger's, are made safe to print."""
+    """Write lines to standard output; control characters, which a stranger's names may hold, are made safe."""
     sys.stdout.write(printable_lines(text) + "\n")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines, the columns under each other."""
+    """Rows of cells as lines, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on one line of standard output; numbers that JSON has no word for are null."""
+    """Write one JSON object as a line to standard output; NaN and infinities become null."""
     import json  # not for help
 
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")  # which escapes what is not ASCII
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")  # escapes non-ASCII characters
     sys.stdout.flush()
 
 
@@ -75,7 +75,7 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Show what Etude logs as a warning or worse."""
+    """Write what Etude logs as a warning or worse to standard error."""
     handler, logger = _Warnings(logging.WARNING), logging.getLogger("etude")
     logger.addHandler(handler)
     try:
@@ -85,7 +85,7 @@ def warnings_said() -> Iterator[None]:
 
 
 def hush_unread() -> bool:
-    """Silence the streams whose reader, such as `head`, has had enough; whether there was one."""
+    """Silence streams whose reader, such as `head`, has closed them; return whether there was one."""
     unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
     for stream in unread:
         _hush(stream)
@@ -96,13 +96,13 @@ def _is_unread(stream: TextIO) -> bool:
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
-        return bool(poll.poll(0))  # nothing but errors was asked for
+        return bool(poll.poll(0))  # 0 polls for errors only
     except (AttributeError, OSError):  # a system without poll; a stream without a file
         return False
 
 
 def _hush(stream: TextIO) -> None:
-    """Lead nowhere what is written from now on, and what still waits to be written."""
+    """Discard everything written from now on, and what is still buffered."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

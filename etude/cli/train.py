@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind.
+"""``etude train``: train an algorithm from flags and files, with metrics and checkpoints.
 
-And ``etude presets``, which lists settings that are known to work.
+Also ``etude presets``, which lists settings that are known to work.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from etude.settings import settings, typed
 
 FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
-"""TensorBoard loads clips whole."""
+"""Size of clips in pixels; small, as TensorBoard loads clips whole."""
 
 USAGE = """usage: etude train ALGORITHM [OPTIONS]
 
@@ -46,21 +46,21 @@ Its settings: etude train ALGORITHM --help, all of them: --help-all
 
 @settings
 class KeepOptions:
-    """Which checkpoints are kept in OUT/checkpoints, besides the newest one in OUT itself."""
+    """Checkpoints kept in OUT/checkpoints, besides the newest one in OUT itself."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     keep_last: int = 0
-    """How many of the newest, at least 0."""
+    """Number of newest checkpoints to keep, at least 0."""
 
     keep_best: int = 0
-    """How many of those with the best `metric`, at least 0."""
+    """Number of checkpoints with the best `metric` to keep, at least 0."""
 
     metric: str = "return_mean"
-    """The field of results that says which is the best; `losses/policy` is an entry of a field."""
+    """Field of results that decides which is best; `losses/policy` is an entry of a field."""
 
     best_is: Literal["max", "min"] = "max"
-    """Whether a large one is good, or a small one."""
+    """Whether large or small values are good."""
 
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_best"):
@@ -69,7 +69,7 @@ class KeepOptions:
         check_metric(self.metric)
 
     def kept_in(self, out: Path) -> Checkpoints | None:
-        """What keeps them; None where none are to be kept."""
+        """The object that keeps them; None if none are kept."""
         if not self.keep_last and not self.keep_best:
             return None
         last, where = max(1, self.keep_last), out / run.CHECKPOINTS
@@ -78,40 +78,40 @@ class KeepOptions:
 
 @settings
 class TrainOptions(RunOptions):
-    """What `etude train` takes besides the settings of the algorithm."""
+    """Options of `etude train`, besides the settings of the algorithm."""
 
     everyday: ClassVar[tuple[str, ...]] = ("out", "resume")
 
     out: str | None = None
-    """The folder of the run: checkpoint, metrics and TensorBoard events. None: runs/ALGORITHM-ENV-TIME, or the resumed
+    """Folder of the run: checkpoint, metrics and TensorBoard events. None: runs/ALGORITHM-ENV-TIME, or the resumed
     run."""
 
     resume: str | None = None
-    """Go on from the checkpoint in this folder, with its settings; those given here count more. The engine, and code of
-    your own that it names, such as an env `module:factory`, are to be given again."""
+    """Resume from the checkpoint in this folder with its settings; those given here take precedence. Give the engine
+    again, and your own code that it names, such as an env `module:factory`."""
 
     trust: bool = False
-    """Import and call whatever the checkpoint to go on from names: this runs code from the file."""
+    """Import and call whatever the resumed checkpoint names: this runs code from the file."""
 
     overwrite: bool = False
     """Replace the run that is in the folder."""
 
     log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
-    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
+    """Sinks of metrics: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     checkpoints: KeepOptions = KeepOptions()
-    """Which other checkpoints are kept."""
+    """Which further checkpoints are kept."""
 
     seeds: int = 0
-    """Train with so many seeds, counted from `seed` (from 0 without one), each in a process and a folder of its own,
-    such as OUT/seed-0. 0: one run, in OUT itself."""
+    """Number of seeds to train with, counted from `seed` (or 0), each in its own process and folder, such as
+    OUT/seed-0. 0: one run, in OUT itself."""
 
     max_concurrent: int | None = None
-    """With `seeds`: how many are trained at a time at most. none: as many as the cores allow."""
+    """With `seeds`: maximum number of runs at a time. None: as many as the cores allow."""
 
     clip_interval: int = 0
-    """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must be able to
-    draw itself (render_mode)."""
+    """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must support
+    rendering (render_mode)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,7 +139,7 @@ def main(command: str, args: list[str]) -> int:
         run.check_run_of(options.resume, name_of(cls), owner)
     out = _folder(owner, given, options)
     run.check_logs(options.log)
-    # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
+    # Claimed before a checkpoint is read: the folder's owner may save a newer one meanwhile.
     with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(out):
         goes_on = options.resume is not None and out.resolve() == Path(options.resume).resolve()
         run.check_free(out, goes_on, overwrite=options.overwrite)
@@ -159,7 +159,7 @@ def _folder(owner: str, given: Mapping[str, Any], options: TrainOptions) -> Path
 
 
 def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> Algorithm[Any]:
-    """The algorithm that is asked for."""
+    """Create or load the algorithm."""
     if options.resume is not None:
         if options.trust:
             import_from_here()
@@ -168,10 +168,10 @@ def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options:
 
 
 def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals) -> int:
-    """Train until ``options.stop`` says so or a signal comes, leaving metrics and checkpoints in ``out``.
+    """Train until ``options.stop`` is met or a signal comes, writing metrics and checkpoints to ``out``.
 
     Returns:
-        0 where the goal was met or none was set, 3 where a budget ran out before, 130 where it was interrupted.
+        0 if the goal was met or none was set, 3 if a budget ran out before, 130 if it was interrupted.
     """
     stop = options.stop
 
@@ -197,7 +197,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
 
 def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> int:
-    """Train with several seeds, each in a process of its own; gives the exit code."""
+    """Train with several seeds, each in its own process; return the exit code."""
     out = _folder(owner, given, options)
     if options.resume is not None and out.resolve() != Path(options.resume).resolve():
         raise SettingsError("several seeds go on where they are: give --resume alone, without --out.")
@@ -206,7 +206,7 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
     changes = {"engine": "local"} | typed(cls.Config, given, owner=owner)
     begun = sorted(run.numbered(out, "seed-").items()) if options.resume is not None else []
     saved = next((path for _, path in begun if (path / MANIFEST).exists()), None)
-    if saved is not None:  # as a single run goes on: with the settings of its checkpoint
+    if saved is not None:  # resumes like a single run, with its checkpoint's settings
         run.check_run_of(saved, name_of(cls), owner)
         first = changes.get("seed", begun[0][0])
         config = load_settings(saved, trust=options.trust, **changes)
@@ -253,7 +253,7 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
 
 
 def _over_seeds(results: Sequence[Result]) -> str:
-    """What the seeds ended with, in words."""
+    """The final results of several seeds as text."""
     returns = np.array([result.return_mean for result in results if result.returns_counted])
     if not returns.size:
         return f"{len(results)} seeds are done"
@@ -263,7 +263,7 @@ def _over_seeds(results: Sequence[Result]) -> str:
 
 @interruptible
 def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: run.Logs) -> None:
-    """Make a clip of an iteration. That it fails is said, and ends no training."""
+    """Make a clip of an iteration. A failure is reported, but does not end training."""
     path = out / run.CLIPS / f"iteration_{result.iteration:06}.gif"
     try:
         clip(algorithm, to=path, size=CLIP_SIZE, seed=result.iteration)
@@ -274,7 +274,7 @@ def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: run.Lo
 
 
 def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *, cut: bool) -> str:
-    # With the engine, and with trust in the user's own code, which checkpoints do not bring along.
+    # The command includes the engine, and trust in the user's own code, as checkpoints do not store them.
     kind = type(algorithm)
     name = next((name for name, cls in ALGORITHMS.items() if cls is kind), name_of(kind))
     engine = "" if algorithm.config.engine == "local" else " --engine ray"
@@ -299,7 +299,7 @@ class PresetsOptions:
     """List the presets. With an algorithm and an env, write its settings file: etude presets ppo HalfCheetah-v5."""
 
     which: tuple[str, ...] = ()
-    """An algorithm; or an algorithm and an env."""
+    """An algorithm, or an algorithm and an env."""
 
     json: bool = False
     """Print them as one JSON object on standard output."""
@@ -309,7 +309,7 @@ class PresetsOptions:
             raise SettingsError(f"give an algorithm and an env, not {len(self.which)} names: {' '.join(self.which)}.")
 
     def execute(self) -> int:
-        """Do it."""
+        """Print the presets."""
         if len(self.which) > 1:
             sys.stdout.write(find_preset(self.which[0], self.which[1]).to_yaml())
             return 0
@@ -325,7 +325,7 @@ PRESETS_HEAD = ("algorithm", "env", "for", "return", "seeds", "minutes")
 
 
 def _preset_row(preset: Preset) -> tuple[str, ...]:
-    """A line of the table: what it is for, and what it reached, the mean over seeds and their standard deviation."""
+    """A row of the table: what the preset is for, and its return, the mean over seeds and their standard deviation."""
     (unit, size), reached = next(iter(preset.stop.items())), preset.reached
     what = (preset.algorithm, preset.env, f"{size:,} {unit.replace('_', ' ')}")
     if reached is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude tune``: train with many settings, and see which are best."""
+"""``etude tune``: train with many settings through Ray Tune, and rank them."""
 
 import contextlib
 import importlib.util
@@ -39,47 +39,48 @@ ABOUT = "Train with many settings, and see which are best. What --space.NAME tak
 
 @settings
 class TuneOptions(SearchOptions):
-    """What `etude tune` takes besides the settings of the algorithm."""
+    """Options of `etude tune`, besides the settings of the algorithm."""
 
     out: str | None = None
-    """The folder of all trials, or its URL. None: runs/tune-ALGORITHM-ENV-TIME."""
+    """Folder of all trials, or its URL. None: runs/tune-ALGORITHM-ENV-TIME."""
 
     resources: Mapping[str, float] | None = None
-    """Of each trial itself, such as CPU=2 GPU=0.5. None: a CPU for each thread and each worker, and a GPU where it
+    """Resources of each trial, such as CPU=2 GPU=0.5. None: a CPU for each thread and each worker, and a GPU if it
     learns on one."""
 
     keep: int = 3
-    """How many checkpoints of each trial are kept, those with the best metric; besides, the newest. At least 1."""
+    """Number of checkpoints to keep of each trial, those with the best metric, besides the newest; at least 1."""
 
     max_failures: int = 0
-    """How often a trial that failed goes on again from its newest checkpoint."""
+    """How often a trial that failed is resumed from its newest checkpoint."""
 
     cluster: str | None = None
-    """The Ray cluster: `auto`, `host:port`. None: the one that RAY_ADDRESS names, else one of this machine alone."""
+    """Address of the Ray cluster: `auto`, `host:port`. None: the one that RAY_ADDRESS names, else one on this
+    machine."""
 
 
 @settings
 class Resume:
-    """Go on with a tuning that was interrupted; all else is as it was."""
+    """Resume an interrupted tuning with its own settings."""
 
     resume: str
-    """Go on with the trials in this folder that have not ended, from their newest checkpoints. Tune keeps there, as
-    pickles, what was asked for, so that this runs code from the folder: it takes `trust`."""
+    """Resume the unfinished trials in this folder from their newest checkpoints. Tune stores the request there as
+    pickles, so this runs code from the folder: it needs `trust`."""
 
     trust: bool = False
-    """The folder is your own: load its pickles, and import whatever they name."""
+    """Trust the folder, which must be your own: load its pickles, and import whatever they name."""
 
     cluster: str | None = None
-    """The Ray cluster, as for a new tuning."""
+    """Address of the Ray cluster, as for a new tuning."""
 
     quiet: bool = False
-    """Print nothing but the trials and errors."""
+    """Print only the trials and errors."""
 
     json: bool = False
     """Print the trials as one JSON object on standard output."""
 
     def execute(self) -> int:
-        """Go on, and print the trials."""
+        """Resume, and print the trials."""
         _check_ray()
         from etude.ray.tuning import check_tuning, resume_tuning
 
@@ -115,7 +116,7 @@ def main(command: str, args: list[str]) -> int:
 
 
 def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
-    """The settings that all trials share, the search space and the options that a command line asks for."""
+    """Parse the settings that all trials share, the search space and the options from a command line."""
     owner, given, space, options = ask_space(cls, TuneOptions, args, "tune", ABOUT, ready=_check_ray)
     return config_of(cls, given, owner), space, options
 
@@ -126,12 +127,12 @@ def _check_ray() -> None:
 
 
 def report(found: Any, out: str | None, *, as_json: bool) -> int:
-    """Write what a tuning found to standard output, the best trial first; gives the exit code.
+    """Write the results of a tuning to standard output, the best trial first; return the exit code.
 
     Args:
         found: Tune's results, a `ray.tune.ResultGrid`.
-        out: Their folder, or its URL. None: as ``found`` says.
-        as_json: As one JSON object rather than a table.
+        out: Their folder, or its URL. None: the path in ``found``.
+        as_json: Write one JSON object instead of a table.
     """
     results = sorted((found[i] for i in range(len(found))), key=lambda result: _number(result.path))
     shared = next((result.config["shared"] for result in results if result.config), None)
@@ -160,13 +161,14 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
 
 
 def _number(path: str) -> int:
-    """Of a trial, by its folder, such as Trainable_03ef8_00001_1_lr=0.1: a resumed tuning has another order."""
+    """The number of a trial in its folder's name, such as Trainable_03ef8_00001_1_lr=0.1: a resumed tuning reorders
+    them."""
     found = re.search(r"_[0-9a-f]{5}_(\d+)_", path.rpartition("/")[2])
     return int(found[1]) if found else 0
 
 
 def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]) -> dict[str, Any]:
-    """What is written about a trial."""
+    """What is reported about a trial."""
     metrics = result.metrics or {}
     newest = {name: value for name, value in metrics.items() if name != "config"}
     score = newest.get(metric)
@@ -200,7 +202,7 @@ def _table(trials: list[dict[str, Any]], metric: str) -> str:
 
 @contextlib.contextmanager
 def _told(*, quiet: bool) -> Iterator[None]:
-    """Let what Tune writes go to standard error, or nowhere; and SIGTERM and SIGHUP end the trials as Ctrl-C does."""
+    """Send what Tune writes to standard error, or nowhere; SIGTERM and SIGHUP then end the trials as Ctrl-C does."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
     before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}

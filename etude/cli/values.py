@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What words of a command line and lines of a settings file mean, before `etude.settings` checks them."""
+"""How words of a command line and lines of a settings file become values, before `etude.settings` checks them."""
 
 import dataclasses
 import functools
@@ -16,17 +16,17 @@ from etude.settings import fits, settings_inside
 from etude.urls import is_url, redacted
 
 Converters = Mapping[Any, Callable[[str], Any]]
-"""How one word becomes a value of a type (the key, as in the annotation of a field) that only Python can write."""
+"""Functions that turn a word into a value, for types (keys, as annotated) that only Python can write."""
 
 
 def takes_many(hint: Any) -> bool:
-    """Whether a flag takes any number of words: a tuple or a mapping, or none."""
+    """Whether a flag takes any number of words: its type is a tuple or a mapping, or None."""
     kinds = [typing.get_origin(kind) for kind in _kinds(hint) if kind is not type(None)]
     return {*kinds} in ({tuple}, {Mapping}, {tuple, Mapping}) or is_one_or_many(hint)
 
 
 def metavar(hint: Any) -> str:
-    """What stands for the value of a flag in help: ``INT``, ``{a,b}|none``, ``TEXT ...``."""
+    """The placeholder of a flag's value in help: ``INT``, ``{a,b}|none``, ``TEXT ...``."""
     if is_one_or_many(hint):
         return "NAME ..."
     kinds, many = [kind for kind in _kinds(hint) if not dataclasses.is_dataclass(kind)], takes_many(hint)
@@ -36,10 +36,10 @@ def metavar(hint: Any) -> str:
 
 
 def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
-    """The words after a flag, as `made` gives what a file says.
+    """The value that the words after a flag stand for, as `made` returns for a settings file.
 
     Raises:
-        SettingsError: there are too many words for one value, or none, or of another type; or one name has two values.
+        SettingsError: there is no word, there are too many, they have the wrong type, or a name has two values.
     """
     if not words and (is_one_or_many(hint) or not takes_many(hint)):
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
@@ -68,7 +68,7 @@ def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converter
 
 
 def made(hint: Any, value: Any, converters: Converters) -> Any:
-    """What a file says, with `none` and the names of what only Python can write replaced by what they stand for."""
+    """A value from a settings file, with `none` and the names of Python objects replaced by what they stand for."""
     by_name = _is_by_name(hint)
     if isinstance(value, str) and value.lower() == "none" and type(None) in _kinds(hint):
         return None
@@ -84,7 +84,7 @@ def made(hint: Any, value: Any, converters: Converters) -> Any:
 
 
 def made_of_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
-    """Likewise of all settings in a file, nested ones too; of settings that hold others, empty ones set nothing."""
+    """`made` for all settings in a file, nested ones included; an empty group of settings sets nothing."""
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found = {name: value for name, value in written.items() if value is not None or name not in inside}
     for name, value in found.items():
@@ -96,7 +96,7 @@ def made_of_file(cls: type, written: Mapping[str, Any], converters: Converters) 
 
 
 def _json(word: str) -> Any:
-    """JSON where it begins as a list or an object, else text."""
+    """Parse a word as JSON if it begins like a list or an object; otherwise return it."""
     try:
         return json.loads(word) if word[:1] in ("[", "{") else word
     except ValueError as error:
@@ -104,7 +104,7 @@ def _json(word: str) -> Any:
 
 
 def is_one_or_many(hint: Any) -> bool:
-    """Whether one word stands for itself, and several for all of them."""
+    """Whether the type allows one string or several values."""
     return {str, tuple[Any, ...]} <= {*_kinds(hint)}
 
 
@@ -113,7 +113,7 @@ def _is_by_name(hint: Any) -> bool:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types of which a value is one."""
+    """The alternatives of a type."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
@@ -138,7 +138,7 @@ def read(path: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file.
 
     Raises:
-        SettingsError: there is no such file, it is of another kind or can't be parsed, is no mapping, or has a name
+        SettingsError: the file does not exist, is of another kind, can't be parsed, is not a mapping, or has a name
             twice.
     """
     if is_url(path):
@@ -162,7 +162,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping none of whose names is there twice."""
+    """A mapping of pairs, whose names must be distinct."""
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
             raise ValueError(f"it has `{name}` twice: leave one of them out.")
@@ -171,7 +171,7 @@ def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
 
 @functools.cache
 def _loader() -> Any:
-    """YAML's safe loader, which takes the last of equal keys, made to refuse them."""
+    """YAML's safe loader, changed to refuse equal keys rather than take the last."""
     import yaml
 
     class Loader(yaml.SafeLoader):

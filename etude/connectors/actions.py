@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions on their way from module to env."""
+"""Connectors that change actions on their way from module to env."""
 
 from gymnasium import spaces
 
@@ -12,13 +12,13 @@ from etude.spaces import Space, leaf_dtype, leaves
 
 
 class BoundedActions(Connector):
-    """Changes the parts of an action that are bounded Boxes of floats."""
+    """Base class of connectors that change the parts of an action that are bounded Boxes of floats."""
 
     takes_tensors = True
 
     def __init__(self) -> None:
         self.bounds: dict[str, tuple[Constant, Constant]] = {}
-        """Of each part that is changed: the lowest and the highest values."""
+        """Lower and upper bounds of each part that is changed, by column name."""
 
     def act(self, action: Columns) -> Columns:
         return {n: self._bounded(a, *self._bounds_of(n, a)) if n in self.bounds else a for n, a in action.items()}
@@ -41,7 +41,7 @@ def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
 
 
 class ClipAction(BoundedActions):
-    """Gives the env actions clipped to the bounds of its float Boxes; other actions pass as they are."""
+    """Clips actions to the bounds of the env's float Boxes; other actions are unchanged."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
@@ -54,16 +54,16 @@ class ClipAction(BoundedActions):
 
 
 class RescaleAction(BoundedActions):
-    """Lets the module act in [-1, 1], which is stretched to the bounds of the env's float Boxes.
+    """Lets the module act in [-1, 1], which is rescaled to the bounds of the env's float Boxes.
 
-    What lies outside [-1, 1] is clipped. Other actions pass as they are.
+    Values outside [-1, 1] are clipped. Other actions are unchanged.
     """
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """Float Boxes in the action become Boxes from -1 to 1.
+        """Replace float Boxes in the action space by Boxes from -1 to 1.
 
         Raises:
-            SpaceError: one of them has no bounds.
+            SpaceError: one of them is unbounded.
         """
         boxes = _float_boxes(action_space)
         for name, box in boxes.items():
@@ -82,11 +82,11 @@ class RescaleAction(BoundedActions):
 
     def _bounded(self, action: Array, low: Array, high: Array) -> Array:
         share = (clip(action, -1, 1) + 1) * 0.5
-        # weighted like this, wide bounds do not overflow and both ends are met; rounding may still pass a bound
+        # this weighting meets both ends and wide bounds do not overflow; rounding may still pass a bound
         return clip(low * (1 - share) + high * share, low, high)
 
     def unact(self, action: Columns) -> Columns:
-        """Shrinks to [-1, 1]; where the bounds of the env's Box coincide, 0."""
+        """Rescale to [-1, 1]; 0 where the env's bounds coincide."""
         out = dict(action)
         for name in self.bounds:
             low, high = self._bounds_of(name, action[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages and value targets, on the learner's side only."""
+"""Connectors that compute advantages and value targets, on the learner's side only."""
 
 import math
 from collections.abc import Callable
@@ -21,14 +21,14 @@ class GAE(Connector):
     """Adds the columns ``advantage`` and ``value_target``, and ``value`` if there is none; all float32.
 
     Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the recorded
-    column ``value`` where there is one, else the module's. What follows a segment is worth nothing where it terminated,
-    else the module's value of ``final_obs``; where that is not known, the value of the last step's own observation.
-    A recurrent module's values are those in the state that was recorded for the step.
+    column ``value`` if there is one, else the module's. The value after a segment is 0 if it terminated, else the
+    module's value of ``final_obs``; if that is unknown, the value of the last step's own observation. A recurrent
+    module computes values in the state that was recorded for the step.
 
     Args:
-        gamma: Discount a step, 0 to 1.
-        lambda_: 0 (one step, biased) to 1 (Monte Carlo); 0.95 as in Schulman et al. 2017, "Proximal
-            policy optimization algorithms".
+        gamma: Discount factor, 0 to 1.
+        lambda_: 0 (one step, biased) to 1 (Monte Carlo); 0.95 as in Schulman et al. 2017, "Proximal policy optimization
+            algorithms".
     """
 
     needs = (col.OBS, col.REWARD)
@@ -41,10 +41,10 @@ class GAE(Connector):
         self.gamma, self.lambda_ = gamma, lambda_
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Computes them for all steps, lookback included.
+        """Compute the columns for all steps, lookback included.
 
         Raises:
-            DataError: values are needed, and there is no module to give them.
+            DataError: values are needed, and there is no module to compute them.
         """
         reward = cast(array_column(exp, col.REWARD, "GAE"), np.float32)
         if col.VALUE in exp.steps:
@@ -57,19 +57,19 @@ class GAE(Connector):
 
 
 def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -> Array:
-    """float32 ``[num_segments]``: what follows each segment is worth.
+    """The value after each segment, float32 ``[num_segments]``.
 
-    Nothing where it terminated, else the module's value of ``final_obs``; where that is not known, the value of the
+    It is 0 if the segment terminated, else the module's value of ``final_obs``; if that is unknown, the value of the
     last step's own observation.
 
     Args:
-        module: Asked only where something follows.
+        module: Used only for segments that did not terminate.
         exp: The segments.
-        value: ``[num_steps]``, of the steps' observations.
-        who: Needs it; for messages.
+        value: Values of the steps' observations, ``[num_steps]``.
+        who: The connector that needs it, for messages.
 
     Raises:
-        DataError: there is no module to be asked.
+        DataError: a module is needed, and there is none.
     """
     bootstrap = arrays.zeros(exp.num_segments, value)
     goes_on = ~exp.segments.terminated
@@ -81,7 +81,7 @@ def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -
 
 
 def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
-    """The values of what follows the segments ``ends``; None: of all steps."""
+    """Values of the final observations of the segments ``ends``; None: of all steps' observations."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
         of = "the steps, which have no column `value`" if ends is None else of
@@ -99,13 +99,13 @@ def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | No
 
 
 class NormalizeAdvantages(Connector):
-    """Brings the column ``advantage`` to mean 0 and deviation 1 over all steps that are trained on; float32."""
+    """Normalises the column ``advantage`` to mean 0 and standard deviation 1 over all trained steps; float32."""
 
     needs = ()
     takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Normalises; statistics are over all of ``exp`` but lookback, and of all learners' shares, in float64."""
+        """Normalise with statistics over all of ``exp`` but lookback, and over all learners' shares, in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "NormalizeAdvantages")
         trained = cast(advantage[exp.trained()], np.float64)
         mean, num = _mean_over(trained, self.sum_over_learners)
@@ -117,24 +117,24 @@ class NormalizeAdvantages(Connector):
 
 
 class LiftAdvantages(Connector):
-    """Brings the column ``advantage`` to mean 0 over all steps that are trained on where its mean is negative; float32.
+    """Shifts the column ``advantage`` to mean 0 over all trained steps if its mean is negative; float32.
 
-    Before values are learned, rewards below 0 make all advantages negative. Each action that is tried is then made less
-    likely, whatever it was, until the policy is deterministic.
+    Before values are learned, negative rewards make all advantages negative. Each action that is tried is then made
+    less likely, whatever it was, until the policy is deterministic.
     """
 
     needs = ()
     takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Lifts; the mean is over all of ``exp`` but lookback, and of all learners' shares, in float64."""
+        """Shift by the mean over all of ``exp`` but lookback, and over all learners' shares, in float64."""
         advantage = array_column(exp, col.ADVANTAGE, "LiftAdvantages")
         mean, _ = _mean_over(cast(advantage[exp.trained()], np.float64), self.sum_over_learners)
         return exp.with_steps(advantage=cast(advantage - min(mean, 0.0), np.float32))
 
 
 def _mean_over(values: Array, sum_over_learners: Callable[[NDArray[np.float64]], None] | None) -> tuple[float, int]:
-    """The mean of all learners' values, 0 of none, and how many these are."""
+    """The mean of all learners' values, 0 if there are none, and their number."""
     sums = np.array([float(values.sum()), len(values)], np.float64)
     if sum_over_learners is not None:
         sum_over_learners(sums)
@@ -142,15 +142,15 @@ def _mean_over(values: Array, sum_over_learners: Callable[[NDArray[np.float64]],
 
 
 class AdvantageWeights(Connector):
-    """Adds the column ``weight``: how much each step is imitated, ``exp(beta * advantage / c)``; float32.
+    """Adds the column ``weight``, the weight of each step in imitation, ``exp(beta * advantage / c)``; float32.
 
     ``c ** 2`` is a moving average of squared advantages, so that the scale of rewards does not matter (Wang et al.
-    2018, "Exponentially weighted imitation learning for batched historical data", algorithm 1). Goes behind `GAE`.
+    2018, "Exponentially weighted imitation learning for batched historical data", algorithm 1). Put it after `GAE`.
 
     Args:
-        beta: How much more a step weighs that turned out better, at least 0.
-        rate: How far the average goes to the squared advantages of each batch, above 0, at most 1.
-        max_weight: The most that a step can weigh, at least 1.
+        beta: How strongly better steps are favoured, at least 0.
+        rate: Rate at which the average follows the squared advantages of each batch, above 0, at most 1.
+        max_weight: Upper limit of a weight, at least 1.
     """
 
     needs = ()
@@ -167,9 +167,9 @@ class AdvantageWeights(Connector):
         """The moving average of squared advantages; None before the first `update`."""
 
     def update(self, exp: Experience) -> None:
-        """Takes the squared advantages of a batch, lookback left out, into the average.
+        """Add the squared advantages of a batch, without lookback, to the average.
 
-        A batch without steps, or with advantages that are not finite, leaves the average as it is.
+        A batch without steps, or with advantages that are not finite, leaves the average unchanged.
         """
         squares = np.square(column(exp, col.ADVANTAGE, "AdvantageWeights"), dtype=np.float64)
         square, num = _mean_over(squares[exp.trained()], self.sum_over_learners)
@@ -179,7 +179,7 @@ class AdvantageWeights(Connector):
             self.mean_square = mean_square
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Weighs all steps, lookback included."""
+        """Compute the weights of all steps, lookback included."""
         advantage = column(exp, col.ADVANTAGE, "AdvantageWeights")
         exponent = advantage * (self.beta / (math.sqrt(self.mean_square or 0.0) + 1e-8))
         weight = np.exp(np.minimum(exponent, math.log(self.max_weight)))
@@ -190,32 +190,32 @@ class AdvantageWeights(Connector):
         return {"mean_square": self.mean_square}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from that average."""
+        """Restore what `state_dict` returned."""
         self.mean_square = state["mean_square"]
 
 
 class VTrace(Connector):
-    """Adds the columns ``advantage``, ``value_target`` and ``target_logp``; all float32. The learner's side only.
+    """Adds the columns ``advantage``, ``value_target`` and ``target_logp``, all float32; on the learner's side only.
 
-    V-trace (Espeholt et al. 2018, "IMPALA", eq. 1 and 4.2), see `etude.experience.returns.vtrace`: the steps were made
-    by a behaviour policy, whose log-probabilities are the recorded column ``logp``; what is estimated is for the target
-    policy, which is the module as it is now. ``target_logp`` is its log-probability of each recorded action, and
-    ``advantage`` holds the truncated importance weight already. Values are the module's as it is now, whatever was
-    recorded; what follows a segment is worth what `GAE` says. With the weights that acted, ``value_target`` and
-    ``advantage`` are those of ``GAE(gamma, 1.0)`` where ``lambda_`` is 1, too.
+    V-trace (Espeholt et al. 2018, "IMPALA", eq. 1 and 4.2), see `etude.experience.returns.vtrace`. The behaviour policy
+    made the steps; its log-probabilities are the recorded column ``logp``. The target policy, whose values are
+    estimated, is the module as it is now. ``target_logp`` is its log-probability of each recorded action, and
+    ``advantage`` includes the truncated importance weight. Values are always the module's present ones; the value after
+    a segment is as in `GAE`. With the weights that acted and a ``lambda_`` of 1, ``value_target`` and ``advantage``
+    equal those of ``GAE(gamma, 1.0)``.
 
-    A recurrent module is asked about each step in the state that was recorded for it: one that the older weights made.
+    A recurrent module processes each step in the state that was recorded for it, which older weights made.
 
     Args:
-        gamma: Discount a step, 0 to 1.
-        rho_bar: Cap of the importance weights of rewards and of the policy gradient, above 0: it says whose values are
-            learned, those of the target policy where it is infinite, else of one that is nearer to the behaviour
-            policy.
-        c_bar: Cap of the weights by which later rewards come back, above 0: lower is slower and has less variance. At
-            most ``rho_bar``, as the paper has it.
+        gamma: Discount factor, 0 to 1.
+        rho_bar: Cap of the importance weights of rewards and of the policy gradient, above 0. It determines whose
+            values are learned: those of the target policy if it is infinite, else those of a policy between target and
+            behaviour policy.
+        c_bar: Cap of the importance weights with which later rewards are propagated back, above 0, at most ``rho_bar``,
+            as in the paper: smaller is slower and has less variance.
         lambda_: Extra decay of these, 0 to 1 (the paper's remark 2).
-        by_target: The target policy is that of the module's target network, ``module.target``; values are the module's
-            still.
+        by_target: Use the policy of the module's target network, ``module.target``, as the target policy; values are
+            still the module's.
     """
 
     needs = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
@@ -240,14 +240,14 @@ class VTrace(Connector):
         self.gamma, self.rho_bar, self.c_bar, self.lambda_, self.by_target = gamma, rho_bar, c_bar, lambda_, by_target
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Computes them for all steps, lookback included.
+        """Compute the columns for all steps, lookback included.
 
         Raises:
-            DataError: there is no module, or a column that is needed.
-            ModuleError: it has no target network, and ``by_target`` asks for it.
+            DataError: the module, or a column that is needed, is missing.
+            ModuleError: ``by_target`` is set, and the module has no target network.
         """
         if module is None:
-            raise DataError("VTrace needs the module whose values and probabilities count: call offline(exp, module).")
+            raise DataError("VTrace needs the module, for values and probabilities: call offline(exp, module).")
         reward = cast(array_column(exp, col.REWARD, "VTrace"), np.float32)
         behaviour = cast(array_column(exp, col.LOGP, "VTrace"), np.float32)
         obs, action, state = (col.subtree(exp.steps, root) for root in (col.OBS, col.ACTION, col.STATE_IN))
@@ -272,7 +272,7 @@ def _target_of(module: Module) -> Module:
     target: Module | None = getattr(module, "target", None)
     if target is None:
         raise ModuleError(
-            f"VTrace(by_target=True) asks the target network of the module, but a {type(module).__name__} has none: "
+            f"VTrace(by_target=True) needs the target network of the module, but a {type(module).__name__} has none: "
             "make a FollowedModule of its net."
         )
     return target

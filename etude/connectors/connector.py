@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connector: a transformation with an online side (a batch of slots) and an offline side (an Experience)."""
+"""Connector: a transformation that works online (on a batch of slots) and offline (on an Experience)."""
 
 import copy
 import dataclasses
@@ -24,18 +24,18 @@ from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leave
 
 @dataclasses.dataclass(slots=True)
 class Inputs:
-    """What the env → module side sees for the rows of one turn. Never write to its arrays: they are the caller's."""
+    """What connectors get on the way from env to module, for the rows of one turn. Never write to its arrays."""
 
     slots: NDArray[np.int64]
-    """``[rows]``: the slot of each row; no slot twice."""
+    """The slot of each row, int64 ``[rows]``, without repetitions."""
     obs: Columns
-    """Each ``[rows, ...]``: the observations that wait for an action."""
+    """The observations that need an action, each ``[rows, ...]``."""
     first: NDArray[np.bool_]
-    """``[rows]``: this observation begins an episode."""
+    """Whether the observation begins an episode, bool ``[rows]``."""
     prev_action: Columns
-    """Each ``[rows, ...]``: what the module chose in the step before; zeros where ``first``."""
+    """What the module chose in the previous step, each ``[rows, ...]``; zeros where ``first``."""
     prev_reward: NDArray[np.float64]
-    """``[rows]``: what that step earned; zeros where ``first``."""
+    """The reward of the previous step, float64 ``[rows]``; zeros where ``first``."""
 
     def with_obs(self, obs: Columns) -> "Inputs":
         """The same rows with other observations."""
@@ -43,43 +43,43 @@ class Inputs:
 
 
 def snake_case(name: str) -> str:
-    """``FrameStack`` as ``frame_stack``."""
+    """A class name in snake case: ``FrameStack`` as ``frame_stack``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 class Connector:
-    """A transformation on the way between env and module, and the same one on recorded Experience. Does nothing itself.
+    """Base class of transformations between env and module, online and on recorded Experience. Does nothing itself.
 
-    Override what is needed. What `online` makes step by step, `offline` must make from the recorded episode. The calls
-    come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update` after each
-    collection. ``__init__`` keeps its arguments as attributes of the same names, which ``repr`` shows.
+    Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step. The
+    calls come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update`
+    after each collection. ``__init__`` must keep its arguments as attributes of the same names, which ``repr`` shows.
     """
 
     context: int = 0
-    """How many earlier steps of an episode `offline` must see to make a step's observation: the lookback it needs."""
+    """Number of earlier steps of an episode, as lookback, that `offline` needs to compute a step's observation."""
 
     needs: tuple[str, ...] | None = None
-    """The step columns, by name or root, that `offline` and `update` look at: of recordings, others need not be read.
-    None: it is not known, all of them."""
+    """The step columns, by name or root, that `offline` and `update` use, so that others need not be read from
+    recordings. None: unknown, all of them."""
 
     uses_module: bool = False
-    """`offline` asks the module something: where the module learns meanwhile, it is called for each batch anew."""
+    """Whether `offline` uses the module: while the module learns, it is then called again for each batch."""
 
     hindsight: bool = False
-    """`offline` shows what was known only when an episode had ended, so that it is not what `online` would have shown.
-    Only algorithms that learn from recordings take such a connector."""
+    """Whether `offline` uses what is known only after an episode ended, and so differs from `online`. Only algorithms
+    that learn from recordings accept such a connector."""
 
     takes_tensors: bool = False
-    """`online`, `act`, `unact`, `offline` and `update` work on torch tensors, too, and then give tensors on the same
-    device, as they do where a vector env gives tensors. Others are refused there."""
+    """Whether `online`, `act`, `unact`, `offline` and `update` also work on torch tensors, and then return tensors on
+    the same device. Vector envs that return tensors require it."""
 
     sum_over_learners: Callable[[NDArray[np.float64]], None] | None = None
-    """Where several learners work on a batch, each on its share: makes an array, in place, the sum of everyone's. For
-    statistics over a batch, which all must then ask for equally often. None: there is one learner."""
+    """If several learners share a batch: replaces an array, in place, by the sum over all learners, for statistics over
+    the batch. All of them must then call it equally often. None: there is one learner."""
 
     @property
     def name(self) -> str:
-        """What `Pipeline.add` finds it by: the class's name in snake case."""
+        """The name by which `Pipeline.add` finds it: the class's name in snake case."""
         return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
@@ -91,17 +91,17 @@ class Connector:
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
-        """Make the running state of ``num_slots`` slots, and forget that of earlier ones; what was learned stays."""
+        """Make the running state of ``num_slots`` slots, and forget that of earlier ones; keep what was learned."""
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Env → module: what the module sees, for the rows of one turn."""
+        """Env to module: what the module sees, for the rows of one turn."""
         return inputs
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
-        """What `step` is given at the start of an episode, by name; {} if nothing is kept from step to step.
+        """The state that `step` gets at the start of an episode, by name; {} if nothing is kept from step to step.
 
-        Where a connector has a `step` of its own, these are zeros ``[num_rows, ...]``. By default, it is what
-        `state_dict` gives after `start`.
+        For a connector with its own `step`, these are zeros ``[num_rows, ...]``. By default, it is what `state_dict`
+        returns after `start`.
         """
         if not self._remembers():
             return {}
@@ -110,15 +110,15 @@ class Connector:
         return own.state_dict()
 
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
-        """As `online`, but what is kept from step to step is given and returned, and nothing here changes.
+        """Like `online`, but the state kept from step to step is passed and returned, and nothing here changes.
 
         `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer. `Policy.export`
-        needs a `step` of a connector that has a `start`, and of one that does not take tensors: written for NumPy
-        arrays and torch tensors alike, without decisions in Python by their values.
+        needs a custom `step` from connectors that override `start` and from those that don't take tensors. It must work
+        on NumPy arrays and torch tensors alike, without Python branches on their values.
 
         Args:
             inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.
-            state: `new_state`, or what the last step returned. It is not written to.
+            state: `new_state`, or the state that the last step returned. It is not written to.
         """
         if not self._remembers():
             return self.online(inputs), state
@@ -131,30 +131,31 @@ class Connector:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "online" in cls.__dict__ and "step" not in cls.__dict__:  # an inherited one would do something else
+        if "online" in cls.__dict__ and "step" not in cls.__dict__:  # an inherited `step` would do something else
             cls.step, cls.new_state = Connector.step, Connector.new_state  # type: ignore[method-assign]
 
     def act(self, action: Columns) -> Columns:
-        """Module → env: what the env gets; columns ``[rows, ...]``. Recorded is what the module chose."""
+        """Module to env: the action that the env gets, columns ``[rows, ...]``. Recordings keep what the module
+        chose."""
         return action
 
     def unact(self, action: Columns) -> Columns:
-        """Env → module: the inverse of `act`, for actions that the env took of itself (``off_policy_action``)."""
+        """Env to module: the inverse of `act`, for actions that the env took by itself (``off_policy_action``)."""
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """What the module saw, ``final_obs`` included, from Experience as recorded; the same rows and segments.
+        """What the module saw, ``final_obs`` included, computed from Experience as recorded; same rows and segments.
 
-        The first row of a segment is taken for the start of its episode; where it is not, give `context` rows of
-        lookback: then all rows after them are right.
+        The first row of a segment is treated as the start of its episode. If it is not, pass `context` rows of
+        lookback; all rows after them are then right.
         """
         return exp
 
     def update(self, exp: Experience) -> None:
-        """Learn from newly collected Experience. Online and offline work the same until the next call."""
+        """Learn from newly collected Experience. `online` and `offline` don't change until the next call."""
 
     def metrics(self) -> dict[str, float]:
-        """What results are to say of it, by name: they have it as ``metrics``, with the connector's name before it."""
+        """Metrics for results, by name; results list them with the connector's name in front."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,10 +163,10 @@ class Connector:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; called after `spaces`. A `start` after it keeps only what was learned.
+        """Restore ``state``; called after `spaces`. A `start` after it keeps only what was learned.
 
         Raises:
-            CheckpointError: the state is of other columns or shapes.
+            CheckpointError: the state has other columns or shapes.
         """
 
     def __repr__(self) -> str:
@@ -175,17 +176,17 @@ class Connector:
 
 
 def overrides(connector: Connector, method: str) -> bool:
-    """Whether a connector does anything in a method of `Connector`."""
+    """Whether a connector overrides a method of `Connector`."""
     return getattr(type(connector), method) is not getattr(Connector, method)
 
 
 class ObservationMap(Connector):
-    """A connector that changes each observation by itself, by `map_rows`: online and offline are the same."""
+    """Base class of connectors that map each observation on its own, by `map_rows`, online and offline alike."""
 
     needs: tuple[str, ...] | None = (col.OBS,)
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:
-        """What the module sees, columns ``[rows, ...]``, for what the env gave; nothing is written to."""
+        """Map the env's observations to the module's, columns ``[rows, ...]``, without writing to them."""
         raise NotImplementedError
 
     def online(self, inputs: Inputs) -> Inputs:
@@ -197,7 +198,7 @@ class ObservationMap(Connector):
 
 
 def observations(exp: Experience) -> tuple[Columns, Columns]:
-    """The observations of the steps and ``final_obs``, in NumPy."""
+    """The observations of the steps and ``final_obs``, as NumPy arrays."""
     return host_columns(col.subtree(exp.steps, col.OBS)), host_columns(exp.final_obs)
 
 
@@ -213,10 +214,10 @@ def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -
 
 
 def with_parts(obs_space: Space, parts: Mapping[str, Space], who: str) -> Space:
-    """The observation space as a Dict with more ``parts``; one that is no Dict becomes the part ``obs``.
+    """The observation space as a Dict with more ``parts``; a space that is not a Dict becomes the part ``obs``.
 
     Raises:
-        SpaceError: it has a part of that name already; ``who`` adds one.
+        SpaceError: it already has a part with such a name; ``who`` adds one.
     """
     there = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {col.OBS: obs_space}
     for key in parts:
@@ -226,7 +227,7 @@ def with_parts(obs_space: Space, parts: Mapping[str, Space], who: str) -> Space:
 
 
 def with_part_columns(obs: Columns, parts: Columns, *, wraps: bool) -> Columns:
-    """Observation columns with those of more ``parts``; ``wraps`` where the observation was no Dict before."""
+    """Observation columns with those of more ``parts``; ``wraps`` if the observation was not a Dict before."""
     there = col.renamed(obs, col.OBS, f"{col.OBS}{SEPARATOR}{col.OBS}") if wraps else obs
     return {**there, **{f"{col.OBS}{SEPARATOR}{key}": column for key, column in parts.items()}}
 
@@ -238,7 +239,7 @@ def replace_obs(exp: Experience, obs: Columns, final_obs: Columns) -> Experience
 
 
 def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
-    """The step column ``name`` in NumPy.
+    """The step column ``name`` as a NumPy array.
 
     Raises:
         DataError: there is none; ``who`` needs it.
@@ -247,7 +248,7 @@ def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
 
 
 def array_column(exp: Experience, name: str, who: str) -> Array:
-    """The step column ``name`` as it is, for connectors that take tensors.
+    """The step column ``name`` without conversion, for connectors that take tensors.
 
     Raises:
         DataError: there is none; ``who`` needs it.
@@ -258,30 +259,30 @@ def array_column(exp: Experience, name: str, who: str) -> Array:
 
 
 PREV_ACTION: Final = "prev_action"
-"""The part of an observation that says what was done before it."""
+"""The part of an observation that holds the previous action."""
 
 
 class ActionCodes:
-    """Actions as numbers ``[rows, width]``: one-hot for choices, else as they are, flattened; all columns in a row.
+    """Encodes actions as vectors ``[rows, width]``: choices one-hot, other actions flattened; all columns concatenated.
 
     Args:
-        action_space: Whose columns these are; None: of none yet.
+        action_space: The action space; None: none yet.
     """
 
     def __init__(self, action_space: Space | None = None) -> None:
         found = {} if action_space is None else leaves(action_space, col.ACTION)
         self._codes = {name: _ActionCode(leaf) for name, leaf in found.items()}
         self.names = list(self._codes)
-        """The columns."""
+        """The names of the columns."""
         self.width = sum(code.width for code in self._codes.values())
-        """How many numbers an action becomes."""
+        """Size of the vector."""
 
     def __call__(self, action: Columns) -> Array:
-        """float32 ``[rows, width]``: the numbers; tensors of tensors."""
+        """Encode actions, float32 ``[rows, width]``; as a tensor if they are tensors."""
         return concat([cast(code(action[name]), np.float32) for name, code in self._codes.items()], 1)
 
     def write(self, action: Columns, out: NDArray[np.float32]) -> None:
-        """Write the numbers into the first columns of ``out`` ``[rows, at least width]``."""
+        """Write the vectors into the first columns of ``out`` ``[rows, at least width]``."""
         at = 0
         for name, code in self._codes.items():
             out[:, at : at + code.width] = code(action[name])
@@ -289,7 +290,7 @@ class ActionCodes:
 
 
 class _ActionCode:
-    """One action column as numbers."""
+    """Encodes one action column."""
 
     def __init__(self, leaf: Space) -> None:
         self._components = self.width = math.prod(leaf_shape(leaf))
@@ -297,7 +298,7 @@ class _ActionCode:
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
             sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
             starts = np.reshape(leaf.start, -1)
-            self._component = Constant(np.repeat(np.arange(len(sizes)), sizes))  # of each number
+            self._component = Constant(np.repeat(np.arange(len(sizes)), sizes))  # of each number in the vector
             choices = [first + np.arange(n) for first, n in zip(starts, sizes, strict=True)]
             self._choice = Constant(np.concatenate(choices))
             self.width = len(self._choice.value)
@@ -314,13 +315,13 @@ _PROBES = 2
 
 
 class FunctionConnector(ObservationMap):
-    """Maps observations by a plain function: ``fn(obs) -> obs``, both nested and with the batch's axis in front.
+    """Maps observations with a plain function, ``fn(obs) -> obs``; both are nested, with a batch axis in front.
 
-    The space of what it gives is found by calling it on two samples: arrays that it hands through keep their space,
-    others become Boxes of their shape and dtype without bounds (MultiBinary for bool).
+    The output space is found by calling it on two samples: arrays that are passed through keep their space, others
+    become Boxes of their shape and dtype without bounds (MultiBinary for bool).
 
     Args:
-        fn: Works on each row by itself, remembers nothing, and does not write to what it is given.
+        fn: Must work on each row on its own, keep no state, and not write to its input.
     """
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
@@ -337,10 +338,10 @@ class FunctionConnector(ObservationMap):
         return self.name
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """Calls the function on two samples of ``obs_space``.
+        """Call the function on two samples of ``obs_space`` to find its output space.
 
         Raises:
-            SpaceError: it fails, changes its input, or gives something else than arrays of two rows.
+            SpaceError: it fails, changes its input, or returns anything but arrays of two rows.
         """
         samples = copy.deepcopy(obs_space)
         samples.seed(0)
@@ -381,7 +382,7 @@ class FunctionConnector(ObservationMap):
         return _box(result)
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:
-        if not rows:  # functions such as a maximum fail on nothing
+        if not rows:  # functions such as max fail on empty arrays
             return {n: np.zeros((0, *leaf_shape(at)), leaf_dtype(at)) for n, at in self._flatten.leaves.items()}
         out: dict[str, NDArray[Any]] = self._flatten(self.fn(self._nest(obs)))
         for name, values in out.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy sees of its episode beyond the present: what is left to earn, and the last steps with a mask."""
+"""Connectors that add an episode's history to the observation: the return to go, and the last steps with a mask."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -32,14 +32,14 @@ from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 RETURN_TO_GO: Final = "return_to_go"
 T: Final = "t"
 ATTENTION_MASK: Final = "attention_mask"
-"""The parts of an observation that connectors of this file add, beside `PREV_ACTION`."""
+"""The parts of an observation that connectors in this file add, beside `PREV_ACTION`."""
 
 
 _LEFT = "left"
 
 
 class EpisodePiece(NamedTuple):
-    """A segment that is not a whole episode, as far as its rewards matter."""
+    """The rewards of a segment that is not a whole episode."""
 
     start: int
     """``t`` of its first row."""
@@ -48,25 +48,26 @@ class EpisodePiece(NamedTuple):
     total: float
     """The sum of its rewards."""
     sums: tuple[float, ...]
-    """The sums of its first rewards, of none to all of its lookback: rows that an earlier piece may have, too."""
+    """Partial sums of its first rewards, from 0 rewards up to its lookback: rows that an earlier piece may have,
+    too."""
     done: bool
-    """The episode ends with it."""
+    """Whether the episode ends with it."""
 
 
 class ReturnToGo(Connector):
-    """Adds what is left to earn in the episode, as the part ``return_to_go`` ``[1]`` of the observation (float32).
+    """Adds the return to go as the part ``return_to_go`` of the observation, float32 ``[1]``.
 
-    While acting it begins with ``target``, and falls by what each step earns. In a recording it is what was earned from
-    the step on until the episode ended (Chen et al. 2021, "Decision Transformer"). An observation that is no Dict
-    becomes the part ``obs``.
+    While acting it starts at ``target`` and decreases by each step's reward. In a recording it is the sum of rewards
+    from the step to the end of the episode (Chen et al. 2021, "Decision Transformer"). An observation that is not a
+    Dict becomes the part ``obs``.
 
-    `update` is given all segments of a recording before the first is learned from. Where an episode is in pieces, it
-    remembers what each earned, so that a piece knows what came after it. Steps whose episode has no end in the
-    recording, or lacks steps, have no known return: their segments become lookback, which is not learned from.
+    `update` must be given all segments of a recording before the first is learned from. If an episode is in pieces, it
+    remembers the rewards of each, so that the return after a piece is known. If an episode lacks steps or its end in
+    the recording, the returns of earlier steps are unknown: their segments become lookback, which is not learned from.
 
     Args:
-        target: The return to aim at while acting, in units of reward; None: that of the best recorded episode.
-        scale: What returns are divided by, above 0; None: the largest magnitude of a recorded episode's return.
+        target: Target return while acting, in units of reward; None: that of the best recorded episode.
+        scale: Divisor of returns, above 0; None: the largest magnitude of a recorded episode's return.
     """
 
     needs = (col.OBS, col.REWARD)
@@ -78,7 +79,7 @@ class ReturnToGo(Connector):
         self._wraps = False
         self._left = np.zeros(0)
         self._pieces: dict[tuple[str, str | None], list[EpisodePiece]] = {}
-        """Of each episode and agent, in order of time."""
+        """Pieces by episode and agent, in order of time."""
         self._best: float | None = None
         self._largest = 0.0
 
@@ -89,7 +90,7 @@ class ReturnToGo(Connector):
         return with_parts(obs_space, added, "ReturnToGo"), action_space
 
     def start(self, num_slots: int) -> None:
-        """Slots that have not begun an episode yet."""
+        """Make slots that have not begun an episode yet."""
         self._left = np.zeros(num_slots)
 
     def _added(self, obs: Columns, left: Array) -> Columns:
@@ -100,10 +101,10 @@ class ReturnToGo(Connector):
         return (self._largest or 1.0) if self.scale is None else self.scale
 
     def online(self, inputs: Inputs) -> Inputs:
-        """The target where an episode begins, else what was left before, less what the last step earned.
+        """Add the target where an episode begins, else the previous return to go minus the last reward.
 
         Raises:
-            SettingsError: there is no target, and no recording has been learned from.
+            SettingsError: there is no target, and nothing was learned from a recording.
         """
         inputs, after = self.step(inputs, {_LEFT: self._left[inputs.slots]})
         self._left[inputs.slots] = after[_LEFT]
@@ -113,7 +114,7 @@ class ReturnToGo(Connector):
         return {_LEFT: np.zeros(num_rows)}
 
     def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """The state is what is left to earn, in units of reward."""
+        """Like `online`; the state is the return to go, in units of reward."""
         target = self._best if self.target is None else self.target
         if target is None:
             raise SettingsError("there is no return to aim at: set a target, or learn from a recording first.")
@@ -121,7 +122,7 @@ class ReturnToGo(Connector):
         return inputs.with_obs(self._added(inputs.obs, left)), {_LEFT: left}
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """What was earned from each step on; segments of which that is not known become lookback."""
+        """Add the return from each step on; segments for which it is unknown become lookback."""
         reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
         after = np.zeros(exp.num_segments)
         names = _names(exp)
@@ -138,7 +139,7 @@ class ReturnToGo(Connector):
         return Experience(exp.steps, exp.offsets, exp.segments.replace(lookback=lookback), exp.final_obs)
 
     def update(self, exp: Experience) -> None:
-        """Takes in what each segment earned."""
+        """Add the rewards of each segment to what is known."""
         segments, lengths = exp.segments, exp.lengths
         reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
         sums = np.concatenate([np.zeros(1), np.cumsum(reward)])
@@ -164,16 +165,16 @@ class ReturnToGo(Connector):
                 self._note(pieces[0].total + rest)
 
     def _note(self, total: float) -> None:
-        """The return of a whole episode."""
+        """Add the return of a whole episode."""
         self._best = total if self._best is None else max(self._best, total)
         self._largest = max(self._largest, abs(total))
 
     def _after(self, name: tuple[str, str | None], stop: int) -> float:
-        """What an agent earned in its episode from ``stop`` on, until the end; NaN where that is not known."""
+        """The rewards of an agent in its episode from step ``stop`` to the end; NaN if unknown."""
         earned = 0.0
         for piece in self._pieces.get(name, ()):
             if piece.stop > stop:
-                known = stop - piece.start  # rows that were counted before
+                known = stop - piece.start  # rows that were counted already
                 if not 0 <= known < len(piece.sums):
                     return np.nan
                 earned += piece.total - piece.sums[known]
@@ -183,12 +184,12 @@ class ReturnToGo(Connector):
         return np.nan
 
     def metrics(self) -> dict[str, float]:
-        """``target``, where there is one, and ``scale``."""
+        """``target``, if there is one, and ``scale``."""
         target = self._best if self.target is None else self.target
         return ({} if target is None else {"target": float(target)}) | {"scale": self._divisor()}
 
     def state_dict(self) -> dict[str, Any]:
-        """``left``: what each slot has left to earn; ``returns``: the best and the largest; ``pieces`` of episodes."""
+        """``left``: the return to go of each slot; ``returns``: the best and the largest; ``pieces`` of episodes."""
         return {
             "left": self._left.copy(),
             "returns": [] if self._best is None else [self._best, self._largest],
@@ -196,7 +197,7 @@ class ReturnToGo(Connector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with these; the target and the scale that were given stay."""
+        """Restore what `state_dict` returned, except a target and scale that were given."""
         self._left = np.array(state["left"], np.float64)
         self._best, self._largest = state["returns"] or (None, 0.0)
         self._pieces = {
@@ -214,19 +215,20 @@ def _names(exp: Experience) -> list[tuple[str, str | None]]:
 
 
 class History(Connector):
-    """The last ``k`` steps of the episode, the newest last, with what was done before each, and a padding mask.
+    """The last ``k`` steps of the episode, the newest last, with the action before each, and a padding mask.
 
-    The observation becomes a Dict. Each of its parts gains an axis of steps in front, ``[k, *shape]`` (Discrete becomes
-    MultiDiscrete); one that is no Dict is the part ``obs``. An `action_mask` stays that of the newest step. Added are
+    The observation becomes a Dict. Each of its parts gets an axis of steps in front, ``[k, *shape]`` (Discrete becomes
+    MultiDiscrete); an observation that is not a Dict becomes the part ``obs``. An `action_mask` stays that of the
+    newest step. Added are
 
-    - ``prev_action``, float32 ``[k, width]``: what was done before each step; one-hot for choices, zeros before the
-      first step of the episode;
+    - ``prev_action``, float32 ``[k, width]``: the action before each step; choices one-hot, zeros before the first step
+      of the episode;
     - ``t``, int64 ``[k]``: the index of each step in its episode;
-    - ``attention_mask``, int8 ``[k]``: 1 where there is such a step, 0 before the episode began. There, the first
-      observation is repeated.
+    - ``attention_mask``, int8 ``[k]``: 1 for steps of the episode, 0 for padding before its start, which repeats the
+      first observation.
 
     Args:
-        k: How many steps, 1 or more.
+        k: Number of steps, at least 1.
     """
 
     needs = (col.OBS, col.ACTION)
@@ -238,7 +240,7 @@ class History(Connector):
         self._codes = ActionCodes()
         self._wraps = False
         self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        """The shape and dtype of one step of each column that is remembered."""
+        """The shape and dtype of a single step of each remembered column."""
         self._windows: Columns = {}
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
@@ -263,18 +265,18 @@ class History(Connector):
         return spaces.Dict([*stacked.spaces.items(), *((key, whole[key]) for key in added)]), action_space
 
     def start(self, num_slots: int) -> None:
-        """Slots that have not begun an episode yet."""
+        """Make slots that have not begun an episode yet."""
         self._windows = History.new_state(self, num_slots)
 
     def _steps(self, obs: Columns, action: Columns, first: NDArray[np.bool_], t: NDArray[Any]) -> Columns:
-        """One step of each column that is remembered, ``[rows, ...]``, and others that stay as they are."""
+        """A single step of each remembered column, ``[rows, ...]``, and the columns that stay unchanged."""
         before = np.zeros((len(first), self._codes.width), np.float32)
         self._codes.write(action, before)
         before[first] = 0
         return with_part_columns(obs, {PREV_ACTION: before, T: t}, wraps=self._wraps)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Puts each row's step behind those of its slot."""
+        """Append each row's step to its slot's window."""
         slots, first = inputs.slots, inputs.first
         t = np.where(first, 0, self._windows[_column(T)][slots, -1] + 1)
         steps = self._steps(inputs.obs, inputs.prev_action, first, t)
@@ -298,7 +300,7 @@ class History(Connector):
         return zeros | {_column(ATTENTION_MASK): np.zeros((num_rows, self.k), np.int8)}
 
     def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """The state are the windows."""
+        """Like `online`; the state is the windows."""
         first, mask = inputs.first, _column(ATTENTION_MASK)
         t = where_rows(first, 0, state[_column(T)][:, -1] + 1)
         before = where_rows(first, 0.0, self._codes(inputs.prev_action))
@@ -314,7 +316,7 @@ class History(Connector):
         return inputs.with_obs(out), after
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Looks the steps up, within segments."""
+        """Gather the windows within segments."""
         action = {name: column(exp, name, "History") for name in self._codes.names}
         obs, final_obs = observations(exp)
         starts, ends = exp.offsets[:-1], exp.offsets[1:]
@@ -343,7 +345,7 @@ class History(Connector):
         return {"windows": {name: window.copy() for name, window in self._windows.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with these steps, and as many slots."""
+        """Restore the windows, and as many slots."""
         given: Mapping[str, Any] = state["windows"]
         here = {name: (self.k, *shape) for name, (shape, _) in self._forms.items()}
         here[_column(ATTENTION_MASK)] = (self.k,)
@@ -359,9 +361,9 @@ class History(Connector):
 
 
 def windows(values: NDArray[Any], start_of_row: Index, k: int) -> NDArray[Any]:
-    """``[rows, k, ...]``: the last ``k`` of ``values`` up to each row, none from before ``start_of_row`` ``[rows]``.
+    """The last ``k`` of ``values`` up to each row, none from before ``start_of_row`` ``[rows]``: ``[rows, k, ...]``.
 
-    What would be from before is the value at the start, again.
+    Missing values before the start repeat the value at the start.
     """
     out: NDArray[Any] = np.empty((len(values), k, *values.shape[1:]), values.dtype)
     rows = np.arange(len(values))
@@ -390,10 +392,10 @@ def over_steps(leaf: Space, k: int) -> Space:
 
 
 def one_step(leaf: Space) -> Space:
-    """The space of one of the values that a space from `over_steps` is of.
+    """The space of a single value of a space from `over_steps`.
 
     Raises:
-        SpaceError: it is of none.
+        SpaceError: it is not such a space.
     """
     if isinstance(leaf, spaces.Box) and leaf.shape:
         return spaces.Box(leaf.low[0], leaf.high[0], leaf.shape[1:], leaf_dtype(leaf).type)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations as the module sees them: stacked, normalised, with the step before, without some parts."""
+"""Connectors that change observations: stacked, normalised, with the previous step, without some parts."""
 
 import dataclasses
 import math
@@ -36,16 +36,16 @@ from etude.stateful import Stateful
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _FrameLayout:
-    """How the frames of one column lie side by side; axes are counted with the batch's in front."""
+    """How the frames of one column are joined; axes are counted with the batch axis in front."""
 
     k: int
     grows: bool
-    """A frame gets a new last axis first."""
+    """Whether a frame first gets a new last axis."""
     axis: int
     width: int
     """The size of one frame along ``axis``."""
     shape: tuple[int, ...]
-    """Of the whole stack, without the batch's axis."""
+    """Shape of the whole stack, without the batch axis."""
     dtype: np.dtype[Any]
 
     @classmethod
@@ -62,7 +62,7 @@ class _FrameLayout:
         return values[..., None] if self.grows else values
 
     def part(self, first: int, last: int) -> tuple[slice, ...]:
-        """The index of the frames ``first`` up to ``last`` of a batch of stacks; the newest is ``k - 1``."""
+        """The index of frames ``first`` to ``last`` (exclusive) in a batch of stacks; the newest is ``k - 1``."""
         return (*(slice(None),) * self.axis, slice(first * self.width, last * self.width))
 
     def repeated(self, values: Array) -> Array:
@@ -70,9 +70,9 @@ class _FrameLayout:
         return concat([self.frame(values)] * self.k, self.axis)
 
     def pushed(self, before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-        """New stacks: those ``before`` without their oldest frame, and ``values``."""
+        """New stacks: those in ``before`` without their oldest frame, plus ``values``."""
         out: NDArray[Any] = np.empty(before.shape, before.dtype)
-        # one straight copy, a frame to the left; what crosses the end of a row lands where the new frame comes
+        # one contiguous copy, shifted by a frame; what wraps into the next row is overwritten by the new frame
         shift = self.width * math.prod(self.shape[self.axis :])
         out.reshape(-1)[: out.size - shift] = before.reshape(-1)[shift:]
         out[self.part(self.k - 1, self.k)] = self.frame(values)
@@ -93,14 +93,14 @@ class _FrameLayout:
 
 
 class FrameStack(Connector):
-    """The last ``k`` observations of the episode as one, the newest last; at its start the first one fills the stack.
+    """Stacks the last ``k`` observations of the episode, the newest last; at its start the first one fills the stack.
 
     Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
-    Numbers and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Three axes of which the first is shorter than
+    Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Three axes of which the first is shorter than
     the last are an image ``[C, H, W]`` and become ``[k * C, H, W]``. Discrete leaves become MultiDiscrete.
 
     Args:
-        k: How many frames, 1 or more; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
+        k: Number of frames, at least 1; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
     """
 
     needs = (col.OBS,)
@@ -113,21 +113,21 @@ class FrameStack(Connector):
         self._all = np.zeros(0, np.int64)
         self._frames: Columns = {}
         self._lent = False
-        """The stacks in ``_frames`` are also in the caller's hands, and must not be written to."""
+        """Whether the caller also holds the stacks in ``_frames``, so that they must not be written to."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """Each leaf grows k times along the axis of the frames."""
+        """Each leaf grows k times along its frame axis."""
         self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
         return map_leaves(obs_space, lambda name, leaf: self._layouts[name].space(leaf), col.OBS), action_space
 
     def start(self, num_slots: int) -> None:
-        """Empty stacks; each slot's first observation fills its own."""
+        """Make empty stacks; each slot's first observation fills its own."""
         self._all = np.arange(num_slots)
         self._frames = FrameStack.new_state(self, num_slots)
         self._lent = False
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Puts each row's observation on its slot's stack."""
+        """Push each row's observation onto its slot's stack."""
         slots, first = inputs.slots, inputs.first
         everyone = len(slots) == len(self._all) and bool((slots == self._all).all())
         starts = bool(first.any())
@@ -151,7 +151,7 @@ class FrameStack(Connector):
         return {name: np.zeros((num_rows, *at.shape), at.dtype) for name, at in self._layouts.items()}
 
     def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """The state are the stacks."""
+        """Like `online`; the state is the stacks."""
         obs = {}
         for name, layout in self._layouts.items():
             values = inputs.obs[name]
@@ -160,7 +160,7 @@ class FrameStack(Connector):
         return inputs.with_obs(obs), obs
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Looks the frames up, within segments."""
+        """Gather the frames within segments."""
         starts, ends = exp.offsets[:-1], exp.offsets[1:]
         start_of_row, rows = np.repeat(starts, exp.lengths), np.arange(exp.num_steps)
         obs, final_obs = {}, {}
@@ -182,7 +182,7 @@ class FrameStack(Connector):
         return {"frames": {name: frames.copy() for name, frames in self._frames.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with these stacks, and as many slots."""
+        """Restore the stacks, and as many slots."""
         here = {name: layout.shape for name, layout in self._layouts.items()}
         there = {name: np.shape(frames)[1:] for name, frames in state["frames"].items()}
         if there and here != there:
@@ -197,7 +197,7 @@ class FrameStack(Connector):
 
 
 _EPSILON = 1e-8
-"""Added to the variance, so that a component that never changes is not divided by 0."""
+"""Added to the variance, so that a constant component is not divided by 0."""
 
 
 class Moments(Stateful):
@@ -212,7 +212,7 @@ class Moments(Stateful):
         """The sum of squared distances from the mean."""
 
     def add(self, batch: Array) -> None:
-        """Merge in ``[rows, ...]``, in float64 (Chan, Golub & LeVeque 1979, "Updating formulae ...")."""
+        """Add a batch ``[rows, ...]``, in float64 (Chan, Golub & LeVeque 1979, "Updating formulae ...")."""
         rows = len(batch)
         if not rows:
             return
@@ -234,16 +234,16 @@ class Moments(Stateful):
 
 
 class NormalizeObs(ObservationMap):
-    """Brings each component of the observation to mean 0 and deviation 1, then clips it; the result is float32.
+    """Normalises each component of the observation to mean 0 and standard deviation 1, then clips it; gives float32.
 
-    Works on Box leaves of float dtype; others pass as they are, and so does an `action_mask`. Statistics are over all
-    steps given to `update` (lookback left out), and stay frozen between two updates, so that a step is seen alike when
-    acting and learning. Before the first update only the clipping works. Put it behind connectors that remember
-    (`FrameStack`): what these hold over an update would have been normalised by the older statistics.
+    It changes Box leaves of float dtype; others, and an `action_mask`, are unchanged. Statistics are over all steps
+    passed to `update` (without lookback), and are frozen between two updates, so that acting and learning see a step
+    alike. Before the first update observations are only clipped. Put it after connectors with a memory (`FrameStack`):
+    what they keep across an update would have been normalised by the older statistics.
 
     Args:
-        clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what the
-            ``VecNormalize`` of OpenAI Baselines takes, and most PPO results with it.
+        clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. 10 is the value of
+            ``VecNormalize`` in OpenAI Baselines, and of most PPO results.
     """
 
     takes_tensors = True
@@ -259,7 +259,7 @@ class NormalizeObs(ObservationMap):
         """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
         found = {n: leaf for n, leaf in leaves(obs_space, col.OBS).items() if _is_float(leaf) and n != col.OBS_MASK}
         self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
-        # float64 observations are centred in float64: a far-off mean would eat their digits in float32
+        # float64 observations are centred in float64: a large mean would cost digits in float32
         self._dtypes = {name: np.result_type(leaf_dtype(leaf), np.float32) for name, leaf in found.items()}
         self._freeze()
 
@@ -286,10 +286,10 @@ class NormalizeObs(ObservationMap):
         return out
 
     def update(self, exp: Experience) -> None:
-        """Takes the steps into the statistics.
+        """Add the steps to the statistics.
 
         Raises:
-            DataError: an observation is not finite; the message says where. The statistics stay as they were.
+            DataError: an observation is not finite; the message says where. The statistics are then unchanged.
         """
         batches = {name: array_column(exp, name, "NormalizeObs") for name in self._moments}
         if any(not math.isfinite(_sum(batch)) for batch in batches.values()):
@@ -300,7 +300,7 @@ class NormalizeObs(ObservationMap):
         self._freeze()
 
     def metrics(self) -> dict[str, float]:
-        """``count``: the steps that the statistics are over."""
+        """``count``: the number of steps in the statistics."""
         return {"count": float(max((moments.count for moments in self._moments.values()), default=0))}
 
     def state_dict(self) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class NormalizeObs(ObservationMap):
         return {name: moments.state_dict() for name, moments in self._moments.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from these statistics."""
+        """Restore what `state_dict` returned."""
         here = {name: moments.mean.shape for name, moments in self._moments.items()}
         there = {name: np.shape(values["mean"]) for name, values in state.items()}
         if here != there:
@@ -333,10 +333,10 @@ _REWARD = "prev_reward"
 
 
 class PrevActionReward(Connector):
-    """The action and the reward of the step before, as a part of the observation; zeros at the start of an episode.
+    """Adds the action and the reward of the previous step to the observation; zeros at the start of an episode.
 
-    The action is what the module chose: one-hot for Discrete and MultiDiscrete, all its parts as one float32 vector.
-    A Box of float vectors stays one Box: ``[obs, action, reward]``. A Dict gains the keys ``prev_action`` ``[n]`` and
+    The action is what the module chose: one-hot for Discrete and MultiDiscrete, all its parts as one float32 vector. A
+    Box of float vectors stays one Box: ``[obs, action, reward]``. A Dict gets the keys ``prev_action`` ``[n]`` and
     ``prev_reward`` ``[1]``. Any other space becomes a Dict of these two and ``obs``.
     """
 
@@ -347,7 +347,7 @@ class PrevActionReward(Connector):
     def __init__(self) -> None:
         self._codes = ActionCodes()
         self._vector_dtype: np.dtype[Any] | None = None
-        """Of the one Box that all is joined into; None where the observation is a Dict."""
+        """The dtype of the Box into which all is joined; None if the observation is a Dict."""
         self._wraps = False
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
@@ -366,7 +366,7 @@ class PrevActionReward(Connector):
     def _extended(
         self, obs: Columns, action: Columns, reward: NDArray[Any], first: NDArray[np.bool_] | None
     ) -> Columns:
-        """``obs`` with the step before; ``first`` None is no row."""
+        """``obs`` with the previous step; ``first`` None means that no row begins an episode."""
         before = np.empty((len(reward), self._codes.width + 1), np.float32)
         self._codes.write(action, before)
         before[:, -1] = reward
@@ -375,28 +375,28 @@ class PrevActionReward(Connector):
         return self._joined(obs, before)
 
     def _joined(self, obs: Columns, before: Array) -> Columns:
-        """``obs`` with the numbers of the step before, float32 ``[rows, width + 1]``."""
+        """``obs`` with the vector of the previous step, float32 ``[rows, width + 1]``."""
         if self._vector_dtype is not None:
             return {col.OBS: concat([cast(obs[col.OBS], self._vector_dtype), cast(before, self._vector_dtype)], 1)}
         return with_part_columns(obs, {PREV_ACTION: before[:, :-1], _REWARD: before[:, -1:]}, wraps=self._wraps)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Adds the step before to each row."""
+        """Add the previous step to each row."""
         return inputs.with_obs(self._extended(inputs.obs, inputs.prev_action, inputs.prev_reward, inputs.first))
 
     def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """Nothing is kept here."""
+        """Like `online`; there is no state."""
         reward = cast(inputs.prev_reward, np.float32)[:, None]
         before = where_rows(inputs.first, 0.0, concat([self._codes(inputs.prev_action), reward], 1))
         return inputs.with_obs(self._joined(inputs.obs, before)), state
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Adds the step before to each step, and the last step to ``final_obs``."""
+        """Add the previous step to each step, and the last step to ``final_obs``."""
         who = "PrevActionReward"
         action = {name: column(exp, name, who) for name in self._codes.names}
         reward = column(exp, col.REWARD, who)
         obs, final_obs = observations(exp)
-        # rows are shifted by one over the borders of segments, where `first` then clears them
+        # rows are shifted by one across segments; `first` then clears the first row of each
         before = np.maximum(np.arange(exp.num_steps) - 1, 0)
         first = np.zeros(exp.num_steps, bool)
         first[exp.offsets[:-1]] = True
@@ -411,8 +411,8 @@ class PrevActionReward(Connector):
 class Drop(ObservationMap):
     """Leaves parts of the observation out: ``drop:mission``, ``drop:info/text,direction``.
 
-    A part that Etude can't handle (a Text space, for example) is left out as soon as the env gives it, so that
-    recordings do not have it either. Any other part is recorded as ever, and left out for the module alone.
+    A part that Etude can't handle (a Text space, for example) is left out as soon as the env returns it, so that
+    recordings do not have it either. Any other part is recorded as usual, and left out only for the module.
 
     Args:
         parts: Paths in the observation's Dict space, separated by commas; keys in a path are separated by ``/``.
@@ -424,14 +424,14 @@ class Drop(ObservationMap):
     def __init__(self, parts: str = "") -> None:
         self.parts = parts
         self.paths = tuple(part.strip() for part in parts.split(",") if part.strip())
-        """Each path by itself."""
+        """The single paths."""
         self._columns = tuple(f"{col.OBS}{SEPARATOR}{path}" for path in self.paths)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """The observation space without these parts, as far as they are there still.
+        """The observation space without those of these parts that it still has.
 
         Raises:
-            SettingsError: it does not say which parts.
+            SettingsError: no part is given.
             SpaceError: nothing would be left.
         """
         if not self.paths:

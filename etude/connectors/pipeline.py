@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors in a row: how each is found by name, and what they have learned as JSON."""
+"""Pipelines of connectors, how connectors are found by name, and their learned state as JSON."""
 
 import ast
 import copy
@@ -25,34 +25,34 @@ from etude.settings import nearest
 from etude.spaces import Space
 
 Connect: TypeAlias = Callable[[Experience], Experience]
-"""What the connectors would do."""
+"""Applies the connectors to Experience."""
 
 
 class PreLearner:
-    """A step of your own between the recording and the learner, with settings of its own. Does nothing itself.
+    """Base class of your own step between the recording and the learner, with its own settings. Does nothing itself.
 
-    Called with each part of the recording, in workers where there are some; so it keeps nothing from call to call.
-    ``__init__`` keeps its arguments as attributes of the same names, so that checkpoints can have them.
+    It is called with each part of the recording, possibly in workers, so it must keep no state between calls.
+    ``__init__`` must keep its arguments as attributes of the same names, so that checkpoints can save them.
     """
 
     def __call__(self, exp: Experience, connect: Connect) -> Experience:
-        """What is trained on.
+        """Return the Experience to train on.
 
         Args:
-            exp: As recorded: whole segments.
-            connect: Lets the connectors see what it is given, as they would have without this step.
+            exp: Whole segments as recorded.
+            connect: Applies the connectors to Experience, as without this step.
         """
         return connect(exp)
 
 
 PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experience]
-"""A `PreLearner`, or a function that is called as one."""
+"""A `PreLearner`, or a function with the same arguments."""
 
 
 _BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, History, LiftAdvantages, NormalizeAdvantages)
 _AND_THESE = (NormalizeObs, NormalizeReward, PrevActionReward, RescaleAction, ReturnToGo, VTrace)
 BY_NAME: dict[str, type[Connector]] = {snake_case(cls.__name__): cls for cls in (*_BUILT_IN, *_AND_THESE)}
-"""The connectors that come with Etude."""
+"""The connectors that come with Etude, by name."""
 
 ConnectorLike: TypeAlias = str | type[Connector] | Connector | Callable[[Any], Any]
 
@@ -111,10 +111,10 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 class Pipeline(Connector):
-    """Connectors in a row, from the env's side to the module's. Without any, it costs nothing.
+    """Connectors in a row, from the env's side to the module's. An empty one costs nothing.
 
     Args:
-        connectors: Whatever `connector_from` takes, in order.
+        connectors: What `connector_from` accepts, in order.
     """
 
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
@@ -122,14 +122,14 @@ class Pipeline(Connector):
         self._arrange()
 
     def _arrange(self) -> None:
-        # only what does something is called at every step
+        # methods that do nothing are not called at every step
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self.observes = bool(self._online)
-        """Whether `online` does anything: else the module sees what the env gives."""
+        """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
-        """Whether `act` does anything: else the env gets what the module chooses."""
+        """Whether `act` does anything; if not, the env gets the module's actions."""
         self.hindsight = any(connector.hindsight for connector in self.connectors)
         self.takes_tensors = all(connector.takes_tensors for connector in self.connectors)
 
@@ -147,13 +147,13 @@ class Pipeline(Connector):
         after: str | type[Connector] | None = None,
         at: int | None = None,
     ) -> None:
-        """Put in a connector: at the end (the module's side), or where asked. To be done before `spaces`.
+        """Insert a connector at the end (the module's side), or at the given place. Call this before `spaces`.
 
         Args:
-            connector: Whatever `connector_from` takes.
-            before: The name or class of a connector that it goes in front of; the first such one.
-            after: Likewise, behind.
-            at: Its index, as of ``list.insert``.
+            connector: What `connector_from` accepts.
+            before: Name or class of the connector before which it goes; the first one that matches.
+            after: Name or class of the connector after which it goes; the first one that matches.
+            at: Its index, as in ``list.insert``.
 
         Raises:
             SettingsError: there is no connector by that name, or more than one position is given.
@@ -179,14 +179,14 @@ class Pipeline(Connector):
         raise SettingsError(f"there is no connector `{name}` in this pipeline.{_hint(name, names)}")
 
     def copy(self) -> "Pipeline":
-        """The same connectors with what they have learned, and slots of their own: for another runner."""
+        """The same connectors with what they have learned, and their own slots, for another runner."""
         return copy.deepcopy(self)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """What the module sees behind all connectors."""
+        """The spaces that the module sees after all connectors."""
         for connector in self.connectors:
             obs_space, action_space = connector.spaces(obs_space, action_space)
-        self._arrange()  # now it is known whether there are bounds
+        self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
@@ -199,7 +199,7 @@ class Pipeline(Connector):
         return inputs
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
-        """Of each that keeps something, by its index."""
+        """The states of connectors that keep one, by index."""
         states = {str(i): connector.new_state(num_rows) for i, connector in enumerate(self.connectors)}
         return {i: state for i, state in states.items() if state}
 
@@ -227,7 +227,7 @@ class Pipeline(Connector):
         return exp
 
     def update(self, exp: Experience) -> None:
-        """Lets each connector that learns do so, from what those before it had made of ``exp`` until now."""
+        """Let each connector that learns do so, from the output of those before it, computed before they learn."""
         learners = [i for i, connector in enumerate(self.connectors) if overrides(connector, "update")]
         last = learners[-1] if learners else -1
         for i, connector in enumerate(self.connectors[: last + 1]):
@@ -236,7 +236,7 @@ class Pipeline(Connector):
             exp = seen
 
     def metrics(self) -> dict[str, float]:
-        """Of all, with the name of each before its own: ``normalize_obs/count``."""
+        """The metrics of all connectors, with their names in front: ``normalize_obs/count``."""
         return {f"{c.name}/{name}": value for c in self.connectors for name, value in c.metrics().items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Pipeline(Connector):
         return {"connectors": [{"name": c.name, "state": c.state_dict()} for c in self.connectors]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lets each go on from its own state.
+        """Restore the state of each connector.
 
         Raises:
             CheckpointError: the state is of other connectors.
@@ -263,14 +263,14 @@ def _changes_actions(connector: Connector) -> bool:
 
 
 def refuse_unready(pipeline: Pipeline) -> None:
-    """Raise a SettingsError where a connector can't work on tensors; it is named."""
+    """Raise a SettingsError for a connector that can't work on tensors."""
     for connector in pipeline.connectors:
         if not connector.takes_tensors:
             able = ", ".join(name for name, cls in BY_NAME.items() if cls.takes_tensors)
             raise SettingsError(
                 f"the env gives torch tensors, on which the connector `{connector.name}` can't work: leave it out, do "
-                f"what it does in the env, or let the env give NumPy arrays. One of your own that can work on tensors "
-                f"says so, by takes_tensors = True; so do {able}."
+                f"its work in the env, or let the env give NumPy arrays. If your own connector can work on tensors, "
+                f"set takes_tensors = True in its class. These can: {able}."
             )
 
 
@@ -279,18 +279,18 @@ _FLOAT: Final = "$float"
 
 
 def learns(pipeline: Pipeline) -> bool:
-    """Whether any of the connectors learns from experience, so that there is something to keep."""
+    """Whether any of the connectors learns from experience, so that there is a state to keep."""
     return any(overrides(connector, "update") for connector in pipeline.connectors)
 
 
 def state_to_json(pipeline: Pipeline) -> dict[str, Any]:
-    """What the connectors have learned; the running state of slots is left out.
+    """What the connectors have learned, without the running state of slots.
 
-    Arrays are ``{"$array": [numbers in C order], "shape": [...], "dtype": "float64"}``; numbers that are not finite are
-    ``{"$float": "inf"}``.
+    Arrays become ``{"$array": [numbers in C order], "shape": [...], "dtype": "float64"}``; numbers that are not finite
+    become ``{"$float": "inf"}``.
 
     Raises:
-        DataError: a connector keeps something else than plain data and arrays.
+        DataError: a connector's state holds anything but plain data and arrays.
     """
     learned = pipeline.copy()
     learned.start(0)
@@ -300,10 +300,10 @@ def state_to_json(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def state_from_json(pipeline: Pipeline, data: Any) -> None:
-    """Let the connectors know what `state_to_json` gave; to be called after `Pipeline.spaces`, before `start`.
+    """Restore what `state_to_json` returned; call it after `Pipeline.spaces`, before `start`.
 
     Raises:
-        DataError: the data is of other connectors or shapes, or is no such data; nothing has changed then.
+        DataError: the data is of other connectors or shapes, or is invalid; nothing has changed then.
     """
     try:
         state = json.loads(json.dumps(data), object_hook=_restored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards as the learner sees them: clipped, scaled, or summed over n steps; and what each step led to."""
+"""Connectors that change rewards for the learner: clipped, scaled or summed over n steps; and next observations."""
 
 import math
 from typing import Any
@@ -18,12 +18,12 @@ from etude.settings import check_range
 
 
 class ClipReward(Connector):
-    """Clips rewards. Recorded stays what the env said; episode returns are of that too.
+    """Clips rewards. Recordings and episode returns keep the env's rewards.
 
     Args:
-        low: The least reward that passes.
-        high: The greatest; -1 to 1 as in Mnih et al. 2015, "Human-level control through deep RL".
-        sign: Take only the sign of the reward (-1, 0 or 1), before clipping.
+        low: Smallest reward after clipping.
+        high: Largest reward after clipping; -1 to 1 as in Mnih et al. 2015, "Human-level control through deep RL".
+        sign: Replace the reward by its sign (-1, 0 or 1) before clipping.
     """
 
     needs = (col.REWARD,)
@@ -37,12 +37,12 @@ class ClipReward(Connector):
         return clip(sign(reward) if self.sign else reward, self.low, self.high)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Clips the reward of the step before."""
+        """Clip the reward of the previous step."""
         reward = where_rows(inputs.first, 0.0, self._clipped(inputs.prev_reward))
         return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Clips the column ``reward``."""
+        """Clip the column ``reward``."""
         return exp.with_steps(reward=self._clipped(array_column(exp, col.REWARD, "ClipReward")))
 
 
@@ -50,14 +50,14 @@ class NormalizeReward(Connector):
     """Divides rewards by the standard deviation of the discounted return so far, then clips them.
 
     That return is ``G[t] = gamma * G[t - 1] + r[t]`` within an episode, as in ``VecNormalize`` of OpenAI Baselines and
-    Stable-Baselines3; rewards keep their mean, and so their sign. Statistics are over all steps given to `update`, and
-    stay frozen between two updates; before the first, only the clipping works. Recorded stays what the env said;
-    episode returns are of that too.
+    Stable-Baselines3. The mean is not subtracted, so rewards keep their sign. Statistics are over all steps passed to
+    `update`, and are frozen between two updates; before the first, rewards are only clipped. Recordings and episode
+    returns keep the env's rewards.
 
     Args:
-        gamma: Discount a step, 0 to 1: that of the algorithm.
-        clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what ``VecNormalize``
-            takes.
+        gamma: Discount factor, 0 to 1, that of the algorithm.
+        clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. ``VecNormalize`` uses
+            10.
     """
 
     needs = (col.REWARD,)
@@ -72,35 +72,35 @@ class NormalizeReward(Connector):
         self.gamma, self.clip = float(gamma), float(clip)
         self._moments = Moments(())
         self._running: dict[tuple[str | None, str | None], float] = {}
-        """The return so far in episodes that may go on, by episode and agent; the newest last."""
+        """Return so far of episodes that may continue, by episode and agent; the newest last."""
 
     def start(self, num_slots: int) -> None:
-        """Forgets the running episodes."""
+        """Forget the running episodes."""
         self._running = {}
 
     def _scaled(self, reward: Array) -> Array:
         return clip(reward * float(1 / self._moments.deviation()), -self.clip, self.clip)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Scales the reward of the step before."""
+        """Scale the reward of the previous step."""
         reward = self._scaled(inputs.prev_reward)
         return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
-        return {}  # running episodes matter to `update` alone
+        return {}  # only `update` uses running episodes
 
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
         return self.online(inputs), state
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Scales the column ``reward``."""
+        """Scale the column ``reward``."""
         return exp.with_steps(reward=self._scaled(array_column(exp, col.REWARD, "NormalizeReward")))
 
     def update(self, exp: Experience) -> None:
-        """Takes the returns so far into the statistics. Episodes go on from one call to the next.
+        """Add the returns so far to the statistics. Episodes continue from one call to the next.
 
         Raises:
-            DataError: a reward is not finite; the message says where. The statistics stay as they were.
+            DataError: a reward is not finite; the message says where. The statistics are then unchanged.
         """
         reward = column(exp, col.REWARD, "NormalizeReward")
         if not math.isfinite(reward.sum(dtype=np.float64)):
@@ -114,7 +114,7 @@ class NormalizeReward(Connector):
             self._moments.add(self._so_far(reward[rows].astype(np.float64), segments, starts, own))
 
     def _so_far(self, reward: NDArray[np.float64], segments: Segments, starts: Index, lengths: Index) -> Any:
-        """``[rows]``: the return so far at each step of segments in order, which follow one another without a gap."""
+        """The return so far at each step of segments sorted by episode and time, ``[rows]``."""
         tracks, ends = segments.tracks(), np.cumsum(lengths)
         goes_on = np.zeros(len(segments), bool)
         goes_on[1:] = (tracks[1:] == tracks[:-1]) & (starts[1:] == (starts + lengths)[:-1]) & ~segments.done[:-1]
@@ -133,35 +133,36 @@ class NormalizeReward(Connector):
         return so_far
 
     def metrics(self) -> dict[str, float]:
-        """``deviation``: what rewards are divided by."""
+        """``deviation``: the divisor of rewards."""
         return {"deviation": float(self._moments.deviation())}
 
     def state_dict(self) -> dict[str, Any]:
-        """``count``, ``mean`` and ``squares`` of the returns; ``running``: those of episodes that may go on."""
+        """``count``, ``mean`` and ``squares`` of the returns; ``running``: the returns of episodes that may
+        continue."""
         running = [[*name, value] for name, value in self._running.items()]
         return self._moments.state_dict() | {"running": running}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with these statistics."""
+        """Restore what `state_dict` returned."""
         self._moments.load_state_dict(state)
         self._running = {(episode, agent): float(value) for episode, agent, value in state["running"]}
 
 
 _MOST_RUNNING = 65_536
-"""Episodes without an end that are remembered; of older ones, which were abandoned, nothing more comes."""
+"""Maximum number of unfinished episodes that are remembered; the oldest, which were abandoned, are dropped."""
 
 
 class NStep(Connector):
-    """Sums the next ``n`` rewards of each step, for losses that look at what comes after them; the learner's side only.
+    """Sums the next ``n`` rewards of each step, for losses with n-step targets; on the learner's side only.
 
-    ``reward`` becomes the discounted sum of up to n rewards (float32), ``next_obs`` what was observed after the last of
+    ``reward`` becomes the discounted sum of up to n rewards (float32), ``next_obs`` the observation after the last of
     them, ``terminated`` whether the episode ended there, and ``discount`` the factor of the value of ``next_obs``:
-    ``gamma ** k`` after k rewards, 0 where it terminated (Sutton & Barto 2018, 7.1). At the end of a segment, k is less
+    ``gamma ** k`` after k rewards, 0 if it terminated (Sutton & Barto 2018, 7.1). At the end of a segment, k is less
     than n.
 
     Args:
-        n: How many rewards, at least 1.
-        gamma: Discount a step, 0 to 1.
+        n: Number of rewards, at least 1.
+        gamma: Discount factor, 0 to 1.
     """
 
     needs = (col.OBS, col.REWARD)
@@ -171,17 +172,17 @@ class NStep(Connector):
         self.n, self.gamma = n, gamma
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Looks ahead, within segments.
+        """Sum rewards within segments.
 
         Raises:
-            DataError: what was observed after a segment that did not terminate is not known.
+            DataError: the final observation of a segment that did not terminate is unknown.
         """
         segments = exp.segments
         unknown = np.flatnonzero(~segments.has_final_obs & ~segments.terminated)
         if len(unknown):
             episode = segments.episode_id[unknown[0]]
             raise DataError(
-                f"NStep needs what was observed after the last step of episode {episode!r}, which was not recorded "
+                f"NStep needs the observation after the last step of episode {episode!r}, which was not recorded "
                 f"({len(unknown)} such segment(s)). Repair that with on_bad='repair', or leave these out."
             )
         reward = column(exp, col.REWARD, "NStep").astype(np.float32, copy=False)
@@ -196,11 +197,11 @@ class NStep(Connector):
 
 
 class NextObs(Connector):
-    """Adds ``next_obs`` for losses that look at it: the observation after each step."""
+    """Adds ``next_obs``, the observation after each step, for losses that use it."""
 
     needs = (col.OBS,)
     takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """The columns ``next_obs...``."""
+        """Add the columns ``next_obs...``."""
         return exp.with_steps(**{col.NEXT_OBS + name[len(col.OBS) :]: c for name, c in exp.next_obs().items()})

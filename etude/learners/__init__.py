@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners: from Experience or batches to new weights."""
+"""Learners: they turn Experience or batches into new weights."""
 
 from etude.learners.batch import Batch
 from etude.learners.compiled import LossFn

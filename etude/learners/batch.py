@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: the data that a loss gets. Columns by name, gathered only when they are asked for."""
+"""Batch: the data that a loss gets, as columns by name that are gathered only when used."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -22,15 +22,15 @@ returns its outputs for each step, ``[B, T, ...]`` by name, and the state after 
 
 
 class PaddedSequences:
-    """How the rows of a minibatch lie in sequences of unequal length, and the states that these begin with.
+    """The layout of a minibatch's rows in sequences of unequal length, and the states with which these begin.
 
     Args:
-        lengths: int64 ``[num]``: rows of each sequence.
-        state: Before the first of them (and before the burn-in), ``[num, ...]`` by name.
-        device: Where the columns are.
-        burn_in: int64 ``[num]``: steps that the network walks through first, without gradients; None: none.
+        lengths: Rows of each sequence, int64 ``[num]``.
+        state: States before the sequences (and before the burn-in), ``[num, ...]`` by name.
+        device: The device of the columns.
+        burn_in: Steps that the network first processes without gradients, int64 ``[num]``; None: none.
         burn_in_obs: Columns ``obs...`` of these steps, ``[burn_in.sum(), ...]``.
-        final_obs: Columns ``obs...`` ``[num, ...]``: what was observed after each sequence.
+        final_obs: Columns ``obs...`` ``[num, ...]``: the observation after each sequence.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PaddedSequences:
         self._burn_in, self._burn_in_obs, self._final_obs = burn_in, burn_in_obs or {}, final_obs
         steps = np.arange(int(lengths.max()))
         first = np.cumsum(lengths) - lengths
-        # behind a sequence's end its last row is repeated: always a value that the net can take
+        # padding repeats a sequence's last row, which is a valid input of the net
         rows = first[:, None] + np.minimum(steps, lengths[:, None] - 1)
         self._shape = rows.shape
         self._rows = self._valid = None
@@ -58,9 +58,9 @@ class PaddedSequences:
         """Run ``module`` over the sequences; ``obs`` and the output are ``[n, ...]``, without padding.
 
         Args:
-            module: A recurrent one.
+            module: A recurrent module.
             obs: Columns ``obs...``.
-            ahead: int64 ``[n]``: give each row the output of so many steps later, at most of `final_obs`.
+            ahead: int64 ``[n]``: return each row's output this many steps later, at most the one of `final_obs`.
         """
 
         def walk(obs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
@@ -72,18 +72,18 @@ class PaddedSequences:
         return Output(found.get("dist_inputs"), found.get("value"), dist=module.dist)
 
     def zeros(self, initial: Tensors) -> Tensors:
-        """The states ``[num, ...]`` that all sequences begin with, where each begins with ``initial``."""
+        """The states ``[num, ...]`` if every sequence begins with ``initial``."""
         return {name: part.to(self._device).expand(len(self._lengths), *part.shape) for name, part in initial.items()}
 
     def along(
         self, walk: Walk, obs: Mapping[str, torch.Tensor], state: Tensors, ahead: torch.Tensor | None = None
     ) -> Tensors:
-        """The outputs of ``walk`` for each row (or for the one ``ahead`` of it), ``[n, ...]`` by name.
+        """The outputs of ``walk`` for each row (or for the row ``ahead`` of it), ``[n, ...]`` by name.
 
         Args:
-            walk: What is run along the sequences.
+            walk: Runs a network along the sequences.
             obs: Columns ``obs...`` ``[n, ...]``.
-            state: ``[num, ...]`` by name, before the burn-in.
+            state: States before the burn-in, ``[num, ...]`` by name.
             ahead: As in `forward`.
         """
         if self._burn_in is not None:
@@ -101,14 +101,14 @@ class PaddedSequences:
             padded[name] = torch.cat([column, final.unsqueeze(1)], 1)
             padded[name][every, last] = final
         found, _ = walk(padded, state)
-        # the row of each step where each sequence has a row more
+        # the row of each step, now that each sequence has one more row
         rows_of = np.arange(self._shape[0])[:, None] * (self._shape[1] + 1) + np.arange(self._shape[1])
         at = torch.from_numpy(rows_of.reshape(-1)).to(self._device)
         at = (at if self._valid is None else at.index_select(0, self._valid)) + ahead
         return {name: part.reshape(-1, *part.shape[2:]).index_select(0, at) for name, part in found.items()}
 
     def _after_burn_in(self, walk: Walk, state: Tensors, lengths: Index) -> Tensors:
-        """The states after the burn-in, without gradients; sequences whose burn-in is equally long go together."""
+        """The states after the burn-in, without gradients; sequences with equally long burn-ins run together."""
         state = {name: column.clone() for name, column in state.items()}
         first = np.cumsum(lengths) - lengths
         for length in np.unique(lengths[lengths > 0]).tolist():
@@ -130,14 +130,14 @@ class PaddedSequences:
 class Batch:
     """Columns of a batch as tensors: ``batch.obs``, ``batch.action``, ``batch.advantage``, ``batch["my/column"]``.
 
-    ``obs``, ``next_obs`` and ``action`` come nested, as their spaces are. `forward` runs a module, recurrent or not, on
+    ``obs``, ``next_obs`` and ``action`` are nested as in their spaces. `forward` runs a module, recurrent or not, on
     the observations.
 
     Args:
-        columns: The columns, ``[B, ...]``; looked up only when asked for.
-        module: Whose spaces say how observations and actions are nested.
-        sequences: For a recurrent module: how the rows lie in sequences; None: each row by itself.
-        size: How many rows there are; None: as many as the first column that is asked for has.
+        columns: The columns, ``[B, ...]``; looked up only when used.
+        module: The module whose spaces say how observations and actions are nested.
+        sequences: For a recurrent module: the layout of the rows in sequences; None: single rows.
+        size: Number of rows; None: that of the first column used.
     """
 
     __slots__ = ("_columns", "_module", "_sequences", "_size", "used")
@@ -154,7 +154,7 @@ class Batch:
         self._sequences = sequences
         self._size = size
         self.used: dict[str, torch.Tensor] = {}
-        """The columns asked for so far."""
+        """The columns used so far."""
 
     def __repr__(self) -> str:
         return short(self, *([] if self._size is None else [f"{self._size:,} rows"]), columns=[*self._columns])
@@ -173,7 +173,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         if self._size is None:
             self._size = len(self[next(iter(self.used or self._columns))])
         return self._size
@@ -181,24 +181,24 @@ class Batch:
     def forward(self, module: Module) -> Output:
         """The output of ``module`` for each row's observation: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.
 
-        A recurrent module runs along the sequences that the rows lie in, each from the state that it begins with.
+        A recurrent module runs along the sequences, each from its start state.
         """
         if self._sequences is None:
             return module(self._module.obs_from(self._columns_under(col.OBS)))  # type: ignore[no-any-return]
         return self._sequences.forward(module, self._columns_under(col.OBS))
 
     def forward_next(self, module: Module) -> Output:
-        """The same for the observation after each row's reward (after the last reward of n steps)."""
+        """Like `forward`, for the observation after each row's reward (with n-step returns, after the last reward)."""
         if self._sequences is None:
             return module(self.next_obs)  # type: ignore[no-any-return]
         return self._sequences.forward(module, self._columns_under(col.OBS), self[col.STEPS_AHEAD])
 
     def encode(self, critic: TwinCritic) -> torch.Tensor:
-        """``[B, width]``: each row's observation as ``critic`` encodes it."""
+        """Each row's observation as ``critic`` encodes it, ``[B, width]``."""
         return self._encoded(critic, col.OBS)
 
     def encode_next(self, critic: TwinCritic) -> torch.Tensor:
-        """``[B, width]``: the same for the observations of `forward_next`."""
+        """Like `encode`, for the observations of `forward_next`, ``[B, width]``."""
         return self._encoded(critic, col.NEXT_OBS)
 
     def _encoded(self, critic: TwinCritic, root: str) -> torch.Tensor:
@@ -215,7 +215,7 @@ class Batch:
         return sequences.along(walk, self._columns_under(col.OBS), start, ahead)["encoded"]
 
     def _columns_under(self, root: str, name: str = col.OBS) -> Tensors:
-        """The columns under ``root``, as if they were under ``name``."""
+        """The columns under ``root``, renamed to be under ``name``."""
         if root in self._columns:
             return {name: self[root]}
         found = {}
@@ -237,13 +237,13 @@ class Batch:
 
 
 class RowsInOrder:
-    """Columns in a given order of rows, cut into minibatches. A column is gathered, once, when it is first needed.
+    """Columns in a given order of rows, cut into minibatches. Each column is gathered once, when it is first used.
 
     Args:
         columns: The columns, ``[rows, ...]``.
-        order: int64: the rows of the minibatches, one after the other.
-        sizes: How many of them go into each minibatch.
-        device: Where the columns are.
+        order: The rows of all minibatches, one after the other, int64.
+        sizes: Number of rows in each minibatch.
+        device: The device of the columns.
     """
 
     def __init__(
@@ -253,11 +253,11 @@ class RowsInOrder:
         self.order = torch.from_numpy(order).to(device)
         self.sizes = sizes
         self.parts: dict[str, tuple[torch.Tensor, ...]] = {}
-        """By name, what was gathered so far, by minibatch."""
+        """The columns gathered so far: a tuple of minibatches by name."""
 
 
 class MinibatchColumns(Mapping[str, torch.Tensor]):
-    """The columns of minibatch ``i`` of `RowsInOrder`."""
+    """The columns of minibatch ``i`` of a `RowsInOrder`."""
 
     def __init__(self, rows: RowsInOrder, i: int) -> None:
         self._rows = rows
@@ -282,7 +282,7 @@ class MinibatchColumns(Mapping[str, torch.Tensor]):
 
 
 def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:
-    """Columns as tensors on ``device``, sharing memory on the CPU; columns of objects (strings) are left out.
+    """Columns as tensors on ``device``, sharing memory on the CPU; object columns (strings) are left out.
 
     float64 (rewards, some observations) becomes float32, in which networks compute.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole gradient step as one compiled graph: loss, gradient, clipping and Adam."""
+"""The whole gradient step (loss, gradient, clipping and Adam) as one compiled graph."""
 
 import importlib.util
 import sys
@@ -23,20 +23,20 @@ LossFn: TypeAlias = Callable[[Module, Batch], Loss]
 
 
 class CompiledResult(NamedTuple):
-    """What a compiled step gave."""
+    """The result of a compiled step."""
 
     parts: Figures
-    """Of the loss."""
+    """Parts of the loss."""
     figures: Figures
-    """What was logged."""
+    """Logged figures."""
     kept: Figures
-    """What was kept by row."""
+    """What the loss kept for each row."""
     is_fine: bool
-    """Whether all was finite; else nothing has changed."""
+    """Whether everything was finite; otherwise nothing has changed."""
 
 
 class _LossModule(nn.Module):
-    """A loss as a module, so that its parameters can be given from outside."""
+    """A loss as a module, so that its parameters can be passed in by `functional_call`."""
 
     def __init__(self, module: Module, loss: LossFn, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class _LossModule(nn.Module):
 
 
 class CompiledStep:
-    """Gradient steps of one module, compiled when the first batch shows which columns the loss uses.
+    """Compiled gradient steps of one module; the first batch shows which columns the loss uses.
 
     Args:
         module: The module.
         loss: ``loss(module, batch) -> Loss``.
-        optimizers: All of its optimizers; see `check_compilable`.
+        optimizers: The module's optimizers; see `check_compilable`.
         autocast: Makes the context in which the loss is computed.
-        device: Where batches are.
+        device: The device of the batches.
 
     Raises:
         SettingsError: see `load_triton`.
@@ -88,7 +88,8 @@ class CompiledStep:
         self._graph = _compiled(self._traced)
 
     def step(self, batch: Batch) -> CompiledResult | None:
-        """One step; None, with nothing done, for a batch of another size than the first (the last of an epoch)."""
+        """Make one step; return None, with nothing done, for a batch of another size than the first (the last of an
+        epoch)."""
         if self._columns is None:
             self._columns = self._columns_used(batch)
             self._size = len(batch[self._columns[0]])
@@ -108,7 +109,7 @@ class CompiledStep:
             ) from error
 
     def _columns_used(self, batch: Batch) -> list[str]:
-        """The columns that the loss asks for; what its sides reach is found out beside."""
+        """The columns that the loss uses; also finds which parameters its sides reach."""
         wants_sides = self._optim.wants_sides
         with torch.set_grad_enabled(wants_sides):
             loss = self._loss(self._module, batch)
@@ -118,14 +119,14 @@ class CompiledStep:
         return list(batch.used)
 
     def _rates_now(self) -> list[float]:
-        """The learning rate of each optimizer; where the only one has several, these."""
+        """The learning rate of each optimizer; or those of its slices, if the only optimizer has several."""
         rates = self._optim.rates("all") if self._rate_of is not None else 0.0
         if isinstance(rates, int | float):
             return [self._optim.lr[name] for name in self._optimizers]
         return [rate for _, rate in rates]
 
     def _rates_by_element(self) -> torch.Tensor | None:
-        """For each parameter, which of `_rates_now` is its own; None: all of an optimizer have one."""
+        """For each parameter, the index of its rate in `_rates_now`; None if each optimizer has one rate."""
         rates = self._optim.rates("all") if "all" in self._optimizers else 0.0
         if isinstance(rates, int | float):
             return None
@@ -135,7 +136,8 @@ class CompiledStep:
         return rate_of
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
-        """Where in the flat gradient each side of the loss has its own part, without the first; none where apart."""
+        """For each side of the loss but the first, 1 where its gradient lies in the flat gradient; [] if they are
+        separate."""
         sides = self._optim.sides
         if sides is None or not sides.limited or sides.backs_apart:
             return []
@@ -173,7 +175,7 @@ class CompiledStep:
             norms = self._optim.norms(clippings)
             figures.update(self._optim.norms_by_name(clippings, norms))
             check = sum(norms, check)
-            if self._masks:  # to scale slices in place would be twice as slow
+            if self._masks:  # scaling slices in place would be twice as slow
                 norm = norms[0]
                 for mask, other in zip(self._masks, norms[1:], strict=True):
                     norm = torch.lerp(norm, other, mask)
@@ -191,29 +193,29 @@ class CompiledStep:
 
 
 def load_triton(device: torch.device) -> None:
-    """Load triton, which torch.compile imports, before another LLVM is in this process; or see that it is not imported.
+    """Load triton, which torch.compile imports, before another LLVM is in this process; or keep it from being imported.
 
-    Triton has an LLVM of its own, whose import ends the process with a segmentation fault where Mesa has loaded another
-    one before: as MuJoCo does where it draws without a graphics card. On a CPU nothing needs triton.
+    Triton has its own LLVM, and importing it ends the process with a segmentation fault if Mesa has loaded another one
+    before, as MuJoCo does when it renders without a graphics card. On a CPU nothing needs triton.
 
     Raises:
-        SettingsError: on a GPU, where triton is needed, and another LLVM is there.
+        SettingsError: on a GPU, where triton is needed, and another LLVM is loaded.
     """
     if "triton" in sys.modules or importlib.util.find_spec("triton") is None:
         return
     if not _has_llvm():
         importlib.import_module("triton")
     elif device.type == "cpu":
-        sys.modules["triton"] = None  # type: ignore[assignment]  # to import it is a ModuleNotFoundError from now on
+        sys.modules["triton"] = None  # type: ignore[assignment]  # importing it now raises ModuleNotFoundError
     else:
         raise SettingsError(
-            "`compile` is True, but Mesa has drawn in this process, and brought an LLVM that can't be in one process "
-            "with that of triton, which compiles for GPUs: train where nothing was drawn, or leave `compile` out."
+            "`compile` is True, but Mesa has rendered in this process with an LLVM that can't share a process with "
+            "the one of triton, which compiles for GPUs: train where nothing was rendered, or leave `compile` out."
         )
 
 
 def _has_llvm() -> bool:
-    """Whether a library of LLVM's is loaded, as far as the system tells."""
+    """Whether an LLVM library is loaded, as far as the system tells."""
     try:
         return "libLLVM" in Path("/proc/self/maps").read_text()
     except OSError:  # not Linux
@@ -221,7 +223,7 @@ def _has_llvm() -> bool:
 
 
 def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradients: bool) -> None:
-    """Raise a SettingsError where steps do what a compiled step can't."""
+    """Raise a SettingsError if steps do something that can't be compiled."""
     reasons = [f"optimizer `{n}` is not Adam" for n, one in optimizers.by_name.items() if not isinstance(one, Adam)]
     reasons += [f"`accumulate` is {accumulate}"] if accumulate != 1 else []
     reasons += ["on_gradients() is defined"] if changes_gradients else []
@@ -230,11 +232,11 @@ def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradien
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method, compiled with few guards.
+    """Compile a bound method with few guards.
 
-    What the graph depends on does not change but for the batch, whose size is checked here, and numbers that a loss or
-    a module keeps; checking everything else again would cost a fifth of a step. Compiled graphs are kept by code
-    object, so that without those guards each learner needs a code object of its own, or it would be given another's.
+    The graph depends only on the batch, whose size is checked here, and on numbers that a loss or a module keeps;
+    checking everything else again would cost a fifth of a step. Torch keeps compiled graphs by code object. Without
+    those guards each learner therefore needs its own code object, or it would get another's graph.
     """
     function = step.__func__  # type: ignore[attr-defined]
     own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners in several processes that make each gradient step together: how rows are split and gradients averaged."""
+"""Learners in several processes that make each gradient step together: splitting rows, averaging gradients."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class TeamLost(EngineError):
-    """Another learner died, hangs or can't be reached: what was begun together can't be ended."""
+    """Another learner died, hangs or can't be reached, so that a joint operation can't be completed."""
 
 
 class Team:
     """The processes of a `torch.distributed` process group, each with a learner of the same module.
 
-    All processes must call each method, in the same order; a call waits for the others.
+    All processes must call each method in the same order; a call waits for the others.
 
     Args:
-        group: Which processes; None: all of the default group, which must have been set up.
+        group: The process group; None: the default group, which must have been set up.
 
     Raises:
         TeamLost: from each method: another process is gone, or did not come within the group's timeout.
@@ -38,37 +38,37 @@ class Team:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self.rank = dist.get_rank(group)
-        """The number of this process among them, from 0 on."""
+        """Rank of this process, from 0."""
         self.size = dist.get_world_size(group)
         """The number of processes."""
         self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor, in place, by the sum of everyone's: the same numbers everywhere, bit for bit."""
+        """Replace a tensor, in place, by the sum over all processes, which is bit for bit the same in each."""
         with _errors_named():
             dist.all_reduce(tensor, dist.ReduceOp.SUM, self._group)
 
     def sum_array_(self, array: NDArray[np.float64]) -> None:
-        """As `sum_`, for an array."""
+        """Like `sum_`, for an array."""
         tensor = torch.from_numpy(array).to(self._device)
         self.sum_(tensor)
         array[...] = tensor.cpu().numpy()
 
     def total(self, number: int) -> int:
-        """The sum of everyone's number."""
+        """The sum of a number over all processes."""
         tensor = torch.tensor(number, dtype=torch.int64, device=self._device)
         self.sum_(tensor)
         return int(tensor.item())
 
     def gathered(self, thing: T) -> list[T]:
-        """Everyone's ``thing``, plain data, by rank."""
+        """The ``thing`` of each process, plain data, by rank."""
         things: list[Any] = [None] * self.size
         with _errors_named():
             dist.all_gather_object(things, thing, self._group)
         return things
 
     def take_from(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors with those of one of the processes."""
+        """Overwrite tensors with those of process ``rank``."""
         for tensor in tensors:
             with _errors_named():
                 dist.broadcast(tensor, group_src=rank, group=self._group)
@@ -78,21 +78,21 @@ class Team:
 def _errors_named() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # the only kind that the backends raise
+    except RuntimeError as error:  # the only type that the backends raise
         raise TeamLost(f"a learner waited for the others in vain: {str(error).strip().splitlines()[0]}") from error
 
 
 def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]]:
-    """Deal rows, like cards, into minibatches, the sizes of which differ by one at most.
+    """Deal rows, like cards, into minibatches whose sizes differ by at most one.
 
     Args:
-        count: The number of minibatches.
-        owned: How many rows, or sequences, each rank has. Where they are fewer than minibatches, they come again.
-        rank: Whose part is returned.
+        count: Number of minibatches.
+        owned: Number of rows, or sequences, of each rank. If they are fewer than the minibatches, they are reused.
+        rank: The rank whose part is returned.
 
     Returns:
-        int64 ``[n]``: the rank's own rows, counted from 0, in the order of minibatches; and how many go into each.
-        There are no minibatches where nobody has a row.
+        The rank's own rows, counted from 0, in the order of minibatches, int64 ``[n]``; and how many go into each.
+        There are no minibatches if no rank has a row.
     """
     total, first = sum(owned), sum(owned[:rank])
     if not total:
@@ -110,17 +110,17 @@ def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]
 
 
 class TeamGradients:
-    """The gradients of a learner in a team: the mean, weighted by rows, is that of one learner with all rows.
+    """Gradients of a learner in a team: their mean, weighted by rows, is the gradient of one learner with all rows.
 
-    The gradients of all optimizers, and a few numbers, are summed at once. They lie in one block of memory, so that
-    nothing is copied for it. The loss of each batch is multiplied by its weight, and the sums are divided by the sum
-    of the weights.
+    The gradients of all optimizers, and a few numbers, are summed in one call. They lie in one block of memory, so that
+    nothing is copied for it. The loss of each batch is multiplied by its weight, and the sums are divided by the sum of
+    the weights.
 
     Args:
         team: The learners.
-        optimizers: Whose gradients.
-        accumulate: The number of batches whose mean gradient makes a step.
-        device: Where the module is.
+        optimizers: The optimizers whose gradients are averaged.
+        accumulate: Number of batches whose mean gradient makes a step.
+        device: The device of the module.
     """
 
     def __init__(self, team: Team, optimizers: Mapping[str, Optimizer], accumulate: int, device: torch.device) -> None:
@@ -143,7 +143,7 @@ class TeamGradients:
             self._blocks.append(block)
             self._grads.append(block[:size])
         self._numbers = self._blocks[0][-numbers:]
-        """The weights, the losses times these, and for each optimizer whether it is to rest."""
+        """The sum of weights, the sum of losses times weights, and for each optimizer whether it rests."""
 
     def begin(self) -> None:
         """Begin a step; the caller sets the gradients to 0."""
@@ -151,15 +151,15 @@ class TeamGradients:
         self._rows = 0
 
     def weight(self, rows: int) -> float:
-        """What the loss of a batch, of which this learner has so many rows, is multiplied by."""
+        """The factor of a batch's loss, given the rows that this learner has of it."""
         if self._accumulate == 1:
-            return float(rows)  # everyone's number of rows is known when gradients are averaged
+            return float(rows)  # divided by the team's number of rows in `average`
         together = self._team.total(rows)
         self._rows += together
         return rows / together if together else math.nan
 
     def add(self, loss: Loss | None, weight: float) -> None:
-        """Note a batch whose gradients have been added; None: only others have rows of it."""
+        """Add a batch's loss after its gradients; None if only others have rows of it."""
         if loss is None:
             self._numbers[2:] = 0.0
             return
@@ -169,24 +169,24 @@ class TeamGradients:
             self._numbers[2 + i] = float(name in loss.resting)
 
     def average(self) -> tuple[int, torch.Tensor, frozenset[str]]:
-        """Make the gradients everyone's mean. All learners of the team must call this.
+        """Replace the gradients by the team's mean. All learners of the team must call this.
 
         Returns:
-            The rows that they are made of, the mean loss of these (a scalar), and the optimizers that are not to move,
-            by the loss of the last batch.
+            The number of rows in it, their mean loss (a scalar), and the optimizers that rest, according to the loss of
+            the last batch.
         """
         for block in self._blocks:
             self._team.sum_(block)
         weight, loss, *rests = self._numbers.tolist()
         for grads in self._grads:
-            grads.div_(weight)  # by 0 where nobody had a row: not finite, as the loss of no rows is
+            grads.div_(weight)  # 0 if no learner had a row: not finite, like the mean loss of no rows
         rows = self._rows if self._accumulate > 1 else round(weight) if math.isfinite(weight) else 0
         mean = torch.tensor(loss / weight if weight else math.nan, device=self._blocks[0].device)
         return rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest)
 
 
 def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:
-    """Give all learners the buffers of the one with the most rows, as no gradient keeps these alike."""
+    """Give all learners the buffers of the one with the most rows, as gradients don't keep these equal."""
     buffers = list(module.buffers())
     if buffers:
         team.take_from(rows.index(max(rows)), buffers)
@@ -196,28 +196,28 @@ def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> N
 
 
 class BatchResult(NamedTuple):
-    """What a learner got from one batch."""
+    """A learner's result from one batch."""
 
     rows: int
-    """Rows that this learner had of it."""
+    """Rows that this learner had of the batch."""
     parts: Figures
-    """Of the loss; none without rows."""
+    """Parts of the loss; {} without rows."""
     figures: Figures
-    """What was logged; without rows, nothing of the loss."""
+    """Logged figures; without rows, none of the loss."""
 
 
 def results_of_all(
     team: Team, names: list[str], results: Sequence[BatchResult]
 ) -> tuple[list[str], list[BatchResult], list[int]]:
-    """What the learners of a team got from the batches of an update, joined.
+    """Join the results that the learners of a team got from the batches of an update.
 
     Args:
         team: The learners.
-        names: Of the parts of the loss that this one has computed.
-        results: Of the same batches everywhere.
+        names: The parts of the loss that this learner has computed.
+        results: Its results, of the same batches for each learner.
 
     Returns:
-        The names of all; the figures of each batch as means over everyone's rows; how many rows each rank had.
+        The names of all learners; the result of each batch, averaged over all rows; the number of rows of each rank.
     """
     values = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
     own = [
@@ -248,7 +248,7 @@ def _mean_by_rows(weighed: Sequence[tuple[int, Figures]]) -> Figures:
 
 
 def blamed(team: Team, message: str, parts: Figures) -> str:
-    """Of the messages of a team's learners, the same for all: that of the first whose own loss is not finite."""
+    """One of the team's messages, the same for all: that of the first learner whose own loss is not finite."""
     is_to_blame = any(not part.isfinite().all() for part in parts.values())
     found = team.gathered((is_to_blame, bool(parts), message))
     return max(found, key=lambda one: one[:2])[2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with a learner of its own."""
+"""ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with its own learner."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,21 +34,21 @@ Precision: TypeAlias = Literal["float32", "bfloat16"]
 ScheduleBy: TypeAlias = Literal["env_steps", "updates"]
 
 ModulesToTrain: TypeAlias = Collection[str] | Callable[[str, Any], bool]
-"""Ids of modules; or a function ``(module_id, batch) -> bool``, where ``batch`` is what the module is to learn from."""
+"""Module ids; or a function ``(module_id, batch) -> bool``, where ``batch`` is what the module would learn from."""
 
 
 class Update(NamedTuple):
     """The result of an update: means over its gradient steps, without those that were skipped."""
 
     losses: dict[str, float]
-    """Each part of the loss; NaN where every step was skipped."""
+    """Each part of the loss; NaN if every step was skipped."""
     metrics: dict[str, float]
     """What the loss logs; ``grad_norm`` (before clipping) if gradients are clipped; ``skipped_steps`` if some were
     skipped because the loss or its gradients were not finite; ``threads`` of the CPU if the learner chose them."""
 
 
 def mean_of(updates: Sequence[Update]) -> Update:
-    """Several updates as one: the mean of each figure over the updates that have it.
+    """Merge several updates: the mean of each figure over the updates that have it.
 
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
     step was skipped are NaN; they count only if there are no others.
@@ -93,41 +93,40 @@ class ModuleLearner:
     """Owns the optimizers of a module and makes its gradient steps.
 
     Args:
-        module: What is trained, in place. Its parameters are moved into flat memory when they get their optimizer.
+        module: The module to train, in place. Its parameters are moved into flat memory when they get their optimizer.
         loss: ``loss(module, batch) -> Loss``.
-        connectors: Add the columns that the loss needs; whoever calls `update` sends the experience through them first.
+        connectors: Connectors that add the columns that the loss needs. The caller of `update` applies them first.
         name: The module's id, for messages.
-        lr: Learning rate, or a `Schedule` of it; or one of these for each named optimizer.
-        own_lr: Where there is one optimizer, other learning rates for the parameters that only the policy's loss
-            reaches (``actor``), and for those that only the part ``value`` or ``critic`` of the loss reaches
-            (``critic``).
+        lr: Learning rate, or a `Schedule`; or one of these for each named optimizer.
+        own_lr: With a single optimizer, other learning rates for the parameters that only the policy's loss reaches
+            (``actor``), and for those that only the part ``value`` or ``critic`` of the loss reaches (``critic``).
         schedules_by: What schedules count: ``env_steps``, as given to `set_env_steps`, or the learner's ``updates``.
-        scheduled: Schedules of numbers that the loss reads, as ``module.scheduled[name]``.
+        scheduled: Schedules of numbers that the loss reads as ``module.scheduled[name]``.
         adam_betas: Decay rates of Adam's two moments.
-        adam_eps: What Adam adds to the root of the second moment.
-        parameters: The parameters of each named optimizer, which is Adam; None is one, ``"all"``, of all that need a
-            gradient. With {}, and for other optimizers, call `register_optimizer`.
-        grad_clip: The limit that the gradients of each optimizer are clipped to; or one for each named optimizer; None
-            for no limit.
-        grad_clip_by: What the limit is of, see `ClipBy`.
+        adam_eps: Adam's epsilon, added to the root of the second moment.
+        parameters: The parameters of each named optimizer, which is Adam; None: a single one, ``"all"``, of all that
+            need a gradient. With {}, and for other optimizers, call `register_optimizer`.
+        grad_clip: Limit to which the gradients of each optimizer are clipped; or one for each named optimizer; None: no
+            limit.
+        grad_clip_by: What the limit applies to, see `ClipBy`.
         accumulate: The number of batches whose mean gradient makes a step; the last step of an update may have fewer.
-        precision: Of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it. Weights,
-            gradients and optimizers stay float32.
-        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` if there are several optimizers) also if nothing is
+        precision: Data type of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it.
+            Weights, gradients and optimizers stay float32.
+        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` if there are several optimizers) even if nothing is
             clipped.
         max_skipped: Steps in a row that may be skipped because the loss or a gradient is not finite.
-        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
+        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches all have
             one size: several seconds at the first step, then faster. Not for recurrent modules.
-        device: Where batches go; the module must be there already.
-        threads: CPU threads of gradient steps, see `StepThreads`; None for torch's own setting.
+        device: Device of the batches; the module must be there already.
+        threads: CPU threads of gradient steps, see `StepThreads`; None: torch's own setting.
         seed: Seed of the order of minibatches, and of what the loss draws from torch's generator.
         on_gradients: Called with the module before its gradients are clipped and applied: ``parameter.grad`` may be
             read and changed in place.
-        after_step: Called with the module after each step, without gradients: for target networks.
+        after_step: Called with the module after each step, under ``no_grad``: for target networks.
 
     Raises:
-        EtudeError: a parameter belongs to no optimizer or to two; it is named.
-        SettingsError: ``compile`` is asked for where it can't be, or ``device`` can't be learned on.
+        EtudeError: a parameter belongs to no optimizer or to two; the message names it.
+        SettingsError: ``compile`` is not possible here, or ``device`` can't be used for learning.
     """
 
     def __init__(
@@ -169,14 +168,14 @@ class ModuleLearner:
         self.device = torch.device(device)
         on_cpu = self.device.type == "cpu"
         self.threads = None if threads is None else StepThreads(threads if on_cpu else for_acting(threads))
-        """The CPU threads of gradient steps; None: as torch is set."""
+        """The CPU threads of gradient steps; None: torch's own setting."""
         self.on_gradients, self.after_step = on_gradients, after_step
         self.schedules_by: ScheduleBy = schedules_by
         self.scheduled = dict(scheduled or {})
         self.updates = 0
         """Gradient steps over the lifetime, skipped ones included."""
         self.skipped = 0
-        """Those that were skipped."""
+        """Gradient steps that were skipped."""
         self.steps_trained = 0
         """Rows of all batches so far: a step of experience counts each time that it is learned from."""
         self.kept: Figures = {}
@@ -191,15 +190,15 @@ class ModuleLearner:
             log_norms=log_grad_norms,
         )
         self._team: Team | None = None
-        self._shared: TeamGradients | None = None  # None: to be made anew, where there is a team
+        self._shared: TeamGradients | None = None  # None: to be made, if there is a team
         self._compiled: CompiledStep | None = None
         self._are_owners_checked = False
-        self._gathered: list[BatchResult] = []  # batches whose gradients are of the step under way
-        self._made: list[BatchResult] = []  # batches of steps that were made in the update under way
+        self._gathered: list[BatchResult] = []  # batches that belong to the current step
+        self._made: list[BatchResult] = []  # batches of completed steps in the current update
         self._skipped_in_a_row = 0
         self._rng = np.random.default_rng(seed)
         self._last_loss: Loss | None = None
-        self._is_scheduled = bool(self.scheduled)  # something changes with the steps
+        self._is_scheduled = bool(self.scheduled)  # whether anything follows a schedule
         self._register_all(parameters, lr)
         self._follow(0)
         if compile and module.recurrent:
@@ -215,16 +214,16 @@ class ModuleLearner:
 
     @property
     def team(self) -> Team | None:
-        """The learners, in processes of their own, that make each step together with this one; None: it is alone.
+        """The learners, each in its own process, that make each step together with this one; None: it is alone.
 
         All learners of a team have the same module, with equal weights and settings. Each is given its share of the
         experience, or of each batch, perhaps none, and all are asked for the same updates in the same order. Each step
-        is then the one that a single learner would make from everyone's rows: the sizes and numbers of minibatches
-        that `update` takes are of everyone's steps together, and so are all figures and counts. For this a loss must be
-        a mean over the rows of its batch, as gradients are averaged in proportion to rows: one that is a sum would
-        weigh as much as the mean of everyone's sums, and one that compares rows (with their mean, say) sees only its
-        own. Random numbers, of dropout, say, differ between learners. Buffers that change, such as running means, are
-        after each update those of the learner that had the most rows in it.
+        is then the one that a single learner would make from all rows: the sizes and numbers of minibatches that
+        `update` takes refer to the whole team's steps, and so do all figures and counts. For this a loss must be a mean
+        over the rows of its batch, as gradients are averaged in proportion to rows. A loss that is a sum would count as
+        the mean of the learners' sums, and one that compares rows (with their mean, say) sees only its own. Random
+        numbers, such as those of dropout, differ between learners. After each update, buffers that change, such as
+        running means, are those of the learner that had the most rows in it.
         """
         return self._team
 
@@ -248,7 +247,7 @@ class ModuleLearner:
 
     @property
     def lr(self) -> dict[str, float]:
-        """The learning rate of each optimizer now, and those of ``own_lr``."""
+        """The current learning rate of each optimizer, and those of ``own_lr``."""
         return self._optim.lr
 
     @property
@@ -262,7 +261,7 @@ class ModuleLearner:
         if parameters is None:
             parameters = {"all": [p for p in self.module.parameters() if p.requires_grad]}
         elif not parameters:
-            return  # they are still to be registered
+            return  # they will be registered later
         rates = dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(parameters, lr)
         if rates.keys() != parameters.keys():
             raise EtudeError(f"learning rates for {sorted(rates)}, but optimizers {sorted(parameters)}.")
@@ -277,12 +276,12 @@ class ModuleLearner:
         """Give some parameters an optimizer. All that need a gradient must have one before the first update.
 
         Args:
-            name: What it is called; one of this name is replaced.
-            optimizer: None is Adam; or what makes a torch optimizer, called with ``([parameter], lr=...)``: such as
-                ``torch.optim.SGD``, or a ``functools.partial`` of it. It must work element by element, as it is given
-                one flat parameter that holds all of them.
-            params: Which parameters.
-            lr: Learning rate, or a `Schedule` of it.
+            name: Its name; an optimizer with this name is replaced.
+            optimizer: None: Adam. Otherwise a function that makes a torch optimizer, called with ``([parameter],
+                lr=...)``: such as ``torch.optim.SGD``, or a ``functools.partial`` of it. It must work element by
+                element, as it is given one flat parameter that holds all of them.
+            params: The parameters.
+            lr: Learning rate, or a `Schedule`.
         """
         self._optim.register(name, optimizer, params, lr)
         rates = (*self.schedules.values(), *self.scheduled.values())
@@ -321,31 +320,31 @@ class ModuleLearner:
         burn_in: int = 0,
         sequence_start: Literal["stored", "zeros"] = "stored",
     ) -> Update:
-        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch.
+        """Update from Experience, in minibatches of its steps without lookback, each step once an epoch.
 
         Args:
             exp: The experience.
-            minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
-            num_minibatches: Instead of that, how many minibatches an epoch has; where there are fewer steps (or
-                sequences) than that, they come again.
-            epochs: How often each step comes.
-            shuffle: Go through the steps in a new random order each epoch; else in order.
-            max_seq_len: For a recurrent module: segments are cut to sequences of at most so many steps. Gradients flow
+            minibatch_size: Steps in a gradient step; for a recurrent module about this many, in whole sequences.
+            num_minibatches: Alternatively, the number of minibatches in an epoch; if there are fewer steps (or
+                sequences), they are reused.
+            epochs: Number of passes over the steps.
+            shuffle: Go through the steps in a new random order each epoch; otherwise in order.
+            max_seq_len: For a recurrent module: longest sequence, in steps, to which segments are cut. Gradients flow
                 no further back.
-            burn_in: Steps before each of these, of the same segment, lookback included, that the module walks through
-                first, without gradients.
-            sequence_start: The state it begins with: the one that was recorded, or the initial one.
+            burn_in: Steps before each sequence, of the same segment, lookback included, that the module first processes
+                without gradients.
+            sequence_start: State with which it begins: the recorded one, or the initial one.
 
         Returns:
             Means over the gradient steps.
 
         Raises:
             SettingsError: both or neither of `minibatch_size` and `num_minibatches` is given.
-            DataError: the loss asks for a column that is not there, or a recurrent module for a state.
+            DataError: the loss needs a column that is missing, or a recurrent module a state.
             EtudeError: `max_skipped` steps in a row were not finite.
         """
         rng = self._rng
-        if self._team is not None and shuffle:  # all go on with equal streams, whatever each draws
+        if self._team is not None and shuffle:  # `_rng` stays equal in all learners, whatever each draws here
             rng = np.random.default_rng([int(rng.integers(2**63)), self._team.rank])
         batches = minibatches(
             exp,
@@ -363,11 +362,11 @@ class ModuleLearner:
         return self._update(batches)
 
     def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
-        """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step is made.
+        """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step.
 
         A recurrent module learns from batches of Experience. Each segment is a sequence. It begins with the state that
-        was recorded for its first step, or with the initial state if none was. Its lookback is walked through first,
-        without gradients.
+        was recorded for its first step, or with the initial state if none was. Its lookback is processed first, without
+        gradients.
 
         Raises:
             ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
@@ -389,7 +388,7 @@ class ModuleLearner:
             exp: The experience.
             figures: Returns scalars by name, each a mean over the rows of the batch.
             chunk_size: Steps in a batch.
-            sparse: Measure every so many steps only, or, for a recurrent module, sequences.
+            sparse: Use only every ``sparse``-th step or, for a recurrent module, sequence.
             sequences: For a recurrent module, `max_seq_len`, `burn_in` and `sequence_start` as in `update`. With equal
                 settings every step has the state that it has in an update.
         """
@@ -413,11 +412,11 @@ class ModuleLearner:
         return totals
 
     def with_threads(self) -> AbstractContextManager[None]:
-        """Within it, torch computes with as many CPU threads as gradient steps do."""
+        """Context in which torch uses as many CPU threads as gradient steps do."""
         return nullcontext() if self.threads is None else held(self.threads.num)
 
     def _update(self, batches: Iterable[Batch]) -> Update:
-        """A gradient step from each batch, or from each `accumulate` of them."""
+        """Make a gradient step from each batch, or from each `accumulate` of them."""
         if not self._are_owners_checked:
             check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
             self._are_owners_checked = True
@@ -432,7 +431,7 @@ class ModuleLearner:
         with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
             for batch in batches:
                 parts.update(dict.fromkeys(step(batch), math.nan))
-            if self._gathered:  # fewer than `accumulate`
+            if self._gathered:  # a last step of fewer than `accumulate` batches
                 self._apply(batch)
         results = self._made
         if team is not None:
@@ -449,12 +448,13 @@ class ModuleLearner:
     # -- gradient steps -----------------------------------------------------------------------------------------
 
     def _plain_step(self, batch: Batch) -> Iterable[str]:
-        """Add the gradients of a batch, and make a step where they are enough for one; gives the parts of the loss."""
+        """Add the gradients of a batch, and make a step once there are `accumulate`; return the names of the loss's
+        parts."""
         rows, team = batch.size, self._team
         if self._is_scheduled and self.schedules_by == "updates" and not self._gathered:
             self._follow(self.updates)
         loss, result = None, BatchResult(rows, {}, {})
-        if rows or team is None:  # else only others of the team have rows of this batch
+        if rows or team is None:  # else only other learners have rows of this batch
             with nullcontext() if self.precision == "float32" else self.autocast():
                 loss = self.loss(self.module, batch)
             for name, part in loss.parts.items():
@@ -486,16 +486,18 @@ class ModuleLearner:
             optimizer.parameters.attach_grads()
 
     def _find_sides(self, loss: Loss | None) -> None:
-        """Find out what the sides of the loss reach; a team agrees on what the first of it has found."""
+        """Find which parameters each side of the loss reaches; a team uses the finding of its first learner that has
+        rows."""
         reached = None if loss is None else self._optim.reached_by(loss)
         if self.team is not None:
             reached = next((found for found in self.team.gathered(reached) if found is not None), None)
         if reached is not None:
             self._optim.set_sides(reached)
-            self._shared = None  # further gradients may lie apart
+            self._shared = None  # the layout of gradients may have changed
 
     def _apply(self, batch: Batch) -> None:
-        """Make a step of the gradients, or skip it where they or the loss are not finite; ``batch`` is their last."""
+        """Make a step from the gradients, or skip it if they or the loss are not finite; ``batch`` is their last
+        one."""
         results, self._gathered = self._gathered, []
         if self._shared is not None:
             rows, mean, resting = self._shared.average()
@@ -536,7 +538,7 @@ class ModuleLearner:
         self._made += results
 
     def _compiled_step(self, batch: Batch) -> Iterable[str]:
-        """As `_plain_step`, compiled as a whole: once the threads are settled, for batches of one size."""
+        """Like `_plain_step`, but compiled as a whole, once the threads are settled, for batches of one size."""
         if self._is_scheduled and self.schedules_by == "updates":
             self._follow(self.updates)
         if self._compiled is None and (self.threads is None or self.threads.is_settled):
@@ -560,7 +562,7 @@ class ModuleLearner:
         return done.parts
 
     def _skip(self, parts: Figures, batch: Batch) -> None:
-        """Count a step that is skipped, and raise an error where too many are."""
+        """Count a skipped step, and raise an error if there were too many in a row."""
         self.skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= self.max_skipped:
@@ -568,26 +570,27 @@ class ModuleLearner:
             raise EtudeError(message if self._team is None else blamed(self._team, message, parts))
 
     def _timed_step(self, batch: Batch) -> Iterable[str]:
-        """A step with the CPU threads that are fastest for it."""
+        """Make a step with the CPU threads that are fastest for it."""
         assert self.threads is not None
         step = self._compiled_step if self.compile else self._plain_step
         return self.threads.step(step, batch, self._size * batch.size, again=not self.compile)
 
     @cached_property
     def _size(self) -> int:
-        """Multiplications of the forward pass for a row, about: where there are convolutions, any number of them."""
+        """Approximate multiplications of the forward pass per row; `SMALL` with convolutions, so that steps are
+        timed."""
         if any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules()):
             return SMALL
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Within it, the forward pass is computed with ``precision``."""
+        """Context in which the forward pass is computed with ``precision``."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, counts and the random stream: plain data, tensors and arrays."""
+        """Weights, optimizers, counts and the random stream, as plain data, tensors and arrays."""
         return {
             "module": {name: value.detach().clone() for name, value in self.module.state_dict().items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
@@ -599,7 +602,7 @@ class ModuleLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Restore what `state_dict` returned.
 
         Raises:
             CheckpointError: the weights are those of another module; the first that differs is named.
@@ -617,11 +620,11 @@ class ModuleLearner:
 
 
 class Learner:
-    """Trains one or many modules, each by a `ModuleLearner`. They share nothing: none depends on another.
+    """Trains one or many modules, each with its own `ModuleLearner`. They share nothing, and are independent.
 
     Args:
-        modules: The learner of each module, by the module's id.
-        modules_to_train: Which of them are trained; None for all. A function is called at every update.
+        modules: The learner of each module, by module id.
+        modules_to_train: The modules that are trained; None: all. A function is called at every update.
     """
 
     def __init__(
@@ -646,26 +649,26 @@ class Learner:
 
     @property
     def updates(self) -> int:
-        """Gradient steps over the lifetime, of all modules."""
+        """Gradient steps of all modules so far."""
         return sum(map(attrgetter("updates"), self.modules.values()))
 
     # -- modules ------------------------------------------------------------------------------------------------
 
     def add_module(self, module_id: str, learner: ModuleLearner) -> None:
-        """Train a further module from now on.
+        """Train another module from now on.
 
         Raises:
-            EtudeError: there is one of this id.
+            EtudeError: this id is taken.
         """
         if module_id in self.modules:
             raise EtudeError(f"there is a module {module_id!r} already: remove it first, or choose another id.")
         self.modules[module_id] = learner
 
     def remove_module(self, module_id: str) -> ModuleLearner:
-        """Stop training a module. The others go on as before, bit for bit.
+        """Stop training a module, and return its learner. The others continue unchanged, bit for bit.
 
         Raises:
-            EtudeError: there is none of this id.
+            EtudeError: there is no module with this id.
         """
         self._check([module_id])
         return self.modules.pop(module_id)
@@ -690,16 +693,16 @@ class Learner:
     # -- updates ------------------------------------------------------------------------------------------------
 
     def set_env_steps(self, env_steps: int) -> None:
-        """Set all learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
+        """Set all schedules that count env steps to their values after ``env_steps`` over the lifetime of the run."""
         for learner in self.modules.values():
             learner.set_env_steps(env_steps)
 
     def chosen(self, parts: Mapping[str, T]) -> dict[str, T]:
-        """The parts, by module, that are to be trained on; see ``modules_to_train``.
+        """The parts, by module id, that are to be trained on; see ``modules_to_train``.
 
         Raises:
-            DataError: a part is of no module here.
-            EtudeError: ``modules_to_train`` names one that is not here.
+            DataError: a part is of an unknown module.
+            EtudeError: ``modules_to_train`` names an unknown module.
         """
         if not parts.keys() <= self.modules.keys():
             raise DataError(
@@ -715,7 +718,7 @@ class Learner:
         return {module_id: part for module_id, part in parts.items() if module_id in which}
 
     def update(self, parts: Mapping[str, Experience], **how: Any) -> dict[str, Update]:
-        """Update each module from its Experience; ``how`` is as for `ModuleLearner.update`.
+        """Update each module from its Experience; ``how`` is passed to `ModuleLearner.update`.
 
         Raises:
             DataError: see `chosen`.
@@ -725,11 +728,11 @@ class Learner:
     def update_from(
         self, batches: Iterable[Mapping[str, Array] | Mapping[str, Mapping[str, Array]]], num_iters: int | None = None
     ) -> dict[str, Update]:
-        """Update once from each batch: columns ``[B, ...]`` by module; or plain columns, where there is one module.
+        """Update once from each batch: columns ``[B, ...]`` by module id, or plain columns if there is one module.
 
         Args:
-            batches: Endless or not.
-            num_iters: At most so many; None is all of them.
+            batches: The batches; may be endless.
+            num_iters: Maximum number of batches; None: all.
 
         Raises:
             DataError: see `chosen`.
@@ -749,11 +752,11 @@ class Learner:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each module; see `ModuleLearner.state_dict`."""
+        """The state of each learner, by module id; see `ModuleLearner.state_dict`."""
         return {module_id: learner.state_dict() for module_id, learner in self.modules.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore what `state_dict` returned."""
         self._check(state)
         for module_id, own in state.items():
             self.modules[module_id].load_state_dict(own)
@@ -764,7 +767,8 @@ class Learner:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
-    """Torch draws from ``seed`` within a ``with`` block, on the CPU and on ``device``, and as before after it."""
+    """Context in which torch draws from ``seed``, on the CPU and on ``device``; the random state is restored
+    afterwards."""
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
@@ -774,7 +778,7 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
 
 
 def _means(results: Sequence[BatchResult]) -> Update:
-    """The mean of each figure over the gradient steps that have it; moved to the host at once."""
+    """The mean of each figure over the gradient steps that have it; moved to the host in one go."""
     losses: dict[str, list[Any]] = {}
     metrics: dict[str, list[Any]] = {}
     for result in results:
@@ -791,7 +795,7 @@ def _means(results: Sequence[BatchResult]) -> Update:
 
 
 def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:
-    """The message for ``steps`` skipped steps in a row: the module, the parts of the loss, and the column to blame."""
+    """The message for ``steps`` skipped steps in a row: the module, the parts of the loss, and the suspected column."""
     values = {name: float(part) for name, part in parts.items()}
     bad = [f"`{name}` = {value}" for name, value in values.items() if not torch.tensor(value).isfinite()]
     where = f"the loss part {', '.join(bad)}" if bad else "a gradient, though the loss itself is finite"
@@ -803,7 +807,7 @@ def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], 
 
 
 def _suspect(batch: Batch) -> str:
-    """The column that holds what is not finite; else the one with the largest numbers."""
+    """The column that holds non-finite numbers; otherwise the one with the largest numbers."""
     columns = {name: c.detach().double() for name, c in batch.used.items() if c.is_floating_point() and c.numel()}
     if not columns:
         return ""

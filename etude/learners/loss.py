@@ -13,7 +13,7 @@ from etude.display import short
 from etude.errors import ModuleError
 
 Figures: TypeAlias = dict[str, Any]
-"""Scalars by name: tensors, or numbers."""
+"""Scalars by name: tensors or numbers."""
 
 APART = ("value", "critic")
 """Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
@@ -56,13 +56,13 @@ class Loss:
         return short(self, *self.parts)
 
     def log(self, **figures: torch.Tensor | float) -> "Loss":
-        """Add numbers and scalar tensors that are logged beside the parts and do not change the gradient."""
+        """Add numbers and scalar tensors that are logged with the parts and do not affect the gradient."""
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         self.logged.update({name: torch.as_tensor(figure, device=on).detach() for name, figure in figures.items()})
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":
-        """Keep tensors ``[B, ...]``, a result for each row, for the maker of the batch (`ModuleLearner.kept`)."""
+        """Keep tensors ``[B, ...]``, one result per row, for the maker of the batch (`ModuleLearner.kept`)."""
         self.kept.update({name: row.detach() for name, row in rows.items()})
         return self
 
@@ -93,7 +93,7 @@ class Loss:
 
 
 def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
-    """Scalars as numbers; a device is waited for once."""
+    """Scalars as Python numbers, with at most one wait for a device."""
     found: list[Any] = list(scalars)
     elsewhere = []
     for i, scalar in enumerate(scalars):
@@ -111,15 +111,15 @@ def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
 
 
 def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
-    """The `Loss` that a loss function has returned; a scalar tensor is its only part, ``loss``.
+    """The `Loss` that a loss function returned; a scalar tensor becomes its only part, ``loss``.
 
     Args:
-        made: What it returned.
-        name: What to call the function in messages.
-        mean: What the mean is to be taken over, for messages.
+        made: The returned value.
+        name: The function's name in messages.
+        mean: What the mean should be taken over, for messages.
 
     Raises:
-        ModuleError: it is neither, or a part is no scalar tensor, or what is logged is not one number.
+        ModuleError: it is neither, a part is not a scalar tensor, or a logged figure is not a single number.
     """
     if isinstance(made, torch.Tensor):
         made = Loss(loss=made)
@@ -142,7 +142,7 @@ def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
 
 
 def checked(loss: Callable[..., Any]) -> Callable[..., Loss]:
-    """``loss`` as ``(module, batch) -> Loss``, with what it returns checked by `loss_from`.
+    """Wrap ``loss`` as ``(module, batch) -> Loss``, with its result checked by `loss_from`.
 
     Raises:
         ModuleError: it can't be called with a module and a batch.
@@ -155,7 +155,7 @@ def checked(loss: Callable[..., Any]) -> Callable[..., Loss]:
     except TypeError as error:
         raise ModuleError(f"{name} can't be called with (module, batch): {error}. Let it take both.") from error
     except ValueError:
-        pass  # of something whose signature Python does not know
+        pass  # Python doesn't know the signature
 
     @functools.wraps(loss)
     def checked_loss(module: Any, batch: Any) -> Loss:
@@ -163,7 +163,7 @@ def checked(loss: Callable[..., Any]) -> Callable[..., Loss]:
         needs_gradient = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if needs_gradient and not any(map(_HAS_GRADIENT, made.parts.values())):
             raise ModuleError(
-                f"no part of what {name} returned has a gradient: compute it from what the module gives for the batch, "
+                f"no part of what {name} returned has a gradient: compute it from the module's output for the batch, "
                 "without detach(), item(), numpy() or torch.no_grad()."
             )
         return made

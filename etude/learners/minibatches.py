@@ -17,26 +17,26 @@ from etude.modules import Module
 
 
 class Sequences(NamedTuple):
-    """Pieces of segments: consecutive rows. For a module without memory, each row is one by itself."""
+    """Pieces of segments, as consecutive rows. Without a recurrent module, each row is a sequence."""
 
     starts: Index
-    """int64 ``[num]``: the first row of each."""
+    """First row of each, int64 ``[num]``."""
     lengths: Index
-    """int64 ``[num]``: how many rows, at least 1."""
+    """Rows of each, at least 1, int64 ``[num]``."""
     burn_in: Index
-    """int64 ``[num]``: how many rows before these are walked through first."""
+    """Rows before each that are processed first, without gradients, int64 ``[num]``."""
 
     @classmethod
     def rows(cls, exp: Experience) -> "Sequences":
-        """The steps of ``exp`` one by one, lookback left out."""
+        """The steps of ``exp`` as single rows, without lookback."""
         starts = np.flatnonzero(exp.trained())
         return cls(starts, np.ones_like(starts), np.zeros_like(starts))
 
     @classmethod
     def cut(cls, exp: Experience, max_len: int, burn_in: int = 0) -> "Sequences":
-        """The steps of ``exp`` in sequences of at most ``max_len``, from the first of each segment on.
+        """The steps of ``exp`` in sequences of at most ``max_len``, from the first step of each segment.
 
-        Lookback is left out, but for burn-in: the state in which the first step after it was seen is known.
+        Lookback is used only for burn-in, as the state at the first step after it was recorded.
         """
         begin = exp.offsets[:-1] + exp.segments.lookback
         total = exp.offsets[1:] - begin
@@ -48,12 +48,12 @@ class Sequences(NamedTuple):
 
     @classmethod
     def whole(cls, exp: Experience) -> "Sequences":
-        """The segments of ``exp``, each as a whole, after its lookback."""
+        """The segments of ``exp`` as whole sequences, with their lookback as burn-in."""
         lookback = exp.segments.lookback
         return cls(exp.offsets[:-1] + lookback, exp.lengths - lookback, lookback)
 
     def take(self, which: Index) -> "Sequences":
-        """Some of them, in this order."""
+        """The sequences at these indices, in this order."""
         return Sequences(self.starts[which], self.lengths[which], self.burn_in[which])
 
 
@@ -72,24 +72,24 @@ def minibatches(
     sequence_start: Literal["stored", "zeros"] = "stored",
     team: Team | None = None,
 ) -> Iterator[Batch]:
-    """Batches of the steps of ``exp``, lookback left out; for a recurrent module, of whole sequences.
+    """Batches of the steps of ``exp``, without lookback; for a recurrent module, of whole sequences.
 
-    A sequence goes into the minibatch that its first row would be in, were minibatches of exactly ``minibatch_size``
-    rows. Given their number, or in a team, sequences are dealt like cards; see `dealt`.
+    A sequence goes into the minibatch that its first row would be in if minibatches had exactly ``minibatch_size``
+    rows. If their number is given, or in a team, sequences are dealt like cards; see `dealt`.
 
     Args:
         exp: The experience.
-        module: Whose observations, actions and states these are.
-        device: Where batches go.
-        minibatch_size: Rows in a minibatch, about; or
-        num_minibatches: how many there are in an epoch. One of the two.
-        epochs: How often each step comes.
+        module: The module to which observations, actions and states belong.
+        device: The device of the batches.
+        minibatch_size: Approximate number of rows in a minibatch. Give this or ``num_minibatches``.
+        num_minibatches: Number of minibatches in an epoch.
+        epochs: Number of passes over the steps.
         rng: Shuffles each epoch; None keeps the order.
-        sparse: Of the steps, or sequences, only every so many come.
-        max_seq_len: See `ModuleLearner.update`; so for the next two.
+        sparse: Use only every ``sparse``-th step or sequence.
+        max_seq_len: See `ModuleLearner.update`, as for the next two.
         burn_in: Steps before each sequence.
-        sequence_start: The state that it begins with.
-        team: The minibatches are of everyone's steps together. A batch has no rows where only others have some.
+        sequence_start: State with which a sequence begins.
+        team: Minibatches are formed of the steps of the whole team. A batch is empty if only others have rows of it.
 
     Raises:
         SettingsError: both or neither of ``minibatch_size`` and ``num_minibatches`` is given, or it is below 1.
@@ -123,7 +123,7 @@ def batch_from(given: Mapping[str, Array] | Experience, module: Module, device: 
     """One batch of columns ``[B, ...]``, or of all steps of Experience.
 
     For a recurrent module, each segment of the Experience is a sequence. It begins with the state that was recorded for
-    its first step, or with the initial state where none was; its lookback is walked through first, without gradients.
+    its first step, or with the initial state if none was. Its lookback is processed first, without gradients.
 
     Raises:
         ModuleError: the module is recurrent, and the columns are of single steps, which have no order in time.
@@ -155,16 +155,16 @@ def _batches(
     stored: bool,
     final_obs: dict[str, torch.Tensor] | None = None,
 ) -> Iterator[Batch]:
-    """Batches of sequences in the order given, of ``counts[i]`` each; where that is 0, a batch without rows.
+    """Batches of sequences in the given order, ``counts[i]`` in each; a count of 0 gives a batch without rows.
 
     Args:
-        columns: The columns that ``sequences`` are rows of.
-        sequences: The sequences of the batches, one after the other.
-        counts: How many of them go into each batch.
+        columns: The columns that the sequences' rows refer to.
+        sequences: The sequences of all batches, one after the other.
+        counts: Number of sequences in each batch.
         module: See `minibatches`.
-        device: Where the columns are.
-        stored: Sequences begin with their recorded states, else with the initial one.
-        final_obs: Columns ``obs...`` ``[num, ...]``: what was observed after each sequence.
+        device: The device of the columns.
+        stored: Whether sequences begin with their recorded states or with the initial one.
+        final_obs: Columns ``obs...`` ``[num, ...]``: the observation after each sequence.
 
     Raises:
         DataError: the columns do not hold the module's state.
@@ -199,6 +199,6 @@ def _batches(
 
 
 def _sums(numbers: Index, bounds: Index) -> list[int]:
-    """Of ``numbers[bounds[i]:bounds[i + 1]]``, each."""
+    """The sums of ``numbers[bounds[i]:bounds[i + 1]]``, for all i."""
     totals = np.append(0, np.cumsum(numbers))
     return np.diff(totals[bounds]).tolist()  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of a module: learning rates and their schedules, flat parameters, Adam, and limits of gradients."""
+"""Optimizers of a module: learning rates and schedules, flat parameters, Adam, and gradient clipping."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ from etude.learners.loss import Loss
 
 Schedule: TypeAlias = float | tuple[tuple[int, float] | Literal["cosine"], ...]
 """A constant; or points ``((step, value), ...)`` with straight lines between them, and the last value after them. With
-``"cosine"`` in front of the points, half a period of a cosine is between them: ``("cosine", (0, 3e-4), (10**6, 0.0))``.
+``"cosine"`` before the points, half a period of a cosine connects them: ``("cosine", (0, 3e-4), (10**6, 0.0))``.
 
-Steps are environment steps, or gradient steps where an algorithm learns from a recording."""
+Steps are env steps, or gradient steps for algorithms that learn from a recording."""
 
 
 def value_at(schedule: Schedule, step: int) -> float:
@@ -36,14 +36,15 @@ def value_at(schedule: Schedule, step: int) -> float:
 
 
 def points_of(schedule: Schedule) -> list[tuple[int, float]]:
-    """The points of a schedule; of a constant, one at step 0."""
+    """The points of a schedule; for a constant, one at step 0."""
     if isinstance(schedule, int | float):
         return [(0, float(schedule))]
     return [point for point in schedule if not isinstance(point, str)]
 
 
 def check_schedule(name: str, schedule: Schedule | Sequence[Sequence[float]]) -> None:
-    """Raise a SettingsError where ``schedule`` is neither a number from 0 on nor points of them in order of steps."""
+    """Raise a SettingsError unless ``schedule`` is a number of at least 0, or points of such numbers in order of
+    steps."""
     try:
         points: Sequence[Sequence[float]] = [(0, schedule)] if isinstance(schedule, int | float) else schedule  # type: ignore[assignment]
         points = points[1:] if points[0] == "cosine" else points  # type: ignore[comparison-overlap]
@@ -55,8 +56,8 @@ def check_schedule(name: str, schedule: Schedule | Sequence[Sequence[float]]) ->
     if not fine:
         raise SettingsError(
             f"{name} is {schedule!r}, but a schedule is a number from 0 on, or points of (step, such a number) in "
-            'rising order of steps, such as ((0, 3e-4), (100000, 0.0)); with "cosine" in front, a cosine goes from '
-            "point to point instead of a straight line."
+            'rising order of steps, such as ((0, 3e-4), (100000, 0.0)); with "cosine" in front, a cosine connects '
+            "the points instead of straight lines."
         )
 
 
@@ -64,12 +65,12 @@ def check_schedule(name: str, schedule: Schedule | Sequence[Sequence[float]]) ->
 
 
 class FlatParameters:
-    """Parameters of one dtype on one device, and their gradients, in one flat piece of memory each.
+    """Parameters of one dtype on one device, and their gradients, each in one flat block of memory.
 
-    A step, a norm or a copy is then one operation instead of one for each tensor, which takes most of the time of a
-    step of a small network. Parameters keep their shapes: they become views.
+    A step, a norm or a copy is then one operation instead of one per tensor; these take most of the time of a small
+    network's step. Parameters keep their shapes: they become views.
 
-    ``flat`` is a parameter that shares its memory with all of them, and ``flat.grad`` with all their gradients: it can
+    ``flat`` is a parameter that shares its memory with all of them, and ``flat.grad`` with all their gradients. It can
     be given to any optimizer that works element by element, such as Adam.
 
     Args:
@@ -98,7 +99,7 @@ class FlatParameters:
             parameter.data = value
         self._grads = self.split(self.flat.grad)
         self.apart: list[torch.Tensor] = []
-        """Further flat gradients, of parts of a loss whose gradients are limited apart."""
+        """Further flat gradients, of sides of a loss that are clipped separately."""
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """A flat tensor as views in the parameters' shapes."""
@@ -114,17 +115,17 @@ class FlatParameters:
 
     @property
     def grads(self) -> list[torch.Tensor]:
-        """The flat gradient, then those `apart`."""
+        """The flat gradient, then those in `apart`."""
         return [self.grad, *self.apart]
 
     def keep_grads_in(self, memory: torch.Tensor) -> None:
-        """Keep `grads` in ``memory``, one-dimensional and of their total size, from the next step on."""
+        """Store `grads` in ``memory``, one-dimensional and of their total size, from the next step on."""
         grad, *self.apart = torch.split(memory, self.flat.numel())
         self.flat.grad = grad
         self._grads = self.split(grad)
 
     def join_grads(self) -> None:
-        """Add the gradients `apart` to the flat one."""
+        """Add the gradients in `apart` to the flat one."""
         for other in self.apart:
             self.grad.add_(other)
 
@@ -134,7 +135,7 @@ class FlatParameters:
         Calls such as ``module.zero_grad()`` may have replaced it.
         """
         for flat in (self.flat.grad, *self.apart):
-            flat.zero_()  # type: ignore[union-attr]  # there is one
+            flat.zero_()  # type: ignore[union-attr]  # never None
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
@@ -142,14 +143,14 @@ class FlatParameters:
 # -- optimizers ----------------------------------------------------------------------------------------------------
 
 Rates: TypeAlias = float | Sequence[tuple[slice, float]]
-"""A learning rate; or one for each of some slices of flat parameters, which together are all."""
+"""A learning rate; or one for each of several slices of the flat parameters, which together cover all."""
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1) over flat parameters, by torch's function and its fused kernel.
+    """Adam (Kingma & Ba 2015, algorithm 1) over flat parameters, using torch's function and its fused kernel.
 
-    The class ``torch.optim.Adam`` calls the same function, but what it does around it takes 40 us more on a CPU (75 of
-    a PPO step of 1,900, measured): more than 3 % of a gradient step of a small network, for each optimizer.
+    ``torch.optim.Adam`` calls the same function, but its overhead is 40 us on a CPU (75 of a PPO step of 1,900,
+    measured): more than 3 % of a gradient step of a small network, for each optimizer.
 
     Args:
         parameters: The parameters; their gradients are read from ``parameters.grad``.
@@ -170,7 +171,7 @@ class Adam:
         self.steps = torch.zeros((), dtype=torch.float32, device=self.first_moment.device)
 
     def step(self, lr: Rates) -> None:
-        """One update with learning rate ``lr``."""
+        """Make one update with learning rate ``lr``."""
         flat, grad = self.parameters.flat.data, self.parameters.flat.grad
         assert grad is not None
         own = (flat, grad, self.first_moment, self.second_moment)
@@ -182,7 +183,7 @@ class Adam:
             before = self.steps.clone()
         for i, ((flat, grad, first, second), rate) in enumerate(pieces):
             if i:
-                self.steps.copy_(before)  # each call counts a step
+                self.steps.copy_(before)  # each call would count a step
             adam(
                 [flat],
                 [grad],
@@ -201,9 +202,9 @@ class Adam:
             )
 
     def traced_step(self, grad: torch.Tensor, lr: torch.Tensor, is_fine: torch.Tensor) -> None:
-        """The same update written out, for ``torch.compile`` to fuse with what surrounds it.
+        """The same update written out, so that ``torch.compile`` can fuse it with its surroundings.
 
-        ``lr`` is one number, or one for each parameter. Where ``is_fine`` is False, nothing changes.
+        ``lr`` is one number, or one for each parameter. If ``is_fine`` is False, nothing changes.
         """
         flat, (beta1, beta2) = self.parameters.flat.data, self.betas
         steps = self.steps + 1
@@ -215,11 +216,11 @@ class Adam:
             own.copy_(torch.where(is_fine, new, own))
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments and the count of steps."""
+        """The moments and the number of steps."""
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore what `state_dict` returned."""
         for name in self._STATE:
             getattr(self, name).copy_(state[name])
 
@@ -236,7 +237,7 @@ class TorchOptimizer:
         self.optimizer = make([parameters.flat], lr=1.0)
 
     def step(self, lr: Rates) -> None:
-        """One update with learning rate ``lr``, which is a number."""
+        """Make one update with learning rate ``lr``, which must be a number."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -247,10 +248,10 @@ class TorchOptimizer:
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore what `state_dict` returned."""
         device = self.parameters.flat.device
         self.optimizer.state[self.parameters.flat] = {
-            # counts of steps stay on the CPU, where torch keeps them
+            # torch keeps counts of steps on the CPU
             name: value.to(device if value.ndim else "cpu").clone() if isinstance(value, torch.Tensor) else value
             for name, value in state.items()
         }
@@ -260,7 +261,7 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Raise an EtudeError where a parameter that needs a gradient has no optimizer, or two; it is named."""
+    """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two; it is named."""
     needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
@@ -280,26 +281,25 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
 # -- limits of gradients -------------------------------------------------------------------------------------------
 
 ClipBy: TypeAlias = Literal["loss_norm", "global_norm", "norm", "value"]
-"""``global_norm``: scale all gradients of an optimizer together so that their joint L2 norm is at most the limit
-(Pascanu et al. 2013). ``loss_norm``: the same for the gradient of the policy's loss and for that of the value's, each
-by itself (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor by itself. ``value``: cap each
-element."""
+"""What gradients are clipped by. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
+most the limit (Pascanu et al. 2013). ``loss_norm``: the same, separately for the gradients of the policy's loss and of
+the value's (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor. ``value``: limit each element."""
 
 
 class Clipping(NamedTuple):
     """Gradients that are clipped together."""
 
     figure: str
-    """What their norm is called among the metrics."""
+    """Name of their norm among the metrics."""
     group: FlatParameters
-    """Whose they are."""
+    """The parameters that they belong to."""
     parts: Sequence[torch.Tensor]
     """Flat gradients, or slices of one."""
     limit: float | None
 
 
 def scale_to(norm: float | torch.Tensor, limit: float) -> float | torch.Tensor:
-    """What scales a norm down to ``limit``; 1 where it is no greater."""
+    """The factor that scales a norm down to ``limit``; 1 if it is no larger."""
     return limit / (norm.clamp(min=limit) if isinstance(norm, torch.Tensor) else max(norm, limit))
 
 
@@ -308,34 +308,34 @@ Reached: TypeAlias = Sequence[frozenset[str]]
 
 
 class Sides:
-    """What the sides of a loss reach of the parameters of one optimizer.
+    """Which parameters of an optimizer the sides of the loss reach.
 
-    Where no parameter is reached by two sides, one backward pass gives all gradients, each side's in its own slices of
-    the flat gradient. Where layers are shared, and each side is to be limited, each has a backward pass and a flat
-    gradient of its own, and they are summed after they are limited: else a large value loss would leave the policy no
+    If no parameter is reached by two sides, one backward pass computes all gradients, each side's in its own slices of
+    the flat gradient. If layers are shared and each side is to be clipped, each side has its own backward pass and its
+    own flat gradient, which are summed after clipping. Otherwise a large value loss would leave the policy almost no
     part in the gradient of the shared layers.
 
     Args:
         group: The parameters.
-        reached: By which sides.
-        limited: Each side's gradient is to be limited.
+        reached: The sides that reach each parameter.
+        limited: Whether each side's gradient is clipped.
     """
 
     def __init__(self, group: FlatParameters, reached: Reached, *, limited: bool) -> None:
         self._group, self._reached = group, reached
         self.names = sorted(frozenset().union(*reached))
-        """The sides; one alone needs nothing of this."""
+        """The sides; a single one needs no separate treatment."""
         self.limited = limited and len(self.names) > 1
         self.backs_apart = self.limited and any(len(own) > 1 for own in reached)
-        """Each side has a backward pass and a flat gradient of its own."""
+        """Whether each side has its own backward pass and flat gradient."""
         if self.backs_apart:
             group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
         self.slices = self._slices()
 
     def _slices(self) -> dict[str, list[slice]]:
-        """By side, where the parameters are that it alone reaches; all others by ``all``."""
+        """By side, the slices of the parameters that only it reaches; all others under ``all``."""
         owners = [next(iter(own)) if len(own) == 1 else "all" for own in self._reached]
-        if self.limited and not self.backs_apart:  # what no side has reached so far belongs to one of them, too
+        if self.limited and not self.backs_apart:  # parameters that no side has reached yet go to the first
             owners = [self.names[0] if owner == "all" else owner for owner in owners]
         slices: dict[str, list[slice]] = {}
         start = 0
@@ -346,7 +346,7 @@ class Sides:
         return slices
 
     def backward(self, loss: Loss, weight: float) -> None:
-        """Add the gradients of each side, times ``weight``, to its own flat gradient."""
+        """Add the gradients of each side, times ``weight``, to its flat gradient."""
         for name, side in loss.sides.items():
             if not side.requires_grad:
                 continue
@@ -356,10 +356,10 @@ class Sides:
             torch._foreach_add_([view for view, _ in pairs], [grad for _, grad in pairs])
 
     def parts(self, grads: Sequence[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        """By side, where its gradient lies.
+        """The gradient of each side, as a list of tensors.
 
         Args:
-            grads: The flat gradients: one for each side where they are apart, else one.
+            grads: The flat gradients: one for each side if they are separate, else one.
         """
         if self.backs_apart:
             return {name: [grad] for name, grad in zip(self.names, grads, strict=True)}
@@ -369,20 +369,20 @@ class Sides:
 # -- all optimizers of a module --------------------------------------------------------------------------------------
 
 RATE_OF = {"policy": "actor", "value": "critic", "critic": "critic"}
-"""By side of the loss, which learning rate of their own its parameters can have."""
+"""For each side of the loss, the name of the separate learning rate that its parameters can have."""
 
 
 class Optimizers:
-    """The optimizers of a module, with their learning rates and the limits of their gradients.
+    """The optimizers of a module, with learning rates and gradient clipping.
 
     Args:
-        module_id: For messages.
+        module_id: The module's id, for messages.
         own_lr: Learning rates of parts of the only optimizer, see `ModuleLearner`.
         betas: Decay rates of Adam's two moments.
-        eps: What Adam adds to the root of the second moment.
-        clip: The limit of the gradients of each optimizer, or one for each by name; None: none.
-        clip_by: What the limit is of, see `ClipBy`.
-        log_norms: Log norms of gradients though nothing is clipped.
+        eps: Adam's epsilon, added to the root of the second moment.
+        clip: Limit of each optimizer's gradients, or one for each by name; None: no limit.
+        clip_by: What the limit applies to, see `ClipBy`.
+        log_norms: Log gradient norms even if nothing is clipped.
     """
 
     def __init__(
@@ -403,23 +403,23 @@ class Optimizers:
         self.by_name: dict[str, Optimizer] = {}
         self.schedules: dict[str, Schedule] = dict(own_lr or {})
         self.lr: dict[str, float] = {}
-        """The learning rate of each optimizer now, and those of ``own_lr``."""
+        """The current learning rate of each optimizer, and those of ``own_lr``."""
         self._own_lr = frozenset(self.schedules)
-        self._at = 0  # what schedules count
+        self._at = 0  # steps that schedules have counted
         self.sides: Sides | None = None
-        """Of the loss, where there is one optimizer; None before the first batch, or where nothing asks for them."""
+        """The sides of the loss, for a single optimizer; None before the first batch, or if they are not needed."""
         self.wants_sides = False
-        """Whether it must be known, and is not yet, which parameters each side of the loss reaches."""
-        self._clippings: dict[str, list[Clipping]] | None = None  # as long as gradients lie where they lay
+        """Whether the parameters that each side reaches must still be found."""
+        self._clippings: dict[str, list[Clipping]] | None = None  # None once gradients have moved in memory
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
-        """Add an optimizer, or replace the one of this name; its parameters are moved into flat memory.
+        """Add an optimizer, or replace the one with this name; its parameters are moved into flat memory.
 
         Args:
-            name: What it is called.
+            name: Its name.
             make: Makes a torch optimizer; None: Adam.
             params: Its parameters.
-            lr: Learning rate, or a `Schedule` of it.
+            lr: Learning rate, or a `Schedule`.
         """
         if not params:
             raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
@@ -432,13 +432,13 @@ class Optimizers:
         self.forget_sides()
 
     def forget_sides(self) -> None:
-        """Find out anew what the sides of the loss reach."""
+        """Find again, with the next batch, which parameters the sides of the loss reach."""
         self.sides = None
         self.wants_sides = list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
         self.forget_memory()
 
     def forget_memory(self) -> None:
-        """Gradients lie elsewhere from now on."""
+        """Forget where gradients lie in memory."""
         self._clippings = None
 
     # -- learning rates -----------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ class Optimizers:
         self.lr = {name: value_at(self.schedules[name], at) for name in (*self.by_name, *sorted(self._own_lr))}
 
     def rates(self, name: str) -> Rates:
-        """The learning rate of an optimizer now, or those of its slices."""
+        """The current learning rate of an optimizer, or those of its slices."""
         if self.sides is None or not self._own_lr:
             return self.lr[name]
         rate_of = {side: self.lr.get(RATE_OF.get(side, ""), self.lr[name]) for side in self.sides.slices}
@@ -462,7 +462,7 @@ class Optimizers:
         return self._clip_by == "loss_norm" and self._limit("all") is not None
 
     def reached_by(self, loss: Loss) -> Reached:
-        """Which sides of ``loss`` reach each parameter of the only optimizer; the graph of the loss is kept."""
+        """The sides of ``loss`` that reach each parameter of the only optimizer; the loss's graph is kept."""
         (optimizer,) = self.by_name.values()
         found: list[set[str]] = [set() for _ in optimizer.parameters.parameters]
         for name, side in loss.sides.items():
@@ -474,10 +474,10 @@ class Optimizers:
         return [frozenset(own) for own in found]
 
     def set_sides(self, reached: Reached) -> None:
-        """Take what `reached_by` has found.
+        """Use the findings of `reached_by`.
 
         Raises:
-            SettingsError: a learning rate is of no parameter.
+            SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
         self.sides, self.wants_sides = Sides(optimizer.parameters, reached, limited=self._limits_sides), False
@@ -486,8 +486,8 @@ class Optimizers:
         for name in sorted(self._own_lr - rated):
             parts = "named `value` or `critic`" if name == "critic" else "beside `value` and `critic`"
             raise SettingsError(
-                f"`{name}_lr` is set, but of module {self._module_id!r} no parameter has a gradient from a part of the "
-                f"loss {parts}, and from no other: leave it out and set `lr`, or let policy and value share no layers."
+                f"`{name}_lr` is set, but in module {self._module_id!r} no parameter has a gradient only from "
+                f"parts of the loss {parts}: leave it out and set `lr`, or let policy and value share no layers."
             )
         if self._own_lr and not isinstance(optimizer, Adam):
             raise SettingsError("`actor_lr` and `critic_lr` go with Adam: give other optimizers their own parameters.")
@@ -503,14 +503,14 @@ class Optimizers:
         (total if weight == 1.0 else total * weight).backward()  # type: ignore[no-untyped-call]
 
     def clippings(self, name: str, grads: Sequence[torch.Tensor]) -> list[Clipping]:
-        """The flat gradients of an optimizer, in the parts that are limited each by itself."""
+        """The flat gradients of an optimizer, in the groups that are clipped separately."""
         group, limit, sides = self.by_name[name].parameters, self._limit(name), self.sides
         if sides is None or not sides.limited:
             return [Clipping("grad_norm" if name == "all" else f"grad_norm/{name}", group, [grads[0]], limit)]
         return [Clipping(f"grad_norm/{side}", group, parts, limit) for side, parts in sides.parts(grads).items()]
 
     def all_clippings(self, resting: frozenset[str]) -> list[Clipping]:
-        """The same of all optimizers, but those that are ``resting``."""
+        """`clippings` of all optimizers except those in ``resting``."""
         if self._clippings is None:
             self._clippings = {n: self.clippings(n, o.parameters.grads) for n, o in self.by_name.items()}
         found: list[Clipping] = []
@@ -528,7 +528,7 @@ class Optimizers:
         return norms
 
     def norms_by_name(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> dict[str, Any]:
-        """The norms to be logged; those of several sides of a loss also together: the root of the sum of squares."""
+        """The norms to log; those of several sides of a loss also together, as the root of the sum of squares."""
         found: dict[str, Any] = {}
         if self.logs_norms:
             squares = 0.0
@@ -557,12 +557,12 @@ class Optimizers:
                     part.mul_(scale)
 
     def join_sides(self) -> None:
-        """Add up the gradients of the sides of the loss, where they are apart."""
+        """Add up the gradients of the sides of the loss if they are separate."""
         for optimizer in self.by_name.values():
             optimizer.parameters.join_grads()
 
     def step(self, resting: frozenset[str]) -> None:
-        """Move the parameters of all optimizers, but those that are ``resting``, along their gradients."""
+        """Step all optimizers except those in ``resting``."""
         for name, optimizer in self.by_name.items():
             if name not in resting:
                 optimizer.step(self.rates(name) if self._own_lr else self.lr[name])

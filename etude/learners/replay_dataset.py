@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplayDataset: the latest collections of experience, as pieces of a fixed number of steps."""
+"""ReplayDataset: the latest collections of experience, cut into samples of a fixed number of steps."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,26 +24,26 @@ Index = NDArray[np.int64]
 
 
 class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
-    """Samples of ``num_samples`` consecutive steps, cut from the segments of the last few collections.
+    """Samples of ``num_samples`` consecutive steps, cut from the segments of the latest collections.
 
     A map-style torch dataset: ``dataset[i]`` is a dict of tensors ``[num_samples, ...]``. They hold the step columns of
-    the experience, strings left out, and
+    the experience, without strings, and
 
     - ``terminated``, ``truncated``: bool, True on the last step of an episode that ended so;
-    - ``next_obs`` (``next_obs/...`` where observations are nested), if it is asked for;
-    - ``mask``: bool, False on steps not to be trained on: where a segment is shorter than a sample, its last step is
-      repeated behind its end; and a step whose ``next_obs`` is asked for but not known.
+    - ``next_obs`` (``next_obs/...`` if observations are nested), if asked for;
+    - ``mask``: bool, False on steps not to be trained on: padding, which repeats a segment's last step if the segment
+      is shorter than a sample; and steps whose ``next_obs`` is asked for but unknown.
 
-    In each segment, samples begin at its first step and every ``stride`` steps after it, until one reaches the
+    In each segment, samples start at its first step and at every ``stride``-th step after it, until one reaches the
     segment's end. Lookback is left out.
 
     Args:
         num_samples: Steps in a sample, at least 1.
-        stride: Steps from the beginning of a sample to that of the next; None: ``num_samples``, so that each step is in
-            one. Where it is larger than ``num_samples``, the steps between are in none.
-        collections: How many are kept: a further one takes the place of the oldest, as a whole.
-        next_obs: Give also the observation after each step.
-        seed: Of the order of samples in `batches`.
+        stride: Steps from the start of a sample to that of the next, at least 1; None: ``num_samples``, so that each
+            step is in one sample. If it is larger than ``num_samples``, the steps between are in none.
+        collections: Number of collections kept, at least 1: a further one replaces the oldest as a whole.
+        next_obs: Also return the observation after each step.
+        seed: Seed of the order of samples in `batches`.
 
     Raises:
         SettingsError: a number is below 1.
@@ -66,25 +66,25 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         self._rng = np.random.default_rng(seed)
         self._steps: Columns = {}
         self._segments: Columns = {}
-        """A row a segment: its length, its last observation, and if that is known."""
+        """One row per segment: its length, its final observation, and whether that is known."""
         self._counts: list[int] = []
-        """Segments of each collection, the oldest first."""
+        """Number of segments of each collection, the oldest first."""
         self._starts: Index = np.zeros(0, np.int64)
-        """The first row of each sample."""
+        """First row of each sample."""
         self._segment_of: Index = self._starts
         self._last: Index = self._starts
-        """The last row of the segment that each sample is of."""
+        """Last row of the segment to which each sample belongs."""
         self.has_gaps = False
-        """``mask`` is False somewhere."""
+        """Whether ``mask`` is False anywhere."""
 
     def __repr__(self) -> str:
         return short(self, f"{len(self):,} samples", num_samples=self.num_samples, collections=self.collections)
 
     def add(self, exp: Experience) -> None:
-        """Take a collection, and forget the oldest one if there are too many.
+        """Add a collection, and drop the oldest one if there are too many.
 
         Raises:
-            DataError: it has other columns than those before, or columns with the names of those that are added here.
+            DataError: its columns differ from those of earlier ones, or have the name of a column that is added here.
         """
         steps, segments = self._table(exp.numpy())
         surplus = max(0, len(self._counts) + 1 - self.collections)
@@ -114,7 +114,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         return steps, segments
 
     def _arrange(self) -> None:
-        """Find where samples begin."""
+        """Find where samples start."""
         lengths = self._segments[_LENGTH]
         offsets = offsets_of(lengths)
         until_end = -(-np.maximum(lengths - self.num_samples, 0) // self.stride) + 1
@@ -128,7 +128,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def num_steps(self) -> int:
-        """Steps held."""
+        """Number of steps held."""
         return len(self._steps[col.TERMINATED]) if self._counts else 0
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         return {name: torch.from_numpy(column[0]) for name, column in sample.items()}
 
     def gather(self, index: Index) -> Columns:
-        """Many samples at once: columns ``[len(index), num_samples, ...]``, of the same names as one has."""
+        """Several samples at once: columns ``[len(index), num_samples, ...]`` with the names of a single one."""
         first, last, segment = (part[index, None] for part in (self._starts, self._last, self._segment_of))
         wanted = first + np.arange(self.num_samples)
         rows = np.minimum(wanted, last)
@@ -158,16 +158,17 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         return {**out, MASK: mask}
 
     def batches(self, size: int | None, num: int) -> Iterator[Columns]:
-        """``num`` batches of columns ``[size, num_samples, ...]``, in passes over all samples, each in a new order.
+        """Yield ``num`` batches of columns ``[size, num_samples, ...]``, in passes over all samples, each in a new
+        order.
 
-        A batch in which a pass ends goes on with the next one.
+        A batch in which a pass ends is filled up from the next pass.
 
         Args:
-            size: Samples in a batch: no more than there are; None is all.
-            num: How many batches.
+            size: Samples in a batch, at most all; None: all.
+            num: Number of batches.
 
         Raises:
-            DataError: there is nothing here.
+            DataError: the dataset is empty.
         """
         count = len(self)
         if not count:
@@ -181,7 +182,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
             left = left[size:]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is held, and the random stream: plain data and arrays."""
+        """All data and the random stream, as plain data and arrays."""
         return {
             "steps": {name: column.copy() for name, column in self._steps.items()},
             "segments": {name: column.copy() for name, column in self._segments.items()},
@@ -190,7 +191,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; samples are cut as here."""
+        """Restore what `state_dict` returned; samples are cut by this dataset's settings."""
         self._steps, self._segments = dict(state["steps"]), dict(state["segments"])
         self._counts = list(state["counts"])
         self._rng.bit_generator.state = state["rng"]
@@ -201,7 +202,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
 def _check_same(before: Columns, now: Columns) -> None:
     if before.keys() != now.keys():
         raise DataError(
-            f"a collection has other columns than those before it: {sorted(before.keys() ^ now.keys())} stand in only "
+            f"a collection has other columns than those before it: {sorted(before.keys() ^ now.keys())} are in only "
             "one of them. Add the same columns each time."
         )
     for name, column in now.items():

@@ -21,7 +21,7 @@ from etude.modules.mask import ActionMask
 from etude.modules.network import ACTIVATIONS, Image, Network, Numbers, Trunk
 
 CHUNK = 1024
-"""Rows per chunk of a large batch, so that the results of layers stay in the processor's cache."""
+"""Rows per chunk of a large batch, so that the results of layers stay in the CPU cache."""
 
 _ACROSS_AT_MOST = 128  # rows
 _ACROSS_FROM = 1536  # rows times the widest layer
@@ -75,7 +75,7 @@ class Actor(Protocol):
 
 
 class SamplingActor:
-    """What actors have in common that act in NumPy: random numbers drawn in blocks, and log-probabilities.
+    """Base class of actors that act in NumPy: random numbers drawn in blocks, and log-probabilities.
 
     One call of the generator draws for many steps.
 
@@ -168,7 +168,7 @@ def _view(parameter: torch.Tensor) -> Floats:
 
 
 class _Layers:
-    """One trunk: its linear layers, and buffers for their results."""
+    """The linear layers of one trunk, and buffers for their results."""
 
     def __init__(self, trunk: Trunk, activation: str) -> None:
         self._encoder = trunk.encoder
@@ -209,7 +209,7 @@ class _Layers:
                 self._steps.append((weight.T, bias, buffer[: n * width].reshape(n, width)))
 
     def __call__(self, obs: Columns, n: int) -> Floats:
-        """``[n, width]``, valid until the next call."""
+        """The output ``[n, width]``, valid until the next call."""
         if n != self._size:
             self._resize(n)
         x, activate = self._encode(obs), self._activate
@@ -290,7 +290,8 @@ class NumPyNetwork:
             self._value_weight, self._value_bias = _view(net.value_head.weight).T, _view(net.value_head.bias)
 
     def dist_inputs(self, obs: Columns) -> Floats:
-        """float32 ``[N, num_inputs]``, a new array; ``obs`` are flat columns ``[N, *shape]``."""
+        """Compute ``dist_inputs`` from flat columns ``obs`` ``[N, *shape]``, as a new array, float32 ``[N,
+        num_inputs]``."""
         n = len(obs[self._first])
         hidden = self._policy(obs, n)
         if self._log_std is None:
@@ -304,7 +305,7 @@ class NumPyNetwork:
         return inputs if self._order is None else inputs.take(self._order, axis=1)
 
     def value(self, obs: Columns) -> Floats:
-        """float32 ``[N]``: the values of any number of observations, computed in chunks."""
+        """The values of any number of observations, computed in chunks, float32 ``[N]``."""
         n = len(obs[self._first])
         out = np.empty((n, 1), np.float32)
         layers = self._critic or self._policy

@@ -110,7 +110,7 @@ class Scaled(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., *shape]`` to ``[..., width]``."""
+        """Map ``[..., *shape]`` to ``[..., width]``."""
         flat = x.reshape(*x.shape[: x.dim() - len(self._shape)], self.width).float()
         return ((flat - self.middle) / self.scale).clamp(-self.limit, self.limit)
 
@@ -162,7 +162,7 @@ class TwinCritic(nn.Module):
 
     Args:
         obs_space: The space of the observations.
-        action_size: The numbers in an action.
+        action_size: Size of an encoded action.
         config: The shape: ``hidden``, ``activation``, and the settings of convolutions and recurrent layers.
     """
 
@@ -195,7 +195,7 @@ class TwinCritic(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
-        """``[2, B]``: the value of each critic.
+        """The value of each critic, ``[2, B]``.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.
@@ -237,7 +237,7 @@ class TwinCritic(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1), after
 
     def values(self, encoded: Tensor, action: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
-        """As `forward`, for observations encoded by `encode`, ``[B, width]``."""
+        """Like `forward`, for observations encoded by `encode`, ``[B, width]``."""
         num = 1 if first_only else NUM_CRITICS
         if frozen:
             encoded = encoded.detach()
@@ -246,7 +246,7 @@ class TwinCritic(nn.Module):
         return self._values(x, frozen)
 
     def many(self, obs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """``[2, B, n]``: the value of each critic for n actions per observation, which is encoded once.
+        """The value of each critic for n actions per observation, which is encoded once: ``[2, B, n]``.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.

@@ -44,7 +44,7 @@ class Logits(NamedTuple):
     exclusive: bool
     """True: exactly one of them is chosen, so at least one must be allowed. False: each is a separate choice."""
     copies: int = 1
-    """How many inputs each choice has: all choices come this many times, one after the other."""
+    """Number of inputs per choice: the whole list of choices is repeated this many times."""
 
 
 class Distribution(ABC):
@@ -88,7 +88,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
-        """float32 ``[*rows, num_noise]``: random numbers to sample ``rows`` actions with."""
+        """Random numbers with which to sample ``rows`` actions, float32 ``[*rows, num_noise]``."""
 
     @abstractmethod
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
@@ -100,11 +100,11 @@ class Distribution(ABC):
         """
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
-        """float32 ``[rows, num_noise]`` on the generator's device: as `noise`, from torch's random numbers."""
+        """Like `noise`, from torch's random numbers: float32 ``[rows, num_noise]`` on the generator's device."""
         raise self._needs_numpy("noise_tensor")
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        """As `act`, with tensors on the device of ``inputs``, and without copying anything to the host."""
+        """Like `act`, with tensors on the device of ``inputs``, and without copying anything to the host."""
         raise self._needs_numpy("act_tensors")
 
     def _needs_numpy(self, method: str) -> ModuleError:
@@ -115,15 +115,15 @@ class Distribution(ABC):
 
     @abstractmethod
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        """``[...]``: the log-probability (log-density) of the actions, given by column."""
+        """The log-probability (log-density) of the actions, given by column: ``[...]``."""
 
     @abstractmethod
     def entropy(self, inputs: Tensor) -> Tensor:
-        """``[...]``: the (differential) entropy."""
+        """The (differential) entropy, ``[...]``."""
 
     @abstractmethod
     def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
-        """``[...]``: the divergence KL(p || q)."""
+        """The divergence KL(p || q), ``[...]``."""
 
 
 # -- choices: the inputs are logits, or values -----------------------------------------------------------------------
@@ -181,14 +181,14 @@ class Categorical(Distribution):
         return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
 
     def _chosen(self, index: Array) -> dict[str, Any]:
-        """The actions at these positions of the inputs."""
+        """The actions at these positions in the inputs."""
         chosen = cast(index, self._dtype) if self._convert else index
         if self._start:
             chosen += self._start
         return {self._name: chosen}
 
     def index_of(self, action: Tensor) -> Tensor:
-        """int64 ``[...]``: the positions of actions in the inputs."""
+        """The positions of actions in the inputs, int64 ``[...]``."""
         index = action.long()
         return index - self._start if self._start else index
 
@@ -214,7 +214,7 @@ class EpsilonGreedy(Categorical):
     a choice that q never makes.
 
     Attributes:
-        epsilon: 0 to 1; may be set at any time.
+        epsilon: Probability of a random choice, 0 to 1; may be set at any time.
     """
 
     head_gain = 0.3
@@ -255,7 +255,7 @@ class EpsilonGreedy(Categorical):
         return self._chosen(chosen)
 
     def probabilities(self, inputs: Tensor) -> Tensor:
-        """``[..., n]``: the probability of each choice."""
+        """The probability of each choice, ``[..., n]``."""
         allowed = inputs > ALLOWED_ABOVE
         any_of_them = allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
         best = torch.zeros_like(any_of_them).scatter_(-1, inputs.argmax(-1, keepdim=True), 1.0)
@@ -316,7 +316,7 @@ class MultiCategorical(Distribution):
         return {self._name: chosen.to(tensor_dtype(self._dtype))}
 
     def _grouped(self, inputs: Tensor, place: Tensor) -> Tensor:
-        """``[..., groups, widest]``: the inputs of each choice by themselves."""
+        """The inputs grouped by choice, ``[..., groups, widest]``."""
         lead = inputs.shape[:-1]
         if self._padded:
             inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, place)
@@ -383,7 +383,7 @@ def _normal_logp(mean: Tensor, log_std: Tensor, value: Tensor) -> Tensor:
 
 
 class DiagGaussian(Distribution):
-    """Independent normal numbers of a Box of any shape. Inputs: all means, then all log standard deviations.
+    """Independent normal variables for a Box of any shape. Inputs: all means, then all log standard deviations.
 
     Actions may be outside the bounds of the Box; a connector clips or rescales them for the env.
 
@@ -422,7 +422,7 @@ class DiagGaussian(Distribution):
         return {self._name: action.to(tensor_dtype(self._dtype))}
 
     def _drawn(self, inputs: Tensor, noise: Tensor | None) -> Tensor:
-        """``[N, size]``: normal numbers; the means without noise."""
+        """Samples of the normal variables, ``[N, size]``; the means without noise."""
         mean, log_std = self._normal(inputs)
         return mean.clone() if noise is None else mean + torch.exp(log_std) * noise
 
@@ -459,12 +459,13 @@ class DiagGaussian(Distribution):
 
 
 class SquashedGaussian(DiagGaussian):
-    """Normal numbers u, squashed by tanh and scaled to a Box's bounds: low + (high - low) (tanh(u) + 1) / 2.
+    """Normal variables u, squashed by tanh and scaled to a Box's bounds: low + (high - low) (tanh(u) + 1) / 2.
 
     Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
     Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
     is exact even if tanh(u) rounds to 1. Actions at a bound count as just inside it. The entropy has no closed form and
-    is integrated by Gauss-Hermite quadrature. The divergence is that of the normal numbers, since tanh is a bijection.
+    is integrated by Gauss-Hermite quadrature. The divergence is that of the normal variables, since tanh is a
+    bijection.
 
     Raises:
         SpaceError: a bound is infinite, or the Box has an integer dtype.

@@ -83,7 +83,7 @@ class ActionMask:
         return forbidden
 
     def allows_nothing(self, mask: Tensor) -> Tensor:
-        """bool ``[N, choices]``: where a choice of which one must be made has none that is allowed."""
+        """Where a mandatory choice has no allowed option, bool ``[N, choices]``."""
         allowed = mask.reshape(len(mask), self.size) != 0
         runs = torch.split(allowed, self._sizes, 1)
         found = [~run.any(1) for run, one in zip(runs, self._exclusive, strict=True) if one]

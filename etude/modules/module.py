@@ -83,7 +83,7 @@ class Module(nn.Module):
         return short(self, spaces, net=type(self.net).__name__, parameters=sum(p.numel() for p in self.parameters()))
 
     def train(self, mode: bool = True) -> "Module":
-        """As torch's, in less than half the time, since acting and learning may alternate after every step."""
+        """Like torch's, but in less than half the time, since acting and learning may alternate after every step."""
         parts = list(self.modules())
         if any(type(part).train is not nn.Module.train for part in parts[1:]):
             return super().train(mode)
@@ -103,7 +103,7 @@ class Module(nn.Module):
 
     @property
     def has_own_actor(self) -> bool:
-        """Whether `actor` gives one that must be asked also where observations are tensors."""
+        """Whether the module overrides `actor`, which must then be used for observations that are tensors, too."""
         return type(self).actor is not Module.actor
 
     @property
@@ -253,9 +253,9 @@ class Module(nn.Module):
             ) from None
 
     def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> Floats:
-        """float32 ``[n]``: the values of flat observation columns ``[n, ...]``, without gradients, in chunks.
+        """The values of flat observation columns ``[n, ...]``, float32 ``[n]``, without gradients, in chunks.
 
-        Of tensors, it is a tensor on their device.
+        Tensors give a tensor on their device.
 
         Args:
             obs_columns: The observations.
@@ -279,12 +279,12 @@ class Module(nn.Module):
         return self._evaluated(*self._in_time(obs_columns, state_columns))[1]
 
     def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> Floats:
-        """float32 ``[n]``: for a recurrent module, the values of ``following``, the observations after ``obs_columns``.
+        """For a recurrent module, the values of the observations after ``obs_columns``, float32 ``[n]``.
 
         Args:
             obs_columns: Flat observation columns ``[n, ...]``.
             state_columns: Columns ``state_in/...``: the state before ``obs_columns``.
-            following: The next observations, as ``obs_columns``.
+            following: The next observations, in the same form as ``obs_columns``.
         """
         time = {name: arrays.stack([column, following[name]], 1) for name, column in obs_columns.items()}
         return self._evaluated(time, self.state_from(state_columns))[1]
@@ -292,7 +292,7 @@ class Module(nn.Module):
     def logp_and_value(
         self, obs_columns: Columns, action_columns: Columns, state_columns: Columns | None = None
     ) -> tuple[Floats, Floats]:
-        """float32 ``[n]`` each: the log-probabilities of actions, and the values; without gradients, in chunks.
+        """The log-probabilities of actions and the values, float32 ``[n]`` each; without gradients, in chunks.
 
         Args:
             obs_columns: Flat observation columns ``[n, ...]``.
@@ -351,7 +351,7 @@ class Module(nn.Module):
                 self.train()
 
     def without_value(self) -> "Module":
-        """The same module, parameters shared, without a value function where that can be left out: enough to act."""
+        """The same module with shared parameters, but without the value function where possible: enough to act."""
         net = self.net
         if type(self) is not Module or type(net) is not Network or net.value_head is None:
             return self
@@ -368,7 +368,7 @@ class Module(nn.Module):
 
 
 def logp_of(module: Module, exp: Experience) -> Floats:
-    """float32 ``[num_steps]``: the log-probabilities that the recorded actions had when they were chosen.
+    """The log-probabilities that the recorded actions had when they were chosen, float32 ``[num_steps]``.
 
     They are computed from the recorded column ``dist_inputs``, without the weights, the connectors or the observations
     of that time.
@@ -388,7 +388,7 @@ def logp_of(module: Module, exp: Experience) -> Floats:
 
 
 def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a module gives for one step, as float32 columns ``[N, ...]``.
+    """The output of a module for one step, as float32 columns ``[N, ...]``.
 
     Args:
         module: The module.
@@ -396,7 +396,7 @@ def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor
         state: For a recurrent module: its state before the step, by name.
 
     Returns:
-        ``dist_inputs``; ``value`` if the module gives one; and ``state_out/...`` if it is recurrent.
+        ``dist_inputs``; ``value`` if the module returns one; and ``state_out/...`` if it is recurrent.
     """
     if not state:
         output: Any = module(module.obs_from(obs))

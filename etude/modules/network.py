@@ -29,7 +29,7 @@ class Output:
     dist_inputs: Tensor | None = None
     """``[B, dist.num_inputs]`` (``[B, T, ...]`` if recurrent): logits, or means and log standard deviations."""
     value: Tensor | None = None
-    """``[B]``: the expected return; a network may return ``[B, 1]``."""
+    """The expected return, ``[B]``; a network may return ``[B, 1]``."""
     state: dict[str, Tensor] | None = None
     """The state of a recurrent module after the last step, each ``[B, ...]``."""
     dist: Distribution | None = None
@@ -40,17 +40,17 @@ class Output:
         return short(self, **{name: shape for name, shape in shapes.items() if shape}, state=sorted(self.state or ()))
 
     def logp(self, action: Any) -> Tensor:
-        """``[B]``: the log-probability of actions, tensors nested as in the action space."""
+        """The log-probability of actions, tensors nested as in the action space: ``[B]``."""
         dist, inputs = self.bound()
         return dist.logp(inputs, dist.flatten(action))
 
     def entropy(self) -> Tensor:
-        """``[B]``: the entropy of the action distribution."""
+        """The entropy of the action distribution, ``[B]``."""
         dist, inputs = self.bound()
         return dist.entropy(inputs)
 
     def kl(self, other_dist_inputs: Tensor) -> Tensor:
-        """``[B]``: KL(other || self); with recorded ``dist_inputs``, from the behaviour policy to the current one."""
+        """KL(other || self), ``[B]``; with recorded ``dist_inputs``, from the behaviour policy to the current one."""
         dist, inputs = self.bound()
         return dist.kl(other_dist_inputs, inputs)
 
@@ -156,14 +156,14 @@ class Numbers(nn.Module):
         self.width = math.prod(leaf_shape(space))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., *shape]`` to ``[..., width]``."""
+        """Map ``[..., *shape]`` to ``[..., width]``."""
         if self._axes == 1 and x.dtype == torch.float32:
             return x
         x = x.reshape(*x.shape[: x.dim() - self._axes], self.width).float()
         return x if self._scale is None else x * self._scale
 
     def write(self, x: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """The same in NumPy: ``[N, *shape]`` into ``out`` of ``[N, width]``."""
+        """The same in NumPy: write ``[N, *shape]`` into ``out`` ``[N, width]``."""
         if self._scale is None:
             out[...] = x.reshape(out.shape)
         else:
@@ -183,13 +183,13 @@ class OneHot(nn.Module):
         self.width = int(sizes.sum())
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., *shape]`` to ``[..., width]``."""
+        """Map ``[..., *shape]`` to ``[..., width]``."""
         lead = x.shape[: x.dim() - self._axes]
         index = x.reshape(*lead, len(self._shift)).long() + self.shift
         return torch.zeros(*lead, self.width, device=x.device).scatter_(-1, index, 1.0)
 
     def write(self, x: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """The same in NumPy: ``[N, *shape]`` into ``out`` of ``[N, width]``."""
+        """The same in NumPy: write ``[N, *shape]`` into ``out`` ``[N, width]``."""
         index = x.reshape(len(x), len(self._shift)) + self._shift
         out[...] = 0.0
         out[np.arange(len(x))[:, None], index] = 1.0
@@ -224,7 +224,7 @@ class Image(nn.Module):
         self.layers = nn.Sequential(*parts, nn.Flatten(), last, nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., H, W, C]`` or ``[..., C, H, W]`` to ``[..., width]``."""
+        """Map ``[..., H, W, C]`` or ``[..., C, H, W]`` to ``[..., width]``."""
         lead, x = x.shape[:-3], x.reshape(-1, *x.shape[-3:])
         if not self._channels_first:
             x = x.permute(0, 3, 1, 2)
@@ -273,7 +273,7 @@ class ObsEncoder(nn.Module):
         self.vector = not any(isinstance(part, Image) for part in self.parts.values())
 
     def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Columns ``[..., *shape]`` to ``[..., width]``."""
+        """Map columns ``[..., *shape]`` to ``[..., width]``."""
         encoded = [part(columns[name]) for name, part in self.parts.items()]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 
@@ -316,11 +316,11 @@ class RecurrentLayer(nn.Module):
             nn.init.orthogonal_(gate)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """Zeros, ``[width]`` each."""
+        """The initial state: zeros, ``[width]`` each."""
         return {name: torch.zeros(self.width) for name in self.names}
 
     def forward(self, x: Tensor, state: Mapping[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """``[B, T, inputs]`` to ``[B, T, width]`` and the state after it; ``state`` None is the initial state."""
+        """Map ``[B, T, inputs]`` to ``[B, T, width]`` and the state after it; ``state`` None is the initial state."""
         if state is not None and x.shape[1] == 1 and not torch.is_grad_enabled():
             return self._step(x[:, 0], state)
         before = None if state is None else tuple(state[name].unsqueeze(0) for name in self.names)
@@ -331,7 +331,7 @@ class RecurrentLayer(nn.Module):
         return out, {name: last[0] for name, last in zip(self.names, after, strict=True)}
 
     def _step(self, x: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step ``[B, inputs]`` while acting, several times faster than ``cell``."""
+        """Make one step ``[B, inputs]`` while acting, several times faster than ``cell``."""
         weights = self.cell.all_weights[0]
         if isinstance(self.cell, nn.GRU):
             h = torch.gru_cell(x, state["h"], *weights)
@@ -370,9 +370,9 @@ class NetworkConfig:
     parameters. None: the default of the algorithm, which is True only for SAC and CQL."""
 
     squash: bool | None = None
-    """Whether Box actions are held inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain
-    Gaussian draws them, and the env gets them clipped. None: the default of the algorithm, which is True only for SAC,
-    TD3 and those that learn as they do, CQL and TD3+BC."""
+    """Whether Box actions are kept inside their bounds by tanh (Haarnoja et al. 2018, appendix C); otherwise they are
+    drawn from a plain Gaussian and clipped for the env. None: the default of the algorithm, which is True only for SAC,
+    TD3, CQL and TD3+BC."""
 
     conv: tuple[tuple[int, int, int], ...] | None = None
     """Convolutions for images, each (channels, kernel size, stride); None: Mnih et al. 2015 (DQN), or two small ones
@@ -417,7 +417,8 @@ class Trunk(nn.Module):
             self.width = width
 
     def forward(self, columns: Mapping[str, Tensor], state: State | None = None) -> tuple[Tensor, State]:
-        """Columns of observations to ``[..., width]``, and the recurrent state after them; {} without one."""
+        """Map columns of observations to ``[..., width]``, and return the recurrent state after them; {} without
+        one."""
         x: Tensor = self.encoder(columns)
         after: State = {}
         if self.memory is not None:
@@ -472,7 +473,8 @@ class Network(nn.Module):
         return state
 
     def without_value(self) -> "Network":
-        """The policy alone, with the same parameters: it gives no value, and has no state of the value function's."""
+        """The policy alone, with shared parameters: it returns no value, and lacks the value function's recurrent
+        state."""
         policy = copy.copy(self)
         policy.__dict__["_modules"] = {**self._modules, "critic": None, "value_head": None}
         return policy

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noisy networks (Fortunato et al. 2018, "Noisy networks for exploration", arXiv 1706.10295): weights with noise."""
+"""Noisy networks, which explore by noise on their weights (Fortunato et al. 2018, "Noisy networks for exploration",
+arXiv 1706.10295)."""
 
 import math
 from collections.abc import Mapping
@@ -18,18 +19,18 @@ from etude.modules.network import Network, State, Trunk
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer whose weights are normal numbers with means and standard deviations that are learned.
+    """A linear layer with normally distributed weights, whose means and standard deviations are learned.
 
-    The noise is factorised: a number for each input and one for each output (eq. 10 and 11). It is drawn in each call
-    in training mode. In evaluation mode, the weights are their means.
+    The noise is factorised: one number per input and one per output (eq. 10 and 11). It is drawn in each call in
+    training mode. In evaluation mode, the weights are their means.
 
     Args:
-        inputs: The width of the input.
-        outputs: The width of the output.
-        std: The standard deviations at the start, times the root of ``inputs``. Default: Fortunato et al. 2018.
+        inputs: Width of the input.
+        outputs: Width of the output.
+        std: Initial standard deviation, times the root of ``inputs``. Default: Fortunato et al. 2018.
 
     Attributes:
-        noise: Of inputs ``[inputs]`` and of outputs ``[outputs]``, to be used in any mode; None: see above.
+        noise: Noise of the inputs ``[inputs]`` and of the outputs ``[outputs]`` to use in either mode; None: as above.
     """
 
     noise: tuple[Tensor, Tensor] | None = None
@@ -57,7 +58,7 @@ class NoisyLinear(nn.Linear):
         return mean + of_outputs * F.linear(x * of_inputs, self.weight_std, self.bias_std)
 
     def draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Noise for the attribute `noise`."""
+        """Draw noise for the attribute `noise`: of the inputs and of the outputs."""
         sizes = self.in_features, self.out_features
         drawn = (torch.from_numpy(rng.standard_normal(size, dtype=np.float32)) for size in sizes)
         of_inputs, of_outputs = (_signed_root(numbers.to(self.weight.device)) for numbers in drawn)
@@ -72,7 +73,7 @@ class NoisyTrunk(Trunk):
     """A trunk with noisy layers in place of the linear ones.
 
     Args:
-        plain: The trunk whose encoder and recurrent layer it takes.
+        plain: The trunk whose encoder and recurrent layer it uses.
     """
 
     def __init__(self, plain: Trunk) -> None:
@@ -86,7 +87,7 @@ class NoisyTrunk(Trunk):
         self.linears = nn.ModuleList(noisy(layer) for layer in plain.linears)
 
     def forward(self, columns: Mapping[str, Tensor], state: State | None = None) -> tuple[Tensor, State]:
-        """As of a `Trunk`."""
+        """See `Trunk.forward`."""
         x: Tensor = self.encoder(columns)
         after: State = {}
         if self.memory is not None:
@@ -97,13 +98,14 @@ class NoisyTrunk(Trunk):
 
 
 def noisy(layer: nn.Module) -> NoisyLinear:
-    """A noisy layer of the size of a linear one."""
+    """A noisy layer of the same size as a linear one."""
     assert isinstance(layer, nn.Linear)
     return NoisyLinear(layer.in_features, layer.out_features)
 
 
 class NoisyNetwork(Network):
-    """The built-in network with noisy layers in place of all linear ones behind the encoders; with its arguments."""
+    """The built-in network, with the same arguments, with noisy layers in place of all linear ones after the
+    encoders."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -116,7 +118,7 @@ class NoisyNetwork(Network):
 
 
 class NoisyActor:
-    """Acts with new noise in each step; the same for all rows of it.
+    """Acts with new noise in each step, which is the same for all rows.
 
     Args:
         module: A module with noisy layers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random actions: a module that takes no others, and one that takes them until its policy is worth something."""
+"""Random actions: a module that takes only these, and a module that takes them at first."""
 
 import copy
 
@@ -67,22 +67,23 @@ class _RandomActor:
 
 
 class RandomFirstModule(Module):
-    """A module that can act at random at first, as the start of a replay wants it; inherit from it beside another.
+    """Mixin for modules that can act at random at first, as the start of a replay requires; inherit from it and
+    another.
 
     Attributes:
-        acts_at_random: Actions that explore are drawn from the whole action space, whatever the policy says.
+        acts_at_random: Whether exploring actions are drawn from the whole action space instead of the policy.
     """
 
     acts_at_random = False
 
     def actor(self, *, explore: bool) -> Actor:
-        """What acts; at random, as long as the module ``acts_at_random`` and it explores."""
+        """The actor; if it explores, it acts at random as long as ``acts_at_random`` is set."""
         usual = super().actor(explore=explore)
         return _RandomFirstActor(self, usual) if explore else usual
 
 
 class _RandomFirstActor:
-    """Acts at random as long as the module says so."""
+    """Acts at random as long as the module's ``acts_at_random`` is set."""
 
     def __init__(self, module: RandomFirstModule, usual: Actor) -> None:
         self._module = module
@@ -101,7 +102,7 @@ class _RandomFirstActor:
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """A recurrent policy's state goes on while actions are drawn at random."""
+        """See `Actor.step`; the state of a recurrent policy is updated during random actions, too."""
         action, extras = self._actor.step(obs, state, ends=ends)
         if self._module.acts_at_random and self._module.recurrent:
             _, usual = self._usual.step(obs, state, ends=ends)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actors for observations that are tensors: what is seen and done stays on the device of the env."""
+"""Actors for observations that are tensors, which keep data on the env's device."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from etude.modules.module import Module, forward_step
 
 
 def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Actor:
-    """What acts for a module where observations are tensors.
+    """An actor of a module for observations that are tensors.
 
     Args:
-        module: Acts. One that has an `actor` of its own acts in NumPy, so that what it sees and does is copied from and
-            to the device; so does a `Task`, which is handed tensors by that.
-        device: Where the observations are, and the actions are wanted.
-        explore: Draw actions; else take the modes.
+        module: The module. If it has its own `actor`, that acts in NumPy, so its inputs and outputs are copied from and
+            to the device; this includes a `Task`, although its `act` gets tensors.
+        device: Device of the observations and of the actions.
+        explore: Sample actions; otherwise take the modes.
 
     Raises:
         ModuleError: the module is on another device.
@@ -33,10 +33,11 @@ def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Acto
 
 
 class TensorActor:
-    """Acts with any module, tensors in and out; no number comes to the host but one in each step with an action mask.
+    """Acts with any module, tensors in and out; nothing is copied to the host but one number per step with an action
+    mask.
 
-    ``value`` is recorded where the module gives one, and the state after a step where it is recurrent. Arguments are
-    those of `tensor_actor`. Columns are as `Actor` has them, but tensors.
+    ``value`` is recorded if the module returns one, and the state after a step if it is recurrent. The arguments are
+    those of `tensor_actor`. Columns are those of `Actor`, as tensors.
     """
 
     def __init__(self, module: Module, device: torch.device, *, explore: bool) -> None:
@@ -54,7 +55,7 @@ class TensorActor:
             )
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """See `Actor.start`: actions are drawn by a generator on the device, with a seed that ``rng`` draws."""
+        """See `Actor.start`: actions are drawn by a generator on the device, seeded by ``rng``."""
         self._check_device()
         if self._explore:
             self._generator = torch.Generator(self._device).manual_seed(int(rng.integers(2**63)))
@@ -82,7 +83,7 @@ class TensorActor:
         return self._module.dist.noise_tensor(self._generator, rows)
 
     def logp(self, dist_inputs: Array | None, action: Columns) -> Array | None:
-        """See `Actor.logp`; a tensor."""
+        """See `Actor.logp`; returns a tensor."""
         if dist_inputs is None:
             return None
         if not self._explore:
@@ -92,11 +93,11 @@ class TensorActor:
 
 
 class HostActor:
-    """Lets an actor of NumPy act on tensors: copies what it sees to the host, and what it does to the device.
+    """Lets a NumPy actor act on tensors: copies its inputs to the host, and its outputs to the device.
 
     Args:
-        actor: Acts.
-        device: Where its actions are wanted.
+        actor: The NumPy actor.
+        device: The device of the actions.
     """
 
     def __init__(self, actor: Actor, device: torch.device) -> None:
@@ -117,7 +118,7 @@ class HostActor:
         return {name: as_tensor(column).to(self._device) for name, column in columns.items()}
 
     def logp(self, dist_inputs: Array | None, action: Columns) -> Array | None:
-        """See `Actor.logp`; a tensor."""
+        """See `Actor.logp`; returns a tensor."""
         inputs = None if dist_inputs is None else host_columns({DIST_INPUTS: dist_inputs})[DIST_INPUTS]
         found = self._actor.logp(inputs, host_columns(action))
         return None if found is None else torch.from_numpy(found).to(self._device)

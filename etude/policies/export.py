@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies as files that run without Etude: ONNX, or a program of torch.export, with the connectors inside."""
+"""Export of policies to files that run without Etude: ONNX or torch.export programs, connectors included."""
 
 import copy
 import json
@@ -23,24 +23,24 @@ from etude.modules import Module
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
 
 METADATA: Final = "etude"
-"""The key of the metadata of an exported policy, which are JSON."""
+"""Key of an exported policy's metadata, which is JSON."""
 
 FIRST: Final = f"{col.STATE_IN}/first"
 ROWS: Final = 16
-"""Observations that a policy and its torch form are compared on."""
+"""Number of observations on which a policy and its torch form are compared."""
 
 TOLERANCE: Final = 1e-5
 
 
 class TracedPolicy(nn.Module):
-    """What `Policy.act` does with ``explore=False``, on torch tensors alone, so that torch can export it.
+    """`Policy.act` with ``explore=False`` in torch operations only, so that torch can export it.
 
     It is called with the tensors of `inputs`, in order, and returns those of `outputs`: the columns of the action, then
     the state.
 
     Args:
         module: The module.
-        connectors: Around it.
+        connectors: The connectors around it.
         obs_space: The env's observation space.
         state: The policy's state at the start of an episode, for one row; {} if it has none.
         takes_reward: Whether it needs the reward of the last step.
@@ -60,19 +60,19 @@ class TracedPolicy(nn.Module):
         self.initial_state: dict[str, NDArray[Any]] = {
             f"{col.STATE_IN}/{'/'.join(path)}": np.asarray(leaf[0]) for path, leaf in _leaves(state)
         }
-        """What the state begins with, for one row, by the name of the input."""
+        """The state at the start of an episode, for one row, by input name."""
         leaves = Flattener(obs_space, col.OBS).leaves
         self.inputs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves.items()
         }
-        """The shapes, without the batch's axis, and the dtypes of what it is given."""
+        """The shape, without the batch axis, and the dtype of each input, by name."""
         self.observed = list(self.inputs)
         if takes_reward:
             self.inputs[col.REWARD] = ((), np.dtype(np.float64))
         self.inputs |= {name: (part.shape, part.dtype) for name, part in self.initial_state.items()}
         self.acted = list(self.module.dist.flatten.leaves)
         self.outputs = [*self.acted, *(_after(name) for name in self.initial_state)]
-        """The names of what it returns."""
+        """The names of the outputs."""
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """The outputs for the inputs, each ``[B, ...]``."""
@@ -85,7 +85,7 @@ class TracedPolicy(nn.Module):
         reward: Any = by_name.get(col.REWARD)
         reward = torch.zeros(rows, dtype=torch.float64) if reward is None else where_rows(first, 0.0, reward)
         seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
-        slots = np.zeros(0, np.int64)  # the state is given, so there are none
+        slots = np.zeros(0, np.int64)  # empty, since the state is passed explicitly
         inputs, kept = self._connectors.step(Inputs(slots, seen, first, before, reward), state.get("connectors", {}))
         chosen, after = self._chosen(dict(inputs.obs), memory)
         acted: Any = self._connectors.act(chosen)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class TracedPolicy(nn.Module):
 
 
 def check_connectors(connectors: Pipeline) -> None:
-    """Raise a SettingsError that names a connector without a torch form, and says what to do."""
+    """Raise a SettingsError for a connector without a torch form, with what to do."""
     for connector in connectors.connectors:
         if isinstance(connector, Pipeline):
             check_connectors(connector)
@@ -124,7 +124,7 @@ def check_connectors(connectors: Pipeline) -> None:
                 f"the connector `{connector.name}` can't be exported, since it works on NumPy arrays alone. If it "
                 "works on torch tensors, too, let its class say so: takes_tensors = True, and if it keeps something "
                 "from step to step, a method step (see etude.Connector.step). A function becomes a Connector with "
-                "these. Or leave it out, and do what it does before the exported policy is called."
+                "these. Or leave it out, and do its work before calling the exported policy."
             )
 
 
@@ -137,17 +137,17 @@ def _has_torch_form(connector: Connector) -> bool:
 def export(
     path: str | os.PathLike[str], traced: TracedPolicy, spaces: tuple[Space, Space], act: Callable[..., Any]
 ) -> None:
-    """Write a policy to a file; what is there is replaced as a whole.
+    """Write a policy to a file, replacing an existing one as a whole.
 
     Args:
         path: The file: ``.onnx``, or ``.pt2`` for `torch.export.load`.
         traced: The policy in torch.
-        spaces: The env's, of observations and of actions.
-        act: Gives the columns of the action for columns of observations, as the policy does it in NumPy: for a check.
+        spaces: The env's observation and action spaces.
+        act: The policy in NumPy, to compare with: maps columns of observations to columns of actions.
 
     Raises:
-        SettingsError: the path ends otherwise, or a package is missing.
-        ModuleError: torch can't export the network, or it chooses other actions in torch than the policy does.
+        SettingsError: the path has another suffix, or a package is missing.
+        ModuleError: torch can't export the network, or its torch form chooses other actions.
     """
     path = Path(path)
     if path.suffix not in (".onnx", ".pt2"):
@@ -160,7 +160,7 @@ def export(
     names = list(traced.inputs)
     dynamic = {"given": tuple({0: torch.export.Dim.AUTO} for _ in names)}
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one operation, which no other runtime knows
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused operation that no other runtime has
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -191,7 +191,7 @@ def export(
 
 
 def _placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes of what the program is called with."""
+    """The graph nodes of the program's inputs."""
     names = set(program.graph_signature.user_inputs)
     return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
 
@@ -206,13 +206,13 @@ def _check_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise SettingsError(
-            f"to write ONNX takes the packages onnx and onnxscript ({error}): {how_to_install('export')}. A .pt2 file "
-            "takes none."
+            f"writing ONNX needs the packages onnx and onnxscript ({error}): {how_to_install('export')}. A .pt2 file "
+            "needs neither."
         ) from error
 
 
 def _about(traced: TracedPolicy, spaces: tuple[Space, Space]) -> dict[str, Any]:
-    """What the file says of itself."""
+    """The metadata of the file."""
     from etude import __version__
 
     return {
@@ -231,7 +231,7 @@ def _about(traced: TracedPolicy, spaces: tuple[Space, Space]) -> dict[str, Any]:
 
 
 def _compared(traced: TracedPolicy, obs_space: Space, act: Callable[..., Any]) -> tuple[Tensor, ...]:
-    """Check the torch form against the policy on drawn observations; gives inputs to trace it with."""
+    """Compare the torch form with the policy on sampled observations; return inputs to trace it with."""
     space = copy.deepcopy(obs_space)
     space.seed(0)
     flatten = Flattener(space, col.OBS)
@@ -260,7 +260,7 @@ def _compared(traced: TracedPolicy, obs_space: Space, act: Callable[..., Any]) -
 
 
 def _after(name: str) -> str:
-    """The output of the state whose input has this name."""
+    """The name of the output for the state input ``name``."""
     return f"{col.STATE_OUT}{name.removeprefix(col.STATE_IN)}"
 
 

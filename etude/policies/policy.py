@@ -24,16 +24,16 @@ PolicyState: TypeAlias = dict[str, Any]
 
 
 class Chosen(NamedTuple):
-    """What a policy chooses for a batch of B observations: see `Policy.choose`."""
+    """The result of `Policy.choose` for a batch of B observations."""
 
     action: Columns
-    """For the env: flat columns ``[B, ...]``."""
+    """Action for the env: flat columns ``[B, ...]``."""
     chosen: Columns
-    """What the module chose, before the connectors, as recordings have it: flat columns ``[B, ...]``."""
+    """Action of the module, before the connectors, as recordings store it: flat columns ``[B, ...]``."""
     state: PolicyState
     """The next state; {} if the policy has none."""
     logp: NDArray[np.float32] | None
-    """``[B]``: the log-probabilities of what was chosen; 0 without exploration. None: not asked for, or not known."""
+    """Log-probabilities of what was chosen, float32 ``[B]``; 0 without exploration. None: not asked for, or unknown."""
 
 
 class Policy:
@@ -77,7 +77,7 @@ class Policy:
 
     @cached_property
     def _remembering(self) -> list[Connector]:
-        """The connectors that look at earlier steps."""
+        """The connectors that use earlier steps."""
         return [c for c in self.connectors.connectors if c.context or c.new_state(1)]
 
     # -- acting by hand -----------------------------------------------------------------------------------------
@@ -119,15 +119,15 @@ class Policy:
         Args:
             obs: One observation as the env returns it, nested as `obs_space`; or a batch of arrays ``[B, *shape]``, as
                 a vector env returns it. NumPy arrays, or torch tensors on any device. Parts with names
-                (`NamedDiscrete`) may be texts.
+                (`NamedDiscrete`) may be strings.
             state: The state of the episode: `initial_state` at its start, then the state returned with the last action.
                 It is not modified. A policy without state needs none.
             reward: The reward of the last step, a number or ``[B]``, for policies that use it (`PrevActionReward`,
                 `ReturnToGo`).
             first: bool ``[B]``: rows of a batch that begin an episode, as in a vector env; their state is reset.
             explore: Sample the action from the module's distribution; otherwise take the most likely one.
-            names: Give names in place of numbers, where the action space has some: `NamedDiscrete`, as of a table whose
-                actions were text. One name is a text, those of a batch an array of texts.
+            names: Return names instead of numbers where the action space has some: `NamedDiscrete`, as of a table whose
+                actions were strings. A single action gives a string, a batch an array of strings.
             rng: The generator to sample with; None: the policy's own, seeded by the operating system.
 
         Returns:
@@ -162,16 +162,16 @@ class Policy:
         rng: np.random.Generator | None = None,
         with_logp: bool = False,
     ) -> Chosen:
-        """As `act`, for flat columns of observations ``[B, ...]``, which are not checked; also says what a recording
-        keeps.
+        """Like `act`, but for flat columns of observations ``[B, ...]``, which are not checked; also returns what
+        recordings store.
 
         Args:
-            obs: Columns of the shapes and dtypes of `obs_space`, such as ``obs`` or ``obs/camera``.
+            obs: Columns with the shapes and dtypes of `obs_space`, such as ``obs`` or ``obs/camera``.
             state: See `act`, as for the other arguments.
-            with_logp: Find the log-probabilities of what is chosen, too.
+            with_logp: Also compute the log-probabilities.
 
         Raises:
-            SettingsError: as `act`.
+            SettingsError: as in `act`.
         """
         rows = len(next(iter(obs.values())))
         actor = self._actor(explore, rng)
@@ -197,7 +197,8 @@ class Policy:
         return actor
 
     def _columns_of(self, obs: Any) -> tuple[Columns, bool, torch.device | None]:
-        """The NumPy columns ``[B, ...]`` of an observation or a batch; whether it is a batch; the device of tensors."""
+        """The NumPy columns ``[B, ...]`` of an observation or a batch; whether it is a batch; the device of its
+        tensors."""
         device = None
         given: Columns = {}
         try:
@@ -220,7 +221,7 @@ class Policy:
             if len(rows) > 1 or value.shape[1:] != shape:
                 raise SpaceError(
                     f"`{name}` has shape {given[name].shape}, but in its space {self.obs_space} it has shape {shape}: "
-                    "give one observation, or arrays of observations with the batch's axis in front, all of one length."
+                    "give one observation, or arrays of observations with the batch axis in front, all of one length."
                 )
             if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise SpaceError(f"`{name}` has dtype {value.dtype}, but in its space {self.obs_space} {dtype}.")
@@ -235,7 +236,7 @@ class Policy:
         reward: ArrayLike | None,
         first: ArrayLike | None,
     ) -> tuple[Columns, Columns, PolicyState]:
-        """What a policy with state chooses, the other columns that its actor gives, and its next state."""
+        """The action of a policy with state, the other columns from its actor, and the next state."""
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
@@ -268,15 +269,15 @@ class Policy:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 
         The inputs are the columns of observations ``[B, ...]`` (``obs``, or ``obs/camera`` of a Dict), ``reward`` if it
-        is needed, and the state, ``state_in/...``; the outputs are the columns of the action and ``state_out/...``. The
-        metadata ``etude`` of the file are JSON: the spaces, and the state at the start of an episode.
+        is needed, and the state, ``state_in/...``. The outputs are the columns of the action and ``state_out/...``. The
+        file's metadata ``etude`` is JSON: the spaces, and the state at the start of an episode.
 
         Args:
-            path: A file ending in ``.onnx``, for runtimes of ONNX (needs ``etude[export]``), or in ``.pt2``, for
-                `torch.export.load`. What is there is replaced.
+            path: A file ending in ``.onnx``, for ONNX runtimes (needs ``etude[export]``), or in ``.pt2``, for
+                `torch.export.load`. An existing file is replaced.
 
         Raises:
-            SettingsError: a connector can't be exported, a package is missing, or the path does not fit.
+            SettingsError: a connector can't be exported, a package is missing, or the path has another suffix.
             ModuleError: torch can't export the network.
         """
         takes_reward = bool(self.readers(col.REWARD))
@@ -297,17 +298,17 @@ class Policy:
         """A policy with the same module and copied connectors, for an env with these spaces.
 
         Raises:
-            SettingsError: after the connectors, the spaces are not those of the module. The message names ``where``.
+            SettingsError: after the connectors, the spaces are not the module's. The message names ``where``.
         """
         connectors, module = self.connectors.copy(), self.module
         learned = connectors.state_dict()
         seen, acted = connectors.spaces(obs_space, action_space)
         if not (alike(seen, module.obs_space) and acted == module.action_space):
             raise SettingsError(
-                f"the env {where} does not fit the module: behind the connectors it has the spaces {seen} "
+                f"the env {where} does not fit the module: after the connectors its spaces are {seen} "
                 f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
-                "Where the actions of a recording are in other units than the env's, a connector such as "
-                "rescale_action goes between."
+                "If the actions of a recording have other units than the env's, put a connector such as "
+                "rescale_action between them."
             )
         connectors.load_state_dict(learned)
         return Policy(module, connectors, obs_space=obs_space, action_space=action_space)

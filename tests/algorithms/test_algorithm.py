@@ -128,7 +128,7 @@ def test_a_vector_env_object_and_a_function_that_makes_one() -> None:
 
 def test_an_env_that_does_not_fit_is_shown() -> None:
     algorithm = ppo()
-    with pytest.raises(SettingsError, match="the env Acrobot-v1 does not fit the module: behind the connectors it has"):
+    with pytest.raises(SettingsError, match="the env Acrobot-v1 does not fit the module: after the connectors"):
         algorithm.evaluate(2, env="Acrobot-v1")
     with pytest.raises(SettingsError, match="num_episodes must be at least 1, not 0"):
         algorithm.evaluate(0)

@@ -314,7 +314,7 @@ def test_policies_and_envs_that_are_none(algorithm):
         clip(algorithm.module)
     with pytest.raises(SettingsError, match="there is no env to act in"):
         clip(None, "clip.gif")
-    with pytest.raises(ModuleError, match="of actions at random, not of a Linear"):
+    with pytest.raises(ModuleError, match="None for random actions, not a Linear"):
         clip(nn.Linear(1, 3), make_counting)
     with pytest.raises(
         SettingsError, match="one Counting object, which training is in the middle of: give the clip an"

@@ -269,7 +269,7 @@ def test_noise_on_the_weights_takes_the_place_of_epsilon() -> None:
             {"network": NetworkConfig(recurrent="gru"), "prioritized": True},
             "`replay.prioritized` is set, but Network is recur",
         ),
-        ({"connectors": ("normalize_obs", "frame_stack:2")}, "frame_stack stands behind normalize_obs"),
+        ({"connectors": ("normalize_obs", "frame_stack:2")}, "frame_stack comes after normalize_obs"),
     ],
 )
 def test_what_can_not_be_is_refused(given: dict[str, Any], message: str) -> None:

@@ -48,7 +48,7 @@ def test_it_is_the_sum_written_out(ends: list[tuple[int, bool]], n: int, gamma: 
 
 
 def test_what_can_not_be_known_is_named() -> None:
-    with pytest.raises(DataError, match="observed after the last step of episode 'e1', which was not recorded"):
+    with pytest.raises(DataError, match="the observation after the last step of episode 'e1', which was not recorded"):
         NStep(2).offline(episodes([3, 4], [True, False], known=False))
     with pytest.raises(SettingsError, match="NStep.n must be at least 1, not 0"):
         NStep(0)

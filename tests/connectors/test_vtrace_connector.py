@@ -284,7 +284,7 @@ def test_the_target_network_says_the_probabilities_and_the_module_the_values() -
         value = said_by(module, exp.steps["obs"])[1][4]  # the last step of the segment that terminated
         wanted = value + min(1, np.exp(expected[4] + 2.0)) * (4 - value)
         assert out["value_target"][4] == pytest.approx(wanted, rel=1e-4)
-    with pytest.raises(ModuleError, match="asks the target network of the module, but a Module has none"):
+    with pytest.raises(ModuleError, match="needs the target network of the module, but a Module has none"):
         VTrace(by_target=True).offline(exp, old)
 
 
@@ -328,7 +328,7 @@ class Silent(Linear):
 
 def test_what_is_missing_is_named() -> None:
     exp = episodes([2])
-    with pytest.raises(DataError, match=r"VTrace needs the module whose values and probabilities count: call offline"):
+    with pytest.raises(DataError, match=r"VTrace needs the module, for values and probabilities: call offline"):
         VTrace().offline(exp)
     with pytest.raises(DataError, match="VTrace needs the column `logp`, but the experience has only obs, action"):
         VTrace().offline(exp, linear())

@@ -38,7 +38,7 @@ if sys.argv[1] == "for a GPU":
     try:
         load_triton(torch.device("cuda"))
     except etude.errors.SettingsError as error:
-        print("libLLVM" in open("/proc/self/maps").read(), "brought an LLVM that" in str(error) and "trained")
+        print("libLLVM" in open("/proc/self/maps").read(), "with an LLVM that" in str(error) and "trained")
         sys.exit()
 train().close()
 print("libLLVM" in open("/proc/self/maps").read(), "trained")

@@ -218,7 +218,7 @@ def test_a_learning_rate_of_no_parameter_is_refused(own: str) -> None:
         return Loss(value=loss(module, batch).parts["value"])
 
     learner = ModuleLearner(make("separate"), values_alone, own_lr={own: 0.1}, name="red")
-    with pytest.raises(SettingsError, match=rf"`{own}_lr` is set, but of module 'red' no parameter"):
+    with pytest.raises(SettingsError, match=rf"`{own}_lr` is set, but in module 'red' no parameter"):
         learner.update_from(batches(1))
 
 
