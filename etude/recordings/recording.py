@@ -173,7 +173,7 @@ class Recording:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
+        """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
         return self._screened.left_out
 
     @property
@@ -376,8 +376,9 @@ class Recording:
         """Each part, with only the rows for which ``where`` holds."""
         clashes = None if where is None else self._screened.pass_over()
         return (self._screened.load(k, names, where, clashes) for k in range(len(self._units)))
+
     def _num_trained(self, names: Sequence[str]) -> int:
-        """The number of steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""
+        """The steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""
         needed = names if self.leaves_out else ()
         return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(len(self._units)))
 

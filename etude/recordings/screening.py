@@ -63,7 +63,7 @@ def check_mode(mode: str | None) -> None:
 
 
 class ScreenedUnits:
-    """Load parts of a recording without bad data.
+    """Loads parts of a recording without bad data.
 
     ``strict`` raises a DataError at the first fault. ``repair`` repairs what it can without inventing data, and leaves
     out the rest. ``skip`` leaves out whole segments (or the piece, if a segment is stored in pieces) and unreadable

@@ -268,7 +268,7 @@ MAX_SECONDS: Final = 300.0
 
 
 class RecordingWriter:
-    """Write experience into a folder of Parquet files, in a background thread and in bounded memory.
+    """Writes experience into a folder of Parquet files, in a background thread and in bounded memory.
 
     Use it as a context manager, or call `close`: the last data is on disk only after that, or after `flush`. At any
     moment, even after SIGKILL or a power cut, every file with a visible name is complete and readable. Segments are
