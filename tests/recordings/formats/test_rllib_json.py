@@ -268,7 +268,7 @@ def test_a_folder_of_json_and_jsonl_is_read_whole(tmp_path):
     assert Recording.open(tmp_path).read().num_steps == 7
     assert validate(tmp_path).ok
     np.savez(tmp_path / "c.npz", observations=np.zeros((2, 3)), actions=np.zeros(2), rewards=np.zeros(2))
-    with pytest.raises(DataError, match=r"c.npz: is of another format than .*a.json, with which it lies"):
+    with pytest.raises(DataError, match=r"c.npz: is of another format than .*a.json in the same folder"):
         Recording.open(tmp_path)
     assert [problem.file for problem in validate(tmp_path).problems] == [str(tmp_path / "c.npz")]
     assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 7

@@ -114,7 +114,7 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\*\.orc: no file or folder fits this glob"):
         Recording.open(Source(str(tmp_path / "*.orc"), columns=COLUMNS), on_bad=None)
     (tmp_path / "c.orc").write_bytes(b"ORC")
-    with pytest.raises(DataError, match="what kind of table this is can't be told"):
+    with pytest.raises(DataError, match="is a table of an unknown kind"):
         Recording.open(Source(tmp_path / "c.orc", columns=COLUMNS), on_bad=None)
 
 
