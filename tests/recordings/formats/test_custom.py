@@ -184,7 +184,7 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "action": [0, 1, 2, 0]}, "gave `obs` with 2 rows, but there are 4 actions"),
         ({**GOOD, "speed": 3}, "gave `speed` as a single number"),
         ({**GOOD, "speed": ["a", "b"]}, "gave `speed` as <U1, not numbers"),
-        ({**GOOD, "obs": [[0, 0], [0]]}, "gave `obs`, which is no array of numbers of one shape"),
+        ({**GOOD, "obs": [[0, 0], [0]]}, "gave `obs`, which is not an array of numbers of one shape"),
         ({**GOOD, "next_obs": np.zeros((2, 2))}, r"name that is reserved for recordings\. Give `obs` one row more"),
         ({**GOOD, "terminated": [True, False]}, "gave `terminated` true at step 0 of 2: the episode goes on"),
         ({**GOOD, "terminated": "no"}, "gave `terminated` as 'no': give true or false"),

@@ -308,7 +308,7 @@ def broken(folder: Path, how: str) -> None:
         ("json", "can't be read as JSON"),
         ("missing", "there is no `episode_1/actions`; beside it there are: observations, rewards"),
         ("short", r"`episode_1/observations` is \[3, 3\] of float32, but should be \[4, 3\] of float32"),
-        ("goes on", "episode_1: the episode goes on after its end: a flag is set at step 0 of 3"),
+        ("goes on", "episode_1: the episode continues after its end: a flag is set at step 0 of 3"),
         ("link", "`episode_1/actions` is a link to another place, which is not followed"),
         ("external", "are not stored in this file"),
         ("huge", r"claims 8,796,093,022,208 bytes .* but the file holds only"),
