@@ -181,7 +181,7 @@ class EchoTask(Task):
 def test_a_task_has_no_probabilities(tmp_path):
     path = own_recording(tmp_path, PPO(PPOConfig(env=Echo, seed=0)), 200)
     task = EchoTask(TaskConfig(env=Echo, seed=0, module=lambda obs, action: torch.nn.Linear(2, 2)))
-    with pytest.raises(SettingsError, match="a Task's own `act` says no probabilities"):
+    with pytest.raises(SettingsError, match="a Task's own `act` gives no probabilities"):
         evaluate_on(task, path)
     found = evaluate_on(task, path, methods=["fqe"], gamma=0.9, fqe=FQEConfig(members=3, steps=500))
     # 1 at each step; the time is not seen, so that any step may be the last of ten
@@ -200,7 +200,7 @@ def test_the_policy_that_played_can_be_fitted():
     for name in ("wis", "wpdis", "pdis"):
         assert found.estimates[name].mean == pytest.approx(known.estimates[name].mean, abs=0.2), name
     assert found.estimates["wpdis"].mean == pytest.approx(exact(WANTS)[0], abs=0.25)
-    with pytest.raises(DataError, match=r"no column `logp`.*behaviour='fit'.*by dm and fqe alone"):
+    with pytest.raises(DataError, match=r"no column `logp`.*behaviour='fit'.*by dm and fqe only"):
         evaluate_on(algorithm, unknown, methods=["wis"])
     assert evaluate_on(algorithm, unknown, methods=["dm"], fqe=SMALL).behaviour_policy is None
 

@@ -257,7 +257,7 @@ def test_a_forked_process_takes_nothing_from_its_parent(tmp_path: Path) -> None:
         writer.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(DataError, match="another writer is at work"):
+    with pytest.raises(DataError, match="another writer is using"):
         writer_at(tmp_path, append=True)
     writer.write(numbered([6], first=1))
     writer.close()
