@@ -232,7 +232,7 @@ def shuffled_rows(
     Args:
         passes: Starts a pass over the rows, chunk by chunk, always in the same order.
         batch_size: Rows per batch, at least 1.
-        seed: The order depends on the seed alone.
+        seed: Random seed; equal seeds give the same order.
         buffer_bytes: Approximate size of the buffer. Rows that fit into it are made only once.
     """
     held: list[Any] = []

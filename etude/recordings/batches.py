@@ -95,7 +95,7 @@ def sample_batches(
         exp: The experience, in NumPy.
         batch_size: Steps per batch, at least 1.
         columns: Step columns by name or root; also ``next_obs``, ``terminated`` and ``truncated``. None is all.
-        seed: The order depends on the seed alone.
+        seed: Random seed; equal seeds give the same order.
         epochs: Number of epochs; None is endless.
         start: Index of the first batch, to resume as if that many batches had been taken before.
 
@@ -124,7 +124,7 @@ def sample_segments(
         batch_size: Steps per batch, at least 1.
         max_len: The longest segment in steps, at least 1.
         columns: Step columns by name or root; None is all.
-        seed: The order depends on the seed alone.
+        seed: Random seed; equal seeds give the same order.
         epochs: Number of epochs; None is endless. Every step comes once per epoch.
         start: Index of the first batch, to resume as if that many batches had been taken before.
 

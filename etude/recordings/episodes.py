@@ -256,7 +256,7 @@ _NAMES: Final = ("episode_id", "agent_id", "module_id")
 
 @dataclasses.dataclass
 class Waiting:
-    """What has come of an episode that is not whole yet."""
+    """The pieces so far of an episode that is not whole yet."""
 
     total: int | None
     """The number of steps of the whole episode; None until its end has come."""

@@ -353,7 +353,7 @@ class Flow:
     prefetch: int = 2
     """Blocks of batches that a thread prepares ahead; 0 uses no thread."""
     seed: int = 0
-    """The order depends on the seed alone."""
+    """Random seed; equal seeds give the same order."""
 
 
 class Loaders(Protocol):

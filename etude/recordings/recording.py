@@ -263,7 +263,7 @@ class Recording:
             shuffle: Read row groups in random order and pass their rows through a buffer of ``buffer_size`` rows; an
                 epoch that fits in the buffer is shuffled as a whole. If False, steps come in the order of the files.
             buffer_size: Rows in the buffer. It takes this many times the bytes of a row of the requested columns.
-            seed: The order depends on the seed alone.
+            seed: Random seed; equal seeds give the same order.
             epochs: Number of epochs; None is endless.
             prefetch: Blocks (of at most half a buffer) that a thread prepares ahead; 0 uses no thread. The thread ends
                 with the iterator.

@@ -115,7 +115,9 @@ def test_box_actions_are_valued_by_draws(tmp_path):
     assert found.behaviour.mean == pytest.approx(-5 * (2 / 3 + 2), rel=0.25)
     assert truth > found.behaviour.mean + 5
     assert all(estimate.mean > found.behaviour.mean + 2 for estimate in found.estimates.values())
-    assert "episodes were truncated: dm, dr, wdr and fqe value what would have followed" in " ".join(found.notes)
+    assert "episodes were truncated: dm, dr, wdr and fqe include the value of what would have followed" in " ".join(
+        found.notes
+    )
     with pytest.raises(SettingsError, match="`gamma` is 1, and episodes were truncated"):
         evaluate_on(algorithm, path, methods=["fqe"], gamma=1.0)
     assert evaluate_on(algorithm, path, methods=["wis"], gamma=1.0).gamma == 1.0
@@ -272,7 +274,7 @@ def test_data_of_another_kind(tmp_path):
 def test_actions_that_were_not_drawn(tmp_path):
     echo = PPO(PPOConfig(env=Echo, seed=0))
     echo.record(tmp_path / "greedy", 5, seed=1)
-    with pytest.raises(DataError, match=r"greedy: `logp` is 0 throughout: the actions were not drawn"):
+    with pytest.raises(DataError, match=r"greedy: `logp` is 0 throughout: the actions were not sampled"):
         evaluate_on(echo, tmp_path / "greedy")
     exp = played(5, seed=5)
     logp = exp.steps["logp"].copy()

@@ -225,7 +225,7 @@ def test_what_cannot_be_done(tmp_path):
         merge_recordings([], tmp_path / "m")
     with pytest.raises(SettingsError, match="`fraction` is 1, but must be between 0 and 1"):
         split_recording(recording, tmp_path / "t", tmp_path / "v", fraction=1)
-    with pytest.raises(SettingsError, match="to one folder: give two"):
+    with pytest.raises(SettingsError, match="to the same folder: give two"):
         split_recording(recording, tmp_path / "t", tmp_path / "t")
     with pytest.raises(DataError, match="is inside"):
         split_recording(recording, tmp_path / "t", tmp_path / "t" / "v")

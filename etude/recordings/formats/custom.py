@@ -526,7 +526,7 @@ def _check(to_experience: Any, together: str, known: Sequence[str]) -> None:
 
 
 class _CustomPlan(NamedTuple):
-    """What all units share."""
+    """Data that all units share."""
 
     fitter: Fitter
     counts: LineCounts

@@ -272,7 +272,7 @@ class _ArrayDescription:
         meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
         names = {name for file in self.files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
-            meta["inferred"]["done"] = "read as terminated, but where truncated: time limits can't be told apart"
+            meta["inferred"]["done"] = "read as terminated unless truncated: time limits can't be told apart"
         if not names & {*TERMINATED, *TRUNCATED, *DONE}:
             meta["inferred"]["ends"] = "no flag says where episodes end: each file is one piece of an episode"
         if self._dropped:

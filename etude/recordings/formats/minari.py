@@ -203,7 +203,7 @@ def _is_dataset(folder: AnyPath) -> bool:
 
 
 class _MinariPlan(NamedTuple):
-    """What all units share."""
+    """Data that all units share."""
 
     reader: EpisodeReader
     paths: Mapping[str, Sequence[str]]
@@ -309,7 +309,7 @@ class _DatasetDescription:
         text = self._metadata.get(f"{'observation' if root == col.OBS else 'action'}_space")
         where = f"{self.folder / METADATA}: `{'observation' if root == col.OBS else 'action'}_space`"
         if text is None:
-            raise DataError(f"{where} is missing. Minari writes it unless the env was given alone: add it.")
+            raise DataError(f"{where} is missing. Minari omits it if only the env was given: add it.")
         space = space_of(text, where)
         for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self.reader.tuple_member):
             image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)

@@ -467,7 +467,7 @@ def is_episodes(schema: pa.Schema) -> bool:
 
 
 class _EpisodesPlan(NamedTuple):
-    """What all units share."""
+    """Data that all units share."""
 
     parquet: ParquetFiles
     reader: DocumentReader

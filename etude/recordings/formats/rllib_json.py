@@ -251,7 +251,7 @@ _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
 class _JsonPlan(NamedTuple):
-    """What all lines share."""
+    """Data that all lines share."""
 
     schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     dropped: set[str]

@@ -390,7 +390,7 @@ def is_table(schema: pa.Schema) -> bool:
 
 
 class _TablePlan(NamedTuple):
-    """What all units share."""
+    """Data that all units share."""
 
     table: TableFiles
     sources: Mapping[str, str]

@@ -261,7 +261,7 @@ class TableColumns:
             self._found[col.REWARD] = (), dtype if dtype.kind == "f" else np.dtype(np.float64)
         finals, like = col.under(self._plan.mapped, col.FINAL_OBS), [*col.renamed(self._found, col.OBS, col.FINAL_OBS)]
         if finals and set(finals) != set(like):
-            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` ask for {like}.")
+            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
         nexts = col.under(self._found, col.NEXT_OBS)
         wanted = {col.NEXT_OBS + n[len(col.OBS) :]: n for n in col.under(self._found, col.OBS)}
         if nexts and set(nexts) != set(wanted):
@@ -295,7 +295,9 @@ class TableColumns:
         parts = [flat(one_array(table[part]), part, group.place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
-                raise DataError(f"{group.place(0)}: column `{part}` holds more than one number a row: map it alone.")
+                raise DataError(
+                    f"{group.place(0)}: column `{part}` holds more than one number a row: map it on its own."
+                )
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
@@ -357,7 +359,7 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
 
 
 class _Common(NamedTuple):
-    """What all units share."""
+    """Data that all units share."""
 
     where: str
     groups: Sequence[Group]
@@ -522,7 +524,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     meta: dict[str, Any] = {}
     inferred = dict(columns.inferred)
     if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
-        inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
+        inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
     if plan.is_propensity:
         inferred[col.LOGP] = f"the logarithm of `{plan.mapped[col.LOGP][0]}`"
     if index.stride > 1:

@@ -97,7 +97,7 @@ def call(name: bytes, *arguments: bytes) -> bytes:
     ("data", "message"),
     [
         (b"\x80\x04cnumpy\nload\n.", "the name `numpy.load`"),
-        (b"\x80\x04}(]K\x01u.", "keys that are no plain values"),
+        (b"\x80\x04}(]K\x01u.", "keys that are not plain values"),
         (b"\x80\x04]q\x00h\x00a.", "the same list twice"),
         (b"\x80\x04K\x01K\x02R.", "a call of something that is not a function"),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ends too early"),
@@ -143,7 +143,7 @@ def test_what_grows_by_being_used_many_times_is_refused():
 
 
 def test_a_key_nested_deeper_than_the_stack_of_the_process_is_refused():
-    with pytest.raises(DataError, match="keys that are no plain values"):
+    with pytest.raises(DataError, match="keys that are not plain values"):
         unpickle(b"\x80\x04})" + b"\x85" * 250_000 + b"K\x01s.")
     with pytest.raises(DataError, match="a pickle"):
         unpickle(b"\x80\x04)" + b"\x85" * 250_000 + b"\x8c\x01a\x93.")
