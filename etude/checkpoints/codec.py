@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of plain data as JSON beside a file of arrays, and back, exactly.
+"""Convert trees of plain data to JSON and a file of arrays, and back, exactly.
 
-JSON holds None, bools, numbers, strings, lists and dicts with string keys as they are. All else is an object whose one
-special key ``"$"`` names its kind: ``{"$": "tuple", "items": [...]}``, ``{"$": "array", "name": "module/w", ...}``.
-Nothing that is read back can run code.
+JSON contains None, bools, numbers, strings, lists and dicts with string keys directly. Everything else is an object
+whose special key ``"$"`` names its kind: ``{"$": "tuple", "items": [...]}``, ``{"$": "array", "name": "module/w",
+...}``. Nothing that is read back can run code.
 
 The arrays are in a safetensors file (https://huggingface.co/docs/safetensors): the length of the header as 8 bytes,
 little-endian; the header, a JSON object of ``{"dtype", "shape", "data_offsets"}`` by name; the arrays' bytes. They are
-written from where they lie in memory, and read one at a time.
+written directly from memory, and read one at a time.
 """
 
 import base64
@@ -34,11 +34,11 @@ Tree: TypeAlias = Any
 """A nested dict, list or tuple of None, bool, int, float, str, bytes, NumPy arrays and scalars, and torch tensors."""
 
 MANIFEST = "checkpoint.json"
-"""The file of a checkpoint that holds the JSON, and says what else belongs to it."""
+"""The file of a checkpoint that contains the JSON, and names the other files."""
 
 KIND = "$"
-_JSON_INT = 2**63  # beyond this, other readers of JSON lose digits
-_RESERVED = "__metadata__"  # safetensors keeps this name for itself
+_JSON_INT = 2**63  # beyond this, other JSON readers lose digits
+_RESERVED = "__metadata__"  # reserved by safetensors
 _DTYPES = {"BOOL": np.dtype(bool)} | {
     f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
     for kind, sizes in (("u", (1, 2, 4, 8)), ("i", (1, 2, 4, 8)), ("f", (2, 4, 8)))
@@ -50,14 +50,14 @@ _TORCH_NATIVE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "
 _TORCH_RAW = frozenset(("bfloat16", "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")) | frozenset(
     f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 )
-_PLAIN_KINDS = "biufcSUMmV"  # of NumPy's dtypes: all but objects
+_PLAIN_KINDS = "biufcSUMmV"  # kinds of NumPy's dtypes: all but objects
 
 
 class Encoder:
-    """Turns trees into JSON data; the arrays met on the way are gathered in ``arrays``, C-contiguous, by name.
+    """Converts trees to JSON data; arrays found on the way are collected in ``arrays``, C-contiguous, by name.
 
     Args:
-        arrays_allowed: Whether arrays and tensors may stand in the tree.
+        arrays_allowed: Whether the tree may contain arrays and tensors.
     """
 
     def __init__(self, *, arrays_allowed: bool = True) -> None:
@@ -66,10 +66,10 @@ class Encoder:
         self._inside: set[int] = set()
 
     def encode(self, node: Tree, path: str = "") -> Any:
-        """``node`` as JSON data.
+        """Convert ``node`` to JSON data.
 
         Raises:
-            CheckpointError: something in the tree is not plain data; its path and type are named.
+            CheckpointError: something in the tree is not plain data; the message names its path and type.
         """
         kind = type(node)
         if node is None or kind is bool or kind is str:
@@ -84,7 +84,7 @@ class Encoder:
             return {KIND: "bytes", "base64": base64.b64encode(node).decode()}
         if kind is list or kind is tuple or isinstance(node, Mapping):
             return self._container(node, path)
-        if kind is np.ndarray or kind is np.memmap:  # other subclasses hold more than their numbers
+        if kind is np.ndarray or kind is np.memmap:  # other subclasses contain more than their numbers
             return self._array(node, path)
         if isinstance(node, np.generic):
             return self._scalar(node, path)
@@ -94,7 +94,7 @@ class Encoder:
 
     def _container(self, node: Any, path: str) -> Any:
         if id(node) in self._inside:
-            raise _refusal(path, f"a {type(node).__name__} that holds itself")
+            raise _refusal(path, f"a {type(node).__name__} that contains itself")
         self._inside.add(id(node))
         try:
             if type(node) is list:
@@ -145,7 +145,7 @@ class Encoder:
 
     def _keep(self, array: NDArray[Any], path: str) -> str:
         if not self._arrays_allowed:
-            raise _refusal(path, "an array, which does not belong into a checkpoint's meta data")
+            raise _refusal(path, "an array, which does not belong in a checkpoint's metadata")
         base = path.strip("/").encode("utf-8", "replace").decode() or "root"
         name, n = base, 1
         while name in self.arrays or name == _RESERVED:
@@ -156,10 +156,10 @@ class Encoder:
 
 
 def decode(data: Any, arrays: Mapping[str, NDArray[Any]]) -> Tree:
-    """The inverse of `Encoder.encode`. Tensors come back on the CPU, without gradients; mappings as dicts.
+    """The inverse of `Encoder.encode`. Tensors are returned on the CPU, without gradients; mappings as dicts.
 
     Raises:
-        CheckpointError: the data is not what `Encoder` makes, or an array is missing.
+        CheckpointError: the data is not a result of `Encoder`, or an array is missing.
     """
     if isinstance(data, list):
         return [decode(item, arrays) for item in data]
@@ -247,7 +247,7 @@ _READERS: dict[str, Callable[[dict[str, Any], Mapping[str, NDArray[Any]]], Tree]
 
 
 def _is_tensor(node: Any) -> bool:
-    if not type(node).__module__.startswith("torch"):  # most trees hold few tensors; do not import torch to find out
+    if not type(node).__module__.startswith("torch"):  # most trees hold few tensors: avoid importing torch to check
         return hasattr(node, "__torch_function__") and hasattr(node, "untyped_storage")
     import torch
 
@@ -265,13 +265,13 @@ def _refusal(path: str, what: str) -> CheckpointError:
 
 
 def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Write C-contiguous arrays of native dtypes to a new file; the numbers are not copied on the way.
+    """Write C-contiguous arrays of native dtypes to a new file, without copying the numbers.
 
     Returns:
-        What a manifest has to say of the file, for `Arrays`: its ``file`` name, its ``bytes``, the CRC-32 of the length
-        and the ``header``, and that of each array, as ``crc32``.
+        The description of the file in a manifest, for `Arrays`: its ``file`` name, its ``bytes``, the CRC-32 of the
+        length and the ``header``, and that of each array, as ``crc32``.
     """
-    ordered = sorted(arrays, key=lambda name: -arrays[name].itemsize)  # so that each array is aligned
+    ordered = sorted(arrays, key=lambda name: -arrays[name].itemsize)  # this aligns each array
     buffers = [arrays[name].reshape(-1).view(np.uint8).data for name in ordered]
     header: dict[str, Any] = {}
     end = 0
@@ -282,7 +282,7 @@ def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str,
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    with ThreadPoolExecutor(1) as pool:  # neither summing nor writing holds the lock of the interpreter
+    with ThreadPoolExecutor(1) as pool:  # neither checksums nor writes hold the interpreter lock
         sums = pool.map(zlib.crc32, buffers)
         put(path, [head, *buffers])
         crc32 = dict(zip(ordered, sums, strict=True))
@@ -290,12 +290,12 @@ def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str,
 
 
 class Arrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an open safetensors file, each read, and checked against its checksum, when it is asked for.
+    """The arrays of an open safetensors file, each read and checked against its checksum on access.
 
     Args:
         file: The file.
-        state: What its manifest says of it; see `write_arrays`.
-        name: What the file is called in messages.
+        state: Its description in the manifest; see `write_arrays`.
+        name: The name of the file in messages.
 
     Raises:
         CheckpointError: the file is not what the manifest says.
@@ -324,7 +324,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         dtype, shape, begin, end = self._entries[name]
         if not 0 <= begin <= end <= self._size:
-            raise self._broken(f"`{name}` lies outside of it")
+            raise self._broken(f"`{name}` is outside of it")
         array = np.empty(shape, dtype)
         buffer = array.reshape(-1).view(np.uint8).data
         self._file.seek(self._start + begin)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: a folder with ``checkpoint.json`` and one safetensors file, written so that one whole is always there.
+"""Checkpoints: a folder with ``checkpoint.json`` and one safetensors file, written so that one is always complete.
 
-The manifest names the safetensors file, its size and the checksums of what is in it, so replacing the manifest is the
-one instant at which the new checkpoint takes the old one's place. It holds a checksum of its own content, too.
+The manifest names the safetensors file, its size and the checksums of its contents, so that replacing the manifest
+switches to the new checkpoint in a single instant. It contains a checksum of its own content, too.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from etude.files import AnyPath, RemotePath, located, names_in, put, replace, sp
 
 FORMAT = "etude-checkpoint"
 VERSION = 5
-"""Of the layout of the manifest and of the states in it. Lower ones were written before the first release."""
+"""Version of the layout of the manifest and its states. Lower versions were written before the first release."""
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 _SPARE = spare_name(MANIFEST)
 
-_BLOCK = 1 << 24  # bytes that are copied at once
-_FAILED = (OSError, DataError)  # what files and file systems raise
+_BLOCK = 1 << 24  # bytes that are copied at a time
+_FAILED = (OSError, DataError)  # raised by files and file systems
 
 Where: TypeAlias = str | os.PathLike[str]
 """A path, or a URL such as ``s3://bucket/run``."""
 
 Choose: TypeAlias = Callable[[Sequence[str]], Collection[str]]
-"""Given the names at the top of a tree, those that are wanted."""
+"""Selects names among those at the top of a tree."""
 
 
 def folder_at(where: Where) -> AnyPath:
-    """The folder at a path or a URL; it need not be there.
+    """Return the folder at a path or a URL; it need not exist.
 
     Raises:
-        CheckpointError: it is no path, or nothing here knows such URLs.
+        CheckpointError: it is not a path, or such URLs are not supported.
     """
     if not isinstance(where, str | os.PathLike) or isinstance(os.fspath(where), bytes):
         raise CheckpointError(
@@ -56,25 +56,25 @@ def folder_at(where: Where) -> AnyPath:
 
 
 def _open(path: AnyPath) -> BinaryIO:
-    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe gives bytes for ever, or none
-        raise OSError(errno.EINVAL, "it is no regular file")
+    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe returns bytes forever, or none
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return path.open("rb")
 
 
 def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
-    """Write ``tree`` to ``folder`` (made where it is not there), in place of the checkpoint that is there.
+    """Write ``tree`` to ``folder``, which is created if necessary, replacing a checkpoint there.
 
-    The process may die at any instant: the folder then holds the old checkpoint or the new one, whole. One process at
-    a time may save to a folder; others may load from it meanwhile.
+    The process may die at any instant: the folder then contains the old checkpoint or the new one, complete. Only one
+    process at a time may save to a folder; others may load from it meanwhile.
 
     Args:
-        folder: Where to: a path, or a URL that pyarrow or fsspec know; files of other names in it are left alone.
+        folder: A path, or a URL that pyarrow or fsspec support; other files in it are left alone.
         tree: Nested dicts, lists and tuples of None, bool, int, float, str, bytes, NumPy arrays, NumPy scalars and
-            torch tensors. Types, dtypes and bits are kept; tensors lose their device and gradients.
-        meta: A small tree without arrays: what the checkpoint is of.
+            torch tensors. Types, dtypes and bits are preserved; tensors lose their device and gradients.
+        meta: A small tree without arrays that describes the checkpoint.
 
     Raises:
-        CheckpointError: the tree holds something else (its path is named), or the folder can't be written.
+        CheckpointError: the tree contains something else (the message names its path), or the folder can't be written.
     """
     encoder = Encoder()
     at = folder_at(folder)
@@ -96,14 +96,13 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
     except _FAILED as error:
         raise CheckpointError(f"can't save a checkpoint to {at}: {error}.") from error
     except RecursionError as error:
-        raise CheckpointError(f"can't save a checkpoint to {at}: what it is to hold is nested too deeply.") from error
+        raise CheckpointError(f"can't save a checkpoint to {at}: its content is nested too deeply.") from error
 
 
 def copy_tree(folder: Where, to: Where) -> None:
-    """Put a copy of the checkpoint in ``folder`` into the folder ``to``, in place of the one that is there.
+    """Copy the checkpoint in ``folder`` to the folder ``to``, replacing a checkpoint there.
 
-    Where both are on one disk of this machine, the large file is not copied: it is there under two names, and stays
-    until both are removed.
+    If both are on one local disk, the large file is not copied but hard-linked, and stays until both are removed.
 
     Raises:
         CheckpointError: there is no checkpoint, or the copy can't be written.
@@ -122,14 +121,14 @@ def copy_tree(folder: Where, to: Where) -> None:
 
 
 def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
-    """Read ``(tree, meta)`` as `save_tree` wrote them; nothing in the files is run.
+    """Read ``(tree, meta)`` as written by `save_tree`; nothing in the files is executed.
 
     Args:
         folder: A path or a URL.
-        choose: Where the tree is a dict, which of its items to read; the arrays of others are not touched. All if None.
+        choose: If the tree is a dict, selects the items to read; the arrays of others are not touched. None is all.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, or it is of a newer version or broken.
+        CheckpointError: the folder is not a checkpoint, or the checkpoint is broken or of another version.
     """
     at = folder_at(folder)
     document = _read_manifest(at)
@@ -142,34 +141,34 @@ def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
                 raise CheckpointError(
                     f"{at}/{document['state']['file']} is missing, though {MANIFEST} names it. Restore it from a copy."
                 ) from error
-            document = newer  # another process saved between our two looks
+            document = newer  # another process saved in the meantime
         except _FAILED as error:
             raise CheckpointError(f"can't read {document['state']['file']} of {at}: {error}.") from error
 
 
 def load_meta(folder: Where) -> Tree:
-    """Read ``meta`` alone, as `save_tree` wrote it; quick, however large the checkpoint is.
+    """Read only ``meta`` as written by `save_tree`; fast, however large the checkpoint is.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, or it is of a newer version.
+        CheckpointError: the folder is not a checkpoint, or the checkpoint is broken or of another version.
     """
     at = folder_at(folder)
     return _decoded(_read_manifest(at)["meta"], {}, at)
 
 
 def state_name(folder: Where) -> str:
-    """The name of the file with the checkpoint's arrays: each save gives it another name.
+    """Return the name of the file with the checkpoint's arrays, which changes with each save.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, or it is of a newer version.
+        CheckpointError: the folder is not a checkpoint, or the checkpoint is broken or of another version.
     """
     return str(_read_manifest(folder_at(folder))["state"]["file"])
 
 
 def remove_tree(folder: Where) -> None:
-    """Remove a checkpoint, if it is there, and the folder, if there is nothing else in it.
+    """Remove a checkpoint, if it exists, and the folder, if it is empty then.
 
-    Its manifest goes first: whenever the process dies, what is left is no checkpoint, and never half of one.
+    The manifest is removed first: if the process dies, what is left is not a checkpoint, and never half of one.
 
     Raises:
         CheckpointError: it can't be removed.
@@ -181,14 +180,14 @@ def remove_tree(folder: Where) -> None:
             (at / _SPARE).unlink(missing_ok=True)
         _remove_states(at, but="")
         if not names_in(at):
-            with contextlib.suppress(OSError):  # it was not there, or is a current folder
+            with contextlib.suppress(OSError):  # it did not exist, or is a current folder
                 at.rmdir()
     except _FAILED as error:
         raise CheckpointError(f"can't remove the checkpoint {at}: {error}.") from error
 
 
 def _copy(source: AnyPath, target: AnyPath) -> None:
-    """Have a file under a second name as well: one file on the disk where that is possible, or else a copy."""
+    """Link a file under a second name, or copy it if that is not possible."""
     if isinstance(source, RemotePath) or isinstance(target, RemotePath):
         with source.open("rb") as file:
             put(target, iter(lambda: file.read(_BLOCK), b""))
@@ -197,7 +196,7 @@ def _copy(source: AnyPath, target: AnyPath) -> None:
         return
     try:
         os.link(source, target)
-    except OSError:  # on another disk, or one without such links
+    except OSError:  # on another disk, or one without hard links
         try:
             shutil.copyfile(source, target)
             sync(target)
@@ -208,9 +207,9 @@ def _copy(source: AnyPath, target: AnyPath) -> None:
 
 
 def _replace_manifest(at: AnyPath, data: bytes) -> None:
-    """Put a manifest in place of the one that is there.
+    """Replace the manifest.
 
-    At every instant, the old one or the new one is whole: under its name, or the new one as the spare.
+    At every instant, the old or the new one is complete: under its name, or the new one as the spare.
     """
     if not isinstance(at, RemotePath) or at.is_in_object_store:
         replace(at / MANIFEST, data)
@@ -219,7 +218,7 @@ def _replace_manifest(at: AnyPath, data: bytes) -> None:
     spare.put([data])
     try:
         spare.rename(at / MANIFEST)
-    except OSError:  # it can't replace files by renaming, and may have begun to
+    except OSError:  # the file system can't replace files by renaming, and may have begun to
         spare.put([data])
         (at / MANIFEST).put([data])
         spare.unlink(missing_ok=True)
@@ -232,14 +231,14 @@ def _remove_states(at: AnyPath, but: str) -> None:
 
 
 def has_manifest(folder: Where) -> bool:
-    """Whether there is a checkpoint in a folder, whole or broken."""
+    """Return whether a folder contains a checkpoint, complete or broken."""
     at = folder_at(folder)
     names = names_in(at)
     return MANIFEST in names or (isinstance(at, RemotePath) and _SPARE in names)
 
 
 def _mend(at: AnyPath) -> None:
-    """Finish to replace the manifest, where a process died meanwhile and left the new one as the spare only."""
+    """Finish replacing the manifest if a process died meanwhile and left the new one only as the spare."""
     if isinstance(at, RemotePath) and _SPARE in names_in(at):
         with contextlib.suppress(CheckpointError):
             name, data, _ = _whole_manifest(at)
@@ -248,7 +247,7 @@ def _mend(at: AnyPath) -> None:
 
 
 def _whole_manifest(at: AnyPath) -> tuple[str, bytes, dict[str, Any]]:
-    """The manifest: the name under which it is whole, its bytes and its content."""
+    """Return the manifest: the name under which it is complete, its bytes and its content."""
     try:
         return MANIFEST, *_parsed(at, MANIFEST)
     except CheckpointError as error:
@@ -275,20 +274,20 @@ def _decoded(data: Any, arrays: Mapping[str, Any], at: AnyPath) -> Tree:
 
 
 def _checksum(document: dict[str, Any]) -> int:
-    """Of all that a manifest holds but the checksum, however it is laid out."""
+    """The checksum of everything in a manifest but the checksum, independent of its layout."""
     content = {name: value for name, value in document.items() if name != "crc32"}
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _parsed(at: AnyPath, name: str) -> tuple[bytes, dict[str, Any]]:
-    """The bytes and the content of a manifest whose checksum is right.
+    """Return the bytes and the content of a manifest whose checksum is right.
 
     Raises:
-        CheckpointError: it is not there, is broken, or is another kind of file.
+        CheckpointError: it does not exist, is broken, or is another kind of file.
     """
     path = f"{at}/{name}"
     try:
@@ -319,7 +318,7 @@ def _read_manifest(at: AnyPath) -> dict[str, Any]:
             f"{at} is a checkpoint of version {version}, written by Etude {document.get('etude')}; Etude "
             f"{__version__} reads version {VERSION}. "
             + (
-                "It is from before the first release, whose formats are not read any more: train anew, or load it with "
+                "It is from before the first release, whose formats are no longer read: train again, or load it with "
                 "the Etude that wrote it."
                 if is_older
                 else "Load it with an Etude of the version that wrote it, or later."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Off-policy evaluation: what a policy is worth, from episodes that another one played."""
+"""Off-policy evaluation: estimate the return of a policy from episodes that another policy played."""
 
 from etude.evaluation.estimators import Estimate, OffPolicyEvaluation
 from etude.evaluation.evaluate import METHODS, OffPolicyEvaluationConfig, evaluate_each_on, evaluate_on

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorded whole episodes of one module's agents, in bounded memory, as often as they are asked for."""
+"""The recorded whole episodes of one module's agents, in bounded memory, for repeated passes."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ from etude.recordings.screening import OnBad
 from etude.spaces import Space, Spaces, alike, leaf_shape, leaves
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
-"""Where held-out episodes are: a path, or data that is open or in memory."""
+"""Held-out episodes: a path, or data that is open or in memory."""
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES: Final = 64 * 2**20
@@ -35,12 +35,12 @@ NO_MODULE: Final = "of agents that no module acts for"
 
 
 def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Experience:
-    """The data, opened with ``on_bad`` where it is a path or a `Source`.
+    """Open the data with ``on_bad`` if it is a path or a `Source`.
 
-    A `Source` without spaces gets ``spaces``, those of the policy: so that its names stand for the same numbers.
+    A `Source` without spaces gets ``spaces``, those of the policy, so that its names stand for the same numbers.
 
     Raises:
-        DataError: there is none, or it has no rewards.
+        DataError: nothing is there, or it lacks observations, actions or rewards.
     """
     held = data
     if not isinstance(held, Recording | Experience):
@@ -49,31 +49,30 @@ def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Expe
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):
             raise DataError(
-                f"{where(held)}: there is no column `{root}`, without which no policy can be evaluated; there are "
+                f"{where(held)}: there is no column `{root}`, which off-policy evaluation requires; there are "
                 f"{', '.join(columns)}."
             )
     return held
 
 
 def where(data: Recording | Experience) -> str:
-    """What messages call the data."""
+    """Name the data, for messages."""
     return str(data.path) if isinstance(data, Recording) else "the experience"
 
 
 class WholeEpisodes:
     """The whole episodes of one module's agents.
 
-    An agent's part in an episode is whole where its first step is known and its last one is done. Pieces of it are
-    joined, in whatever order they come; those that wait for others are held in memory. Others are left out, and
-    counted.
+    An agent's part in an episode is whole if its first step is there and its last step is done. Its pieces are joined,
+    in any order; incomplete ones are held in memory. Parts that are not whole are left out, and counted.
 
-    Where there is one module, all agents are its own, unless ``module_of`` of the settings says otherwise.
+    With a single module, all agents belong to it, unless the setting ``module_of`` says otherwise.
 
     Args:
-        data: Where they are.
+        data: The source of the episodes.
         columns: The step columns to read.
-        algorithm: What has the module.
-        name: Of the module.
+        algorithm: The algorithm with the module.
+        name: Id of the module.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class WholeEpisodes:
         self._modules, self._module_of = list(algorithm.policies), algorithm.config.agents.module_of
         self._name = name
         self.left_out: Counter[str] = Counter()
-        """Agents' parts in episodes that are left out, by reason; known after a pass."""
+        """The number of agents' parts in episodes that are left out, by reason; known after a pass."""
 
     def chunks(self) -> Iterator[Experience]:
-        """One pass over all of them, always in the same order: a segment each, without lookback.
+        """Iterate over all of them, always in the same order: a segment each, without lookback.
 
         Raises:
             DataError: a reward is not finite.
@@ -96,7 +95,7 @@ class WholeEpisodes:
         assembler = Assembler()
         ready: list[Experience] = []
         for piece in self._pieces():
-            own = without_lookback(self._own(piece))  # rows that the piece before has, too
+            own = without_lookback(self._own(piece))  # rows that the piece before contains, too
             if own.num_segments:
                 ready += self._whole(own, assembler)
             rows = sum(exp.num_steps for exp in ready)
@@ -123,7 +122,7 @@ class WholeEpisodes:
         return piece.select(of == self._name)
 
     def _whole(self, own: Experience, assembler: Assembler) -> list[Experience]:
-        """What of ``own`` is whole, or became so with what was waiting."""
+        """The part of ``own`` that is whole, or became so with what was held."""
         segments = own.segments
         at_once = (segments.t_start == 0) & segments.done
         found = [own.select(at_once)] if at_once.any() else []
@@ -135,13 +134,13 @@ class WholeEpisodes:
         return found
 
     def _checked(self, exp: Experience) -> Experience:
-        remedy = "no return can be made of it. Mend it, or leave the episode out."
+        remedy = "its return can't be computed. Correct it, or leave the episode out."
         check_column_finite(exp, col.REWARD, where(self._data), remedy)
         return exp
 
 
 def check_column_finite(episodes: Experience, name: str, place: str, remedy: str) -> None:
-    """Raise a DataError for the first number of a column of whole episodes that is not finite."""
+    """Raise a DataError for the first non-finite number in a column of whole episodes."""
     row = first_not_finite(episodes.steps[name])
     if row is not None:
         segment = int(episodes.segment_of_step()[row])
@@ -151,11 +150,11 @@ def check_column_finite(episodes: Experience, name: str, place: str, remedy: str
         )
 
 
-# -- whether they are of the kind that a module knows ----------------------------------------------------------------
+# -- whether the episodes fit a module -------------------------------------------------------------------------------
 
 
 def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> None:
-    """Raise a DataError where the data are not of the kind that the module sees and does."""
+    """Raise a DataError if the data's spaces are not those of the module."""
     wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: algorithm.policies[name].module.action_space}
     for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
         found: Any
@@ -167,13 +166,13 @@ def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experie
             fits = found == {column: leaf_shape(leaf) for column, leaf in leaves(wanted[root], root).items()}
         if not fits:
             raise DataError(
-                f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: take "
+                f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: use "
                 "episodes of the same env, with actions in the units in which the module acts."
             )
 
 
 def _same_units(space: Space, other: Space) -> bool:
-    """Whether the bounds of Boxes are the same, where both have some."""
+    """Whether the bounds of Boxes are the same, if both have bounds."""
     others = leaves(other, "")
     pairs = [(leaf, others[name]) for name, leaf in leaves(space, "").items()]
     return all(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimators, from figures of episodes that one pass over the data collects, to intervals and a verdict on them."""
+"""The estimators, from the figures of episodes collected in one pass over the data to intervals and a verdict."""
 
 import dataclasses
 import json
@@ -20,76 +20,76 @@ from etude.experience import Experience
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The discounted return of an episode, estimated."""
+    """An estimate of the discounted return of an episode."""
 
     mean: float
-    """The estimate; NaN where it is not defined, as no recorded episode is one that the policy could have played."""
+    """The estimate; NaN if it is undefined, because no recorded episode is one that the policy could have played."""
     low: float
     """The lower bound of the confidence interval; NaN if there is none."""
     high: float
-    """The upper bound."""
+    """The upper bound; NaN if there is none."""
     effective_sample_size: float | None = None
-    """So many episodes of the policy itself would say as much (Kish): all of them where it is the policy that played,
-    about 1 where one episode outweighs all others. For estimates by steps, the mean over steps. None for those that
-    weigh nothing."""
+    """The number of the policy's own episodes that would be as informative (Kish): all of them if it is the policy that
+    played, about 1 if one episode outweighs all others. For stepwise estimates, the mean over steps. None for
+    estimators without weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class OffPolicyEvaluation:
-    """What a policy is worth by each estimator; ``print`` it, or see `estimates`."""
+    """The estimated return of a policy by each estimator; ``print`` it, or see `estimates`."""
 
     estimates: dict[str, Estimate]
-    """By method."""
+    """The estimates, by method."""
     behaviour: Estimate
     """The mean discounted return of the episodes as they were played."""
     episodes: int
-    """Whole episodes that it is estimated from; of many agents, their parts in episodes."""
+    """The number of whole episodes used; with several agents, of their parts in episodes."""
     steps: int
-    """Steps of these."""
+    """The number of steps in these episodes."""
     gamma: float
-    """Discount."""
+    """Discount factor."""
     confidence: float
-    """Of the intervals."""
+    """Confidence level of the intervals."""
     seed: int
-    """Of the bootstrap and of fits."""
+    """Seed of the bootstrap and the fits."""
     module: str
-    """Whose policy it is."""
+    """Id of the module whose policy was evaluated."""
     explore: bool
-    """The policy draws its actions; else it takes the most likely ones."""
+    """Whether the policy samples its actions; if False, it takes the most likely ones."""
     behaviour_policy: str | None
-    """Where the probabilities of the policy that played are from: ``recorded``, ``fitted``, or None: not needed."""
+    """The source of the behaviour policy's probabilities: ``recorded``, ``fitted``, or None if not needed."""
     mean_weight: float | None
-    """Mean importance weight of whole episodes, None where no probabilities are known: 1 on average, where the policy
-    that played could do all that is done by the one evaluated, and its probabilities are right. Far from 1, neither is
-    sure."""
+    """The mean importance weight of whole episodes; None if no probabilities are known. It is 1 on average if the
+    behaviour policy can do everything that the evaluated policy does, and its probabilities are right. If it is far
+    from 1, neither is certain."""
     trusted: bool | None
-    """False where no estimate can be trusted, those by fitted values included; `distrust` says why. None where no
-    probabilities are known, so that nothing says whether they can."""
+    """False if no estimate can be trusted, including those by fitted values; `distrust` says why. None if no
+    probabilities are known, so that it can't be decided."""
     distrust: str | None
     """Why no estimate can be trusted; None unless `trusted` is False."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Agents' parts in episodes that are not whole, and so left out, by reason."""
+    """The number of agents' parts in episodes that were left out because they are not whole, by reason."""
     notes: tuple[str, ...] = ()
-    """What to mind about these estimates."""
+    """Caveats about these estimates."""
 
     def __repr__(self) -> str:
         found = {method: estimate.mean for method, estimate in self.estimates.items()}
         return short(self, f"{self.episodes:,} episodes", behaviour=self.behaviour.mean, **found)
 
     def noted(self, *notes: str) -> "OffPolicyEvaluation":
-        """The same with more notes."""
+        """Return a copy with more notes."""
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The fields as one JSON object; null stands for NaN."""
+        """Return the fields as a JSON object; NaN becomes null."""
         return json.dumps(_plain(self.to_dict()), allow_nan=False)
 
     def __str__(self) -> str:
-        """A table of the estimates, with what they are from above it and the notes below it."""
+        """A table of the estimates, with their basis above and the notes below it."""
         acts = "drawing its actions" if self.explore else "taking its most likely actions"
         head = [
             f"module {self.module!r}, {acts}, over {self.episodes:,} episodes, {self.steps:,} steps",
@@ -124,41 +124,41 @@ def _plain(value: Any) -> Any:
 Ints: TypeAlias = NDArray[np.int64]
 Singles: TypeAlias = NDArray[np.float32]
 Statistic: TypeAlias = Callable[[Floats], Floats]
-"""Gives estimates ``[B]`` where episodes count as often as ``counts`` ``[B, episodes]`` says; NaN where all weights are
+"""Returns estimates ``[B]`` for the multiplicities of episodes ``counts`` ``[B, episodes]``; NaN if all weights are
 0."""
 
 PLAYED: Final = "as played"
 WEIGHING: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
-"""The estimators that need probabilities of actions."""
+"""Estimators that need probabilities of actions."""
 VALUING: Final = ("dm", "dr", "wdr", "fqe")
-"""Those that need fitted values."""
+"""Estimators that need fitted values."""
 TRUSTED_FROM: Final = 10
-"""Effective episodes below which no estimate can be trusted."""
+"""The least number of effective episodes for estimates to be trusted."""
 
 NEVER: Final = -1e4
-"""Stands for the logarithm of a ratio that is 0, while it is summed."""
+"""Replaces the logarithm of a ratio of 0 in sums."""
 MOST: Final = 690.0
-"""Logarithms of weights are at most this, so that they don't overflow."""
+"""Upper limit of the logarithms of weights, to prevent overflow."""
 BLOCK: Final = 4_000_000
-"""Numbers that a table of weights or counts may have; larger ones are made in parts."""
+"""The most numbers in a table of weights or counts; larger tables are processed in parts."""
 
 
 @dataclasses.dataclass
 class EpisodeFigures:
-    """A row an agent's part in a whole episode. What was not asked for is empty."""
+    """Figures with a row for each agent's part in a whole episode. What was not requested is empty."""
 
     episode_id: NDArray[np.object_]
     lengths: Ints
     truncated: NDArray[np.bool_]
-    """Stopped from outside: what would have followed has a value."""
+    """Whether it was truncated, so that what would have followed has a value."""
     returns: Floats
-    """Discounted from each one's first step."""
+    """Returns, discounted from each episode's first step on."""
     log_weight: Floats
-    """Of whole episodes; -inf where the policy would never have played one."""
+    """Logarithms of the weights of whole episodes; -inf if the policy would never have played one."""
     per_decision: Floats
-    """Sums of discounted rewards, each weighed by the ratio up to its step (Precup, Sutton & Singh 2000, eq. 5)."""
+    """Sums of discounted rewards, each weighted by the ratio up to its step (Precup, Sutton & Singh 2000, eq. 5)."""
     log_ratio: Singles
-    """``[steps]``: logarithms of the ratios up to each step."""
+    """``[steps]``: logarithms of the cumulative ratios up to each step."""
     reward: Singles
     """``[steps]``: discounted rewards."""
     advantage: Singles
@@ -166,11 +166,11 @@ class EpisodeFigures:
     start: Floats
     """Value of the first observation, by members of the fit that have not learned from the episode."""
     doubly_robust: Floats
-    """See `etude.evaluation.evaluate`: what ``dr`` is the mean of."""
+    """The terms whose mean is ``dr``; see `etude.evaluation.evaluate`."""
     member_starts: Singles
     """``[rows, members]``: the value of the first observation by each member of the fit."""
     member_times: NDArray[np.uint8]
-    """``[rows, members]``: how often the row is in the sample that each member learned from."""
+    """``[rows, members]``: how often the row is in each member's bootstrap sample."""
     effective_by_step: float = 0.0
     """See `EffectiveByStep`."""
 
@@ -181,7 +181,7 @@ class EpisodeFigures:
 
     @property
     def scaled_weight(self) -> Floats:
-        """The same, but the greatest is 1."""
+        """Weights of whole episodes, scaled so that the largest is 1."""
         most = self.log_weight.max(initial=-np.inf)
         return np.exp(self.log_weight - (most if np.isfinite(most) else 0.0))
 
@@ -189,14 +189,14 @@ class EpisodeFigures:
 def collect(
     chunks: Chunks, log_ratio: Callable[[Experience], Floats] | None, fqe: FQE | None, gamma: float, *, by_step: bool
 ) -> EpisodeFigures:
-    """One pass over at least one episode.
+    """Collect figures in one pass over at least one episode.
 
     Args:
-        chunks: Makes it.
-        log_ratio: Gives ``[steps]``: log-probabilities under the target policy less those under the behaviour policy;
-            None where no weights are wanted.
-        fqe: Fitted; None where no values are wanted.
-        gamma: Discount.
+        chunks: Starts the pass.
+        log_ratio: Returns ``[steps]``: log-probabilities under the target policy minus those under the behaviour
+            policy; None if no weights are needed.
+        fqe: Fitted; None if no values are needed.
+        gamma: Discount factor.
         by_step: Keep figures of steps.
     """
     rows: list[dict[str, Any]] = []
@@ -246,7 +246,7 @@ def _figures(
 
 
 def _summed(log_ratio: Floats, episodes: Experience) -> Floats:
-    """``[steps]``: the sum of log ratios from each episode's first step on; -inf from where one is."""
+    """``[steps]``: the cumulative sum of log ratios from each episode's first step; -inf from the first -inf on."""
     finite = np.maximum(log_ratio, NEVER)
     total = np.cumsum(finite)
     before = total[episodes.offsets[:-1]] - finite[episodes.offsets[:-1]]
@@ -255,15 +255,15 @@ def _summed(log_ratio: Floats, episodes: Experience) -> Floats:
 
 
 class EffectiveByStep:
-    """The effective sample size of the weights at each step, summed up as episodes come; one that has ended keeps its
-    last weight."""
+    """The effective sample size of the weights at each step, accumulated chunk by chunk; an episode that has ended
+    keeps its last weight."""
 
     def __init__(self) -> None:
         self._running = np.zeros((3, 0))
         self._ended = np.zeros((3, 0))
 
     def add(self, summed: Floats, episodes: Experience) -> None:
-        """Take a chunk with the logarithms of its weights ``[steps]``."""
+        """Add a chunk with the logarithms of its weights ``[steps]``."""
         weight = np.exp(np.minimum(summed, MOST / 2))
         t, lengths, last = episodes.t(), episodes.lengths, weight[episodes.offsets[1:] - 1]
         longest = max(self._running.shape[1], int(lengths.max()) + 1)
@@ -275,7 +275,7 @@ class EffectiveByStep:
             self._ended[power] += np.bincount(lengths, last**power, longest)
 
     def mean(self, gamma: float) -> float:
-        """Over all steps, each weighed by its discount."""
+        """The mean over all steps, weighted by their discounts."""
         _, sums, squares = self._running + self._ended.cumsum(1)
         sizes = np.divide(sums**2, squares, out=np.zeros_like(sums), where=squares > 0)
         share = self._running[0] * gamma ** np.arange(len(sums), dtype=np.float64)
@@ -283,7 +283,7 @@ class EffectiveByStep:
 
 
 def effective(weights: Floats) -> float:
-    """Kish's effective sample size, ``sum(w)^2 / sum(w^2)``; 0 where all are 0."""
+    """Kish's effective sample size, ``sum(w)^2 / sum(w^2)``; 0 if all weights are 0."""
     most = weights.max(initial=0.0)
     if most <= 0:
         return 0.0
@@ -297,7 +297,7 @@ def effective(weights: Floats) -> float:
 def estimates_of(
     figures: EpisodeFigures, methods: Sequence[str], *, confidence: float, resamples: int, seed: int
 ) -> dict[str, Estimate]:
-    """The estimate by each of ``methods``, and `PLAYED`: the mean return as it was."""
+    """Return the estimate by each of ``methods``, and by `PLAYED`: the mean recorded return."""
     statistics = {PLAYED: ratio(figures.returns)}
     statistics |= {name: _statistic(name, figures) for name in methods if name in WEIGHING}
     cluster = np.unique(figures.episode_id.astype(str), return_inverse=True)[1]
@@ -327,7 +327,7 @@ def _statistic(name: str, figures: EpisodeFigures) -> Statistic:
 
 
 def _by_members(name: str, figures: EpisodeFigures, confidence: float, *, has_interval: bool) -> Estimate:
-    """By fitted values, with an interval by the spread of the members: that of so many bootstrap samples."""
+    """Estimate by fitted values, with an interval from the spread of the members, which saw bootstrap samples."""
     starts, times = figures.member_starts.astype(np.float64), figures.member_times
     mean = float(figures.start.mean() if name == "dm" else starts.mean())
     members = _divided((starts * times).sum(0), times.sum(0, dtype=np.float64))
@@ -339,7 +339,7 @@ def _by_members(name: str, figures: EpisodeFigures, confidence: float, *, has_in
 
 
 def ratio(top: Floats, bottom: Floats | None = None) -> Statistic:
-    """``sum(count * top) / sum(count * bottom)``: a mean, where ``bottom`` is 1."""
+    """``sum(count * top) / sum(count * bottom)``; a mean, if ``bottom`` is 1."""
     below = np.ones_like(top) if bottom is None else bottom
     return lambda counts: _divided(counts @ top, counts @ below)
 
@@ -347,11 +347,11 @@ def ratio(top: Floats, bottom: Floats | None = None) -> Statistic:
 def stepwise(base: Floats, log_w: Singles, x: Singles, lengths: Ints) -> Statistic:
     """``mean(base) + sum over t of sum(count * w[t] * x[t]) / sum(count * w[t])``.
 
-    An episode that has ended keeps its last weight, and brings nothing more (Thomas & Brunskill 2016, section 5).
+    An episode that has ended keeps its last weight, and adds nothing more (Thomas & Brunskill 2016, section 5).
 
     Args:
         base: float64 ``[episodes]``.
-        log_w: float32 ``[steps]``: logarithms of the weights, -inf for none, of all episodes one after the other.
+        log_w: float32 ``[steps]``: logarithms of the weights of all episodes, concatenated; -inf for a weight of 0.
         x: float32 ``[steps]``.
         lengths: int64 ``[episodes]``.
     """
@@ -359,7 +359,7 @@ def stepwise(base: Floats, log_w: Singles, x: Singles, lengths: Ints) -> Statist
     longest, width = int(lengths.max(initial=0)), max(1, BLOCK // max(1, len(lengths)))
 
     def tables() -> Iterator[tuple[Floats, Floats]]:
-        """Weights and weighted ``x``, ``[episodes, steps of a block]``; the greatest weight of a step is 1."""
+        """Weights and weighted ``x``, ``[episodes, steps of a block]``; the largest weight of a step is 1."""
         for begin in range(0, longest, width):
             t = np.arange(begin, min(begin + width, longest))
             rows = first[:, None] + np.minimum(t, lengths[:, None] - 1)
@@ -378,25 +378,25 @@ def stepwise(base: Floats, log_w: Singles, x: Singles, lengths: Ints) -> Statist
 
 
 def _divided(top: Floats, bottom: Floats) -> Floats:
-    """NaN where ``bottom`` is 0: nothing has any weight."""
+    """Divide; NaN where ``bottom`` is 0, because nothing has any weight."""
     return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0)
 
 
 def intervals(
     statistics: Mapping[str, Statistic], cluster: Ints, *, confidence: float, resamples: int, seed: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Each estimate with the bounds of its interval, by bootstrap over clusters of rows (whole episodes).
+    """Return each estimate with the bounds of its interval, by bootstrap over clusters of rows (whole episodes).
 
     The bounds are percentiles of the estimates from resamples (Efron & Tibshirani 1993, "An introduction to the
-    bootstrap", 13.3). All estimates see the same resamples. Those in which an estimate is not defined, as all weights
-    are 0, are left out of its interval. There is no interval, but NaN, where there is one cluster or no estimate.
+    bootstrap", 13.3). All estimates use the same resamples. Those in which an estimate is undefined, because all
+    weights are 0, are left out of its interval. The bounds are NaN if there is only one cluster or no estimate.
 
     Args:
-        statistics: What to estimate, by name.
-        cluster: int64 ``[rows]``: which rows are drawn together, from 0.
-        confidence: Of the intervals, between 0 and 1.
-        resamples: How many bootstrap samples.
-        seed: Of the draws.
+        statistics: The estimators, by name.
+        cluster: int64 ``[rows]``: the cluster of each row, from 0; its rows are drawn together.
+        confidence: Confidence level of the intervals, between 0 and 1.
+        resamples: The number of bootstrap samples.
+        seed: Seed of the draws.
     """
     num = int(cluster.max()) + 1
     rng = np.random.default_rng(seed)
@@ -421,8 +421,8 @@ def intervals(
 
 
 def student_t(confidence: float, freedom: int) -> float:
-    """How many standard errors a two-sided interval reaches: Student's t by its expansion (Abramowitz & Stegun 1964,
-    26.7.5), off by less than 1 % from 5 degrees of freedom at confidence 0.95."""
+    """Return how many standard errors a two-sided interval reaches: Student's t by its expansion (Abramowitz & Stegun
+    1964, 26.7.5), with an error below 1 % from 5 degrees of freedom at confidence 0.95."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     terms: Sequence[float] = (
         z,
@@ -433,11 +433,11 @@ def student_t(confidence: float, freedom: int) -> float:
     return float(sum(term / freedom**i for i, term in enumerate(terms)))
 
 
-# -- what to think of them -------------------------------------------------------------------------------------------
+# -- verdict and notes -----------------------------------------------------------------------------------------------
 
 
 def why_distrusted(figures: EpisodeFigures) -> str | None:
-    """Why no estimate can be trusted, by fewer than `TRUSTED_FROM` effective episodes; None where that is not so."""
+    """Say why no estimate can be trusted: there are fewer than `TRUSTED_FROM` effective episodes; else None."""
     num = len(set(figures.episode_id.tolist()))
     if num < TRUSTED_FROM:
         return f"there are {num} whole episodes, but at least {TRUSTED_FROM} must count."
@@ -446,40 +446,40 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
     whole = effective(figures.scaled_weight)
     if not whole:
         return (
-            f"the weights of all {len(figures.lengths):,} episodes are 0, as none is one that the policy could have "
-            "played. Values that are fitted (dm, dr, wdr, fqe) are of actions that were not taken."
+            f"the weights of all {len(figures.lengths):,} episodes are 0: none is one that the policy could have "
+            "played. Fitted values (dm, dr, wdr, fqe) are then of actions that were not taken."
         )
     size = min(whole, figures.effective_by_step)
     if size >= TRUSTED_FROM:
         return None
     return (
         f"of {len(figures.lengths):,} episodes, {size:.1f} count, but at least {TRUSTED_FROM} must. The policy is far "
-        "from the one that played, so that intervals leave out the truth, and values that are fitted (dm, dr, wdr, "
-        "fqe) are of actions that were hardly ever taken."
+        "from the one that played, so intervals miss the true value, and fitted values (dm, dr, wdr, fqe) are of "
+        "actions that were hardly ever taken."
     )
 
 
 def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
-    """What to mind; ``explore`` says whether the policy draws its actions."""
+    """Return caveats; ``explore`` says whether the policy samples its actions."""
     notes = []
     if len(set(figures.episode_id.tolist())) < 2:
         notes.append("one episode has no interval")
     weight = float(figures.weight.mean()) if len(figures.log_weight) else 1.0
     if weight < 0.5 and not explore:
         notes.append(
-            f"the mean weight of whole episodes is {weight:.3g} rather than 1: evaluated is the policy that always "
-            "takes its most likely action (greedy), and an episode in which another was played counts for nothing. "
-            "Let it draw its actions"
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1: the evaluated policy always takes its "
+            "most likely action (greedy), and an episode with any other action counts for nothing. Let it sample its "
+            "actions (explore=True)"
         )
     elif not 0.5 <= weight <= 2:
         notes.append(
-            f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy does what was hardly ever "
-            "played, or the episodes are too few for their length"
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy takes actions that were "
+            "hardly ever played, or the episodes are too few for their length"
         )
     cut = figures.truncated & (gamma**figures.lengths > 0.01)
     if cut.any() and set(methods) & set(VALUING):
         notes.append(
-            f"{int(cut.sum()):,} episodes were truncated: dm, dr, wdr and fqe value what would have followed, other "
-            "estimates end there"
+            f"{int(cut.sum()):,} episodes were truncated: dm, dr, wdr and fqe include the value of what would have "
+            "followed, other estimates end there"
         )
     return notes

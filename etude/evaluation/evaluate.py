@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Off-policy evaluation: what a policy would earn, estimated from episodes that another one played.
+"""Off-policy evaluation: estimate the return of a policy from episodes that another policy played.
 
-With the ratio ``rho[t] = pi(a[t] | s[t]) / mu(a[t] | s[t])`` of the policy evaluated to the one that played, ``w[t]``
-the product of the ratios up to step t, and ``w`` that of the whole episode:
+``rho[t] = pi(a[t] | s[t]) / mu(a[t] | s[t])`` is the ratio of the evaluated policy to the behaviour policy, ``w[t]``
+the product of the ratios up to step t, and ``w`` the product over the whole episode:
 
 - ``is``: mean of ``w * G``, G being the discounted return (Precup, Sutton & Singh 2000, section 2).
 - ``wis``: ``sum(w * G) / sum(w)`` (likewise).
 - ``pdis``: mean of ``sum over t of gamma^t * w[t] * r[t]`` (likewise, section 3: per decision).
-- ``wpdis``: the same with ``w[t]`` divided by the mean of all episodes' ``w[t]`` (Thomas & Brunskill 2016, section 5).
+- ``wpdis``: the same, with ``w[t]`` divided by the mean of all episodes' ``w[t]`` (Thomas & Brunskill 2016, section 5).
 - ``fqe``: mean of V(s[0]), fitted to all episodes (Le, Voloshin & Yue 2019).
 - ``dm``: the same, by networks that have not learned from the episode whose first observation it is.
 - ``dr``: mean of ``V(s[0]) + sum over t of gamma^t * w[t] * (r[t] + gamma * V(s[t+1]) - Q(s[t], a[t]))``, V and Q as in
@@ -46,42 +46,43 @@ from etude.recordings.screening import OnBad
 from etude.settings import nearest, settings
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
-"""The estimators."""
+"""The names of the estimators."""
 
 
 @settings
 class OffPolicyEvaluationConfig:
-    """How to evaluate a policy off-policy."""
+    """Settings of an off-policy evaluation."""
 
     methods: tuple[str, ...] = METHODS
-    """Which of `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes the most time."""
+    """Estimators to use, among `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes most of
+    the time."""
 
     gamma: float = 0.99
-    """Discount of rewards, from each episode's first step on, 0 to 1."""
+    """Discount factor, 0 to 1. Rewards are discounted from each episode's first step on."""
 
     confidence: float = 0.95
-    """Of the intervals, between 0 and 1."""
+    """Confidence level of the intervals, between 0 and 1."""
 
     seed: int = 0
-    """Of the bootstrap and of all fits."""
+    """Seed of the bootstrap and of all fits, at least 0."""
 
     explore: bool = True
-    """Evaluate the policy that draws its actions; else the one that takes the most likely ones."""
+    """Evaluate the policy that samples its actions; if False, the one that takes the most likely actions."""
 
     behaviour: Literal["recorded", "fit"] = "recorded"
-    """Where the probabilities of the policy that played are from: the column ``logp``, or a network that is fitted to
-    the actions."""
+    """Source of the behaviour policy's probabilities: ``recorded`` is the column ``logp``, ``fit`` a network that is
+    fitted to the actions."""
 
     on_bad: OnBad = "strict"
-    """What happens to bad data, such as NaN (`etude.recordings.screening`): ``strict`` raises, ``repair`` mends and
-    ``skip`` leaves out, and a note says what was. A `Recording` does as it was opened, and `Experience` is taken as it
-    is."""
+    """What to do with bad data such as NaN: ``strict`` raises, ``repair`` repairs and ``skip`` leaves out, with a note
+    (see `etude.recordings.screening`). A `Recording` keeps the mode that it was opened with, and `Experience` is used
+    as it is."""
 
     resamples: int = 1_000
-    """Bootstrap samples, at least 1."""
+    """Number of bootstrap samples, at least 1."""
 
     fqe: FQEConfig = FQEConfig()
-    """How action values are fitted."""
+    """Settings of the fit of action values."""
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -101,7 +102,7 @@ class OffPolicyEvaluationConfig:
 
     @property
     def weighs(self) -> bool:
-        """Whether probabilities are needed."""
+        """Whether probabilities of actions are needed."""
         return not set(self.methods).isdisjoint(WEIGHING)
 
     @property
@@ -116,22 +117,22 @@ def evaluate_on(
     config: OffPolicyEvaluationConfig = OffPolicyEvaluationConfig(),  # noqa: B008 - frozen
     **settings: Any,
 ) -> OffPolicyEvaluation:
-    """What the policy of ``algorithm`` would earn in an episode, estimated from episodes that another one played.
+    """Estimate the return of the policy of ``algorithm`` in an episode, from episodes that another policy played.
 
-    They should be held out: not those that the policy learned from. Look at `OffPolicyEvaluation.trusted` first: where
-    the policy is far from the one that played, no estimate can be trusted. Data on the disk are streamed, whole
-    episodes at a time; kept are figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes a step.
+    The episodes should be held out: not those that the policy learned from. Look at `OffPolicyEvaluation.trusted`
+    first: if the policy is far from the one that played, no estimate can be trusted. Data on disk is streamed, whole
+    episodes at a time. Memory holds figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes per step.
 
     Args:
-        algorithm: With one module; for several, see `evaluate_each_on`.
+        algorithm: An algorithm with one module; for several, see `evaluate_each_on`.
         data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory.
-        config: How to evaluate.
-        settings: Fields of ``config`` by name, to be used in place of its own: ``methods=("wis", "dr")``.
+        config: Settings of the evaluation.
+        settings: Fields of ``config`` to override, such as ``methods=("wis", "dr")``.
 
     Raises:
-        DataError: the data can't be read, have no whole episode, are not of the module's kind, or have no ``logp``
-            where it is needed.
-        SettingsError: a setting is out of range or unknown; or a method needs what the policy does not have.
+        DataError: the data can't be read, contains no whole episode, does not fit the module, or lacks ``logp`` where
+            it is needed.
+        SettingsError: a setting is out of range or unknown; or a method does not support the policy.
     """
     if len(algorithm.policies) > 1:
         raise SettingsError(
@@ -146,10 +147,10 @@ def evaluate_each_on(
     config: OffPolicyEvaluationConfig = OffPolicyEvaluationConfig(),  # noqa: B008 - frozen
     **settings: Any,
 ) -> dict[str, OffPolicyEvaluation]:
-    """As `evaluate_on`, for each module by itself, by its id: from what its own agents did and earned.
+    """Like `evaluate_on`, for each module separately: from the actions and rewards of its own agents. Returns by id.
 
-    An estimate says what its agents would earn if it acted for them, and all others acted as they did when the
-    episodes were played. Modules without a whole episode are left out, and named in the others' notes.
+    An estimate is the return of the module's agents if it acted for them and all other agents acted as they did when
+    the episodes were played. Modules without a whole episode are left out, and named in the others' notes.
     """
     config = dataclasses.replace(config, **settings)
     held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))
@@ -162,7 +163,7 @@ def evaluate_each_on(
     if not results:
         raise DataError(
             f"{where(held)}: there is no whole episode, from its first step to one that is done: nothing to estimate "
-            "from. Rows without their episode, or cut off before it ended, don't say what an episode earns."
+            "from. Rows without an episode, or of episodes cut off before their end, don't determine a return."
         )
     return results
 
@@ -170,7 +171,7 @@ def evaluate_each_on(
 def _evaluated(
     algorithm: Algorithm[Any], name: str, data: Recording | Experience, config: OffPolicyEvaluationConfig
 ) -> OffPolicyEvaluation | None:
-    """The result of one module; None where it has no whole episode."""
+    """The result for one module; None if it has no whole episode."""
     policy = algorithm.policies[name]
     target = TargetPolicy(policy.module, policy.connectors, explore=config.explore)
     check_spaces(algorithm, name, data)
@@ -178,7 +179,7 @@ def _evaluated(
         target.check_density()
     if config.values and policy.module.recurrent:
         raise SettingsError(
-            f"module {name!r} is recurrent, but dm, dr, wdr and fqe fit values of single observations: take other "
+            f"module {name!r} is recurrent, but dm, dr, wdr and fqe fit values of single observations: use other "
             "methods, such as wis and wpdis."
         )
     episodes = WholeEpisodes(data, _columns(data, policy.connectors, config), algorithm, name)
@@ -187,17 +188,17 @@ def _evaluated(
 
 
 def _columns(data: Recording | Experience, connectors: Pipeline, config: OffPolicyEvaluationConfig) -> list[str]:
-    """What to read: all where a connector of the user's may look at anything.
+    """The columns to read; all of them if a user's connector may use any.
 
     Raises:
-        DataError: probabilities are needed, and not recorded.
+        DataError: probabilities are needed, but not recorded.
     """
     names = data.columns if isinstance(data, Recording) else list(data.steps)
     if config.weighs and config.behaviour == "recorded" and col.LOGP not in names:
         raise DataError(
             f"{where(data)}: there is no column `logp`, the log-probability of each action under the policy that "
-            "played, which the importance weights need. Record with Etude or with what else keeps it; or let the "
-            "policy be estimated (behaviour='fit'); or evaluate by dm and fqe alone."
+            "played, which the importance weights need. Record with Etude or another tool that stores it; or let the "
+            "policy be estimated (behaviour='fit'); or evaluate by dm and fqe only."
         )
     if any(overrides(c, "offline") and not type(c).__module__.startswith("etude.") for c in connectors.connectors):
         return list(names)
@@ -225,8 +226,8 @@ def _result(
         return None
     if config.values and config.gamma == 1 and first.segments.truncated.any():
         raise SettingsError(
-            "`gamma` is 1, and episodes were truncated: what would have followed has no bound, which dm, dr, wdr and "
-            "fqe would value. Take a smaller gamma, or other methods."
+            "`gamma` is 1, and episodes were truncated: the value of what would have followed is unbounded, but dm, "
+            "dr, wdr and fqe need it. Use a smaller gamma, or other methods."
         )
     log_ratio = _log_ratio(target, chunks, first, place, config)
     fqe = None
@@ -263,13 +264,13 @@ def _result(
 def _log_ratio(
     target: TargetPolicy, chunks: Chunks, first: Experience, place: str, config: OffPolicyEvaluationConfig
 ) -> Callable[[Experience], Floats] | None:
-    """Gives ``[steps]``: log-probabilities under the target policy less those under the behaviour policy.
+    """Return a function for ``[steps]``: log-probabilities under the target policy minus those under the behaviour one.
 
-    Where no method weighs, they only say how far the policy is from the one that played, and are None where nothing
-    recorded says it.
+    If no method uses weights, they only show how far the policy is from the one that played, and are None if the
+    recording does not contain them.
 
     Raises:
-        DataError: the actions were not drawn.
+        DataError: the actions were not sampled.
     """
     if not config.weighs:
         return _recorded_distance(target, first)
@@ -278,9 +279,9 @@ def _log_ratio(
         return lambda episodes: target.logp(episodes) - fitted.logp(episodes)
     if not recorded_logp(first, place).any():
         raise DataError(
-            f"{place}: `logp` is 0 throughout: the actions were not drawn, but always the most likely ones. What "
-            "the policy would do otherwise was never tried, and no weight can say what it brings. Record while "
-            "exploring (explore=True), or evaluate by dm and fqe alone."
+            f"{place}: `logp` is 0 throughout: the actions were not sampled, but always the most likely ones. Other "
+            "actions of the policy were never tried, so no weight can tell their effect. Record while "
+            "exploring (explore=True), or evaluate by dm and fqe only."
         )
     return lambda episodes: target.logp(episodes) - recorded_logp(episodes, place)
 

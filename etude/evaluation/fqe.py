@@ -28,37 +28,37 @@ from etude.settings import settings
 from etude.spaces import Space
 
 FORWARD: Final = 2_048
-"""Rows that go through the networks at once."""
+"""Rows that go through the networks at a time."""
 WARM_UP: Final = 4
-"""The first of so many parts of the steps fits the returns that were recorded."""
+"""The first steps, one part in this many, fit the recorded returns."""
 
 
 @settings
 class FQEConfig:
-    """How action values are fitted."""
+    """Settings of the fit of action values."""
 
     members: int = 10
-    """Networks that are fitted side by side, each to another bootstrap sample of the episodes; at least 2."""
+    """Number of networks, at least 2. Each is fitted to its own bootstrap sample of the episodes."""
 
     steps: int = 3_000
-    """Gradient steps, at least 1. The first quarter fits the recorded returns, from where the target policy's values
-    are not as far as from nothing."""
+    """Gradient steps, at least 1. The first quarter fits the recorded returns, which are a better start for the target
+    policy's values than random ones."""
 
     batch_size: int = 256
-    """Steps of the recording in a gradient step, at least 1."""
+    """Recorded steps per gradient step, at least 1."""
 
     lr: float = 3e-3
-    """Learning rate of Adam at the start; it falls to 0 along a straight line. Greater than 0."""
+    """Initial learning rate of Adam, greater than 0. It decreases linearly to 0."""
 
     tau: float = 0.2
-    """How far the target networks move after each gradient step, above 0, at most 1."""
+    """How far the target networks move towards the networks at each gradient step, above 0, at most 1."""
 
     draws: int = 4
-    """Actions that are drawn from the target policy for an expected value, at least 1; Discrete ones are not drawn, but
-    weighed by their probabilities."""
+    """Actions sampled from the target policy for an expected value, at least 1. Discrete actions are not sampled, but
+    weighted by their probabilities."""
 
     network: NetworkConfig = NetworkConfig(activation="relu")
-    """The shape of each network: `hidden`, `activation` and those of convolutions."""
+    """Architecture of each network: `hidden`, `activation` and the settings of convolutions."""
 
     def __post_init__(self) -> None:
         for name, right, words in (
@@ -76,9 +76,9 @@ class FQEConfig:
 class QEnsemble(nn.Module):
     """``members`` functions Q(observation, action), whose layers are stacked, so that each is one batched product.
 
-    For a Discrete space each has an output for every action; for others the action is a part of its input. What goes in
-    is scaled to mean 0 and deviation 1, and what comes out from it; see `scale`. Images are encoded once for all
-    members. Weights are drawn as in ``torch.nn.Linear``.
+    For a Discrete space, each function has an output for every action; for other spaces, the action is part of its
+    input. Inputs are scaled to mean 0 and standard deviation 1, and outputs are scaled back; see `scale`. Images are
+    encoded once for all members. Weights are initialized as in ``torch.nn.Linear``.
     """
 
     def __init__(self, obs_space: Space, action_space: Space, config: NetworkConfig, members: int) -> None:
@@ -108,11 +108,11 @@ class QEnsemble(nn.Module):
 
     @torch.no_grad()
     def scale(self, obs: Mapping[str, Tensor], action: Tensor, returns: Tensor) -> None:
-        """Take the scales of inputs and outputs from an example ``[B, ...]``; arguments as for `taken`."""
+        """Set the scales of inputs and outputs from an example ``[B, ...]``; arguments as for `taken`."""
         x = self._inputs(obs, None if self.actions is None else action)
         mean, std = x.mean(0), x.std(0, correction=0)
         if not self.encoder.vector:
-            mean[: self.encoder.width], std[: self.encoder.width] = 0.0, 1.0  # what convolutions give will change
+            mean[: self.encoder.width], std[: self.encoder.width] = 0.0, 1.0  # outputs of convolutions will change
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 1e-6, std, 1.0))
         spread = returns.std(correction=0)
@@ -120,26 +120,26 @@ class QEnsemble(nn.Module):
         self.spread.copy_(torch.where(spread > 1e-6, spread, 1.0))
 
     def encoded(self, action: Mapping[str, Tensor]) -> Tensor:
-        """What `taken` takes for actions: int64 ``[B]`` positions of a Discrete space's, or float32 ``[B, F]``."""
+        """Encode actions for `taken`: int64 ``[B]`` indices for a Discrete space, else float32 ``[B, F]``."""
         if self.actions is None:
             return action[col.ACTION].long() - self._start
         features: Tensor = self.actions(col.renamed(dict(action), col.ACTION, col.OBS))
         return features
 
     def taken(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """``[members, B]``: Q of the actions taken."""
+        """Return Q of the actions taken, ``[members, B]``."""
         if self.actions is not None:
             return self._run(self._inputs(obs, action)).squeeze(-1)
         q = self._run(self._inputs(obs, None))
         return q.gather(-1, action.expand(self.members, -1).unsqueeze(-1)).squeeze(-1)
 
     def expected(self, obs: Mapping[str, Tensor], policy: Tensor) -> Tensor:
-        """``[members, B]``: the mean of Q over a policy's actions.
+        """Return the mean of Q over a policy's actions, ``[members, B]``.
 
         Args:
             obs: Columns ``[B, ...]``.
-            policy: Probabilities ``[B, n]`` of a Discrete space's actions; for others, actions ``[B, num, F]`` that it
-                drew.
+            policy: Probabilities ``[B, n]`` of a Discrete space's actions; for other spaces, sampled actions
+                ``[B, num, F]``.
         """
         if self.actions is None:
             return (self._run(self._inputs(obs, None)) * policy).sum(-1)
@@ -162,32 +162,32 @@ class QEnsemble(nn.Module):
 
 
 class Values(NamedTuple):
-    """What the networks say of a chunk of whole episodes."""
+    """The networks' values for a chunk of whole episodes."""
 
     start: Floats
     """``[members, episodes]``: the value of each first observation."""
     at: Floats
     """``[steps]``: the value of each observation, by members that did not learn from its episode."""
     after: Floats
-    """``[steps]``: likewise of the next one; 0 where the episode terminated."""
+    """``[steps]``: the value of the next observation, by the same members; 0 where the episode terminated."""
     taken: Floats
-    """``[steps]``: likewise of the action taken."""
+    """``[steps]``: the value of the action taken, by the same members."""
     times: NDArray[np.uint8]
-    """``[episodes, members]``: how often each episode is in the sample that each member learned from."""
+    """``[episodes, members]``: how often each episode is in each member's bootstrap sample."""
 
 
 class FQE:
-    """Fits Q of a target policy, ``Q(s, a) = r + gamma * E[Q(s', a')]`` with a' as the target policy acts.
+    """Fits Q of a target policy, ``Q(s, a) = r + gamma * E[Q(s', a')]`` with a' drawn from the target policy.
 
-    Each member learns from a bootstrap sample of the episodes, drawn by a Poisson distribution with mean 1, so that
-    their spread says how much the fit hangs on the data (Hao et al. 2021, "Bootstrapping fitted Q-evaluation for
-    off-policy inference"), and so that for each episode there are members that have not learned from it.
+    Each member learns from a bootstrap sample of the episodes, drawn by a Poisson distribution with mean 1. Their
+    spread shows how much the fit depends on the data (Hao et al. 2021, "Bootstrapping fitted Q-evaluation for
+    off-policy inference"), and each episode has members that have not learned from it.
 
     Args:
-        target: The policy.
-        gamma: Discount, 0 to 1.
-        config: How to fit.
-        seed: Of weights, samples, order and draws.
+        target: The target policy.
+        gamma: Discount factor, 0 to 1.
+        config: Settings of the fit.
+        seed: Seed of weights, samples, order and actions.
     """
 
     def __init__(self, target: TargetPolicy, gamma: float, config: FQEConfig, seed: int) -> None:
@@ -225,7 +225,7 @@ class FQE:
             follower.follow(config.tau if i >= config.steps // WARM_UP else 1.0)
 
     def values(self, episodes: Experience) -> Values:
-        """What the networks say of whole episodes."""
+        """Return the networks' values for whole episodes."""
         obs, here = col.subtree(episodes.steps, col.OBS), self._policy(col.subtree(episodes.steps, col.OBS))
         following, policy = self._next(episodes, here)
         times = self._times(episodes)
@@ -249,10 +249,10 @@ class FQE:
         after[episodes.at_ends(episodes.segments.terminated)] = 0.0
         return Values(start, at, after, taken, times)
 
-    # -- rows to learn from ------------------------------------------------------------------------------------
+    # -- training rows -----------------------------------------------------------------------------------------
 
     def _rows(self, episodes: Experience) -> Columns:
-        """A row a step, with all that its target needs."""
+        """A row for each step, with everything that its target needs."""
         obs = col.subtree(episodes.steps, col.OBS)
         following, policy = self._next(episodes, self._policy(obs))
         reward = episodes.steps[col.REWARD].astype(np.float64)
@@ -270,10 +270,10 @@ class FQE:
         }
 
     def _next(self, episodes: Experience, here: NDArray[np.float32]) -> tuple[Columns, NDArray[np.float32]]:
-        """The next observations, and what the policy does there; zeros where nothing follows.
+        """The next observations, and the policy there; zeros where nothing follows.
 
-        Where the next observation was not recorded, the last one stands for it. ``here`` is what the policy does at the
-        observations themselves.
+        If the next observation was not recorded, the last one replaces it. ``here`` is the policy at the observations
+        themselves.
         """
         following: Columns = {name: np.array(column) for name, column in episodes.next_obs().items()}
         last, segments = episodes.offsets[1:] - 1, episodes.segments
@@ -289,7 +289,7 @@ class FQE:
         return following, policy
 
     def _policy(self, obs: Columns) -> NDArray[np.float32]:
-        """Probabilities ``[rows, n]``, or drawn actions ``[rows, num, F]``."""
+        """Probabilities ``[rows, n]``, or sampled actions ``[rows, num, F]``."""
         if self._target.has_choices:
             return self._target.choices(obs)
         crc = zlib.crc32(np.ascontiguousarray(next(iter(obs.values()))[:1]).tobytes())
@@ -309,7 +309,7 @@ class FQE:
         return found
 
     def _times(self, episodes: Experience) -> NDArray[np.uint8]:
-        """``[episodes, members]``, by the episode's id alone; each episode is left out by one member at least."""
+        """``[episodes, members]``, from the episode's id alone; at least one member leaves out each episode."""
         out = np.empty((episodes.num_segments, self._config.members), np.uint8)
         for i, episode_id in enumerate(episodes.segments.episode_id.tolist()):
             rng = np.random.default_rng([self._seed, zlib.crc32(str(episode_id).encode())])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two policies of an off-policy evaluation: the target policy, which is evaluated, and the behaviour policy, which
-played."""
+played the episodes."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -27,64 +27,64 @@ from etude.spaces import leaves
 
 Floats: TypeAlias = NDArray[np.float64]
 Chunks: TypeAlias = Callable[[], Iterator[Experience]]
-"""Makes one pass over whole episodes, as the target policy's module sees them."""
+"""Starts a pass over whole episodes, as the target policy's module sees them."""
 
 FORWARD_ROWS: Final = 4_096
 FORWARD_BYTES: Final = 16 * 2**20
-"""As much goes through a module at once."""
+"""The most rows, and bytes, that go through a module at a time."""
 FORWARD_SEGMENTS: Final = 64
-"""Through a recurrent one, whose segments are padded to the longest of these."""
+"""The most segments for a recurrent module, which are padded to the longest of them."""
 BUFFER_BYTES: Final = 256 * 2**20
-"""Rows that take more than this together are shuffled within as much; others are kept, and shuffled whole."""
+"""Size of the shuffle buffer. Rows that fit are kept in memory, and shuffled as a whole."""
 FIT_STEPS, FIT_BATCH_SIZE, FIT_LR = 2_000, 256, 1e-3
 
 
 class TargetPolicy:
-    """What a module, behind its connectors, would have done in recorded episodes.
+    """What a module with its connectors would have done in recorded episodes.
 
     Args:
-        module: What acts.
-        connectors: What stands between env and module.
-        explore: It draws its actions; else it takes the most likely ones.
+        module: The module.
+        connectors: The connectors between env and module.
+        explore: Whether it samples its actions; if False, it takes the most likely ones.
 
     Raises:
-        SettingsError: a connector shows something else in recordings than while acting.
+        SettingsError: a connector shows something in recordings that it does not show while acting.
     """
 
     def __init__(self, module: Module, connectors: Pipeline, *, explore: bool) -> None:
         if connectors.hindsight:
             raise SettingsError(
-                "what this policy would have done can't be said of recorded episodes: one of its connectors "
+                "what this policy would have done is not known for recorded episodes: one of its connectors "
                 f"({', '.join(c.name for c in connectors.connectors if c.hindsight)}) shows there what was known only "
-                "when they had ended. Let it play instead."
+                "after they had ended. Evaluate it by playing instead."
             )
         self.module = module
         self.explore = explore
         self._connectors = connectors
 
     def connected(self, exp: Experience) -> Experience:
-        """What the module sees of whole episodes; rewards stay as they were recorded."""
+        """Apply the connectors to whole episodes; rewards stay as recorded."""
         return self._connectors.offline(exp).with_steps(**{col.REWARD: exp.steps[col.REWARD]})
 
     def check_density(self) -> None:
-        """Raise a SettingsError where no probability of an action is known."""
+        """Raise a SettingsError if the policy has no probabilities of actions."""
         boxes = [n for n, leaf in leaves(self.module.action_space, col.ACTION).items() if isinstance(leaf, spaces.Box)]
         if boxes and not self.explore:
             raise SettingsError(
                 f"the policy that takes its most likely `{boxes[0]}` has no density, which importance weights need: "
-                "let it draw its actions (explore=True), or evaluate by dm and fqe alone."
+                "let it sample its actions (explore=True), or evaluate by dm and fqe only."
             )
         if isinstance(self.module, TaskModule):
             raise SettingsError(
-                "a Task's own `act` says no probabilities, which the importance weights need: evaluate by dm and fqe "
-                "alone."
+                "a Task's own `act` gives no probabilities, which the importance weights need: evaluate by dm and fqe "
+                "only."
             )
 
     def logp(self, episodes: Experience) -> Floats:
-        """``[num_steps]``: the log-probability of each recorded action; -inf where the policy never takes it.
+        """Return the log-probability of each recorded action, ``[num_steps]``; -inf if the policy never takes it.
 
         Raises:
-            SettingsError: the policy is deterministic, and its actions have no density.
+            SettingsError: the policy is deterministic, so its actions have no density.
         """
         out = np.empty(episodes.num_steps)
         action = col.subtree(episodes.steps, col.ACTION)
@@ -96,7 +96,7 @@ class TargetPolicy:
         if output.dist_inputs is None:
             raise SettingsError(
                 f"{type(self.module.net).__name__} is deterministic: its actions have no probabilities, which the "
-                "importance weights need. Evaluate by dm and fqe alone."
+                "importance weights need. Evaluate by dm and fqe only."
             )
         if self.explore:
             return output.logp(self.module.action_from(action)).double().cpu().numpy()
@@ -107,7 +107,7 @@ class TargetPolicy:
         return np.where(same, 0.0, -np.inf)
 
     def _outputs(self, episodes: Experience) -> Iterator[tuple[NDArray[np.int64], Output]]:
-        """Rows, and what the module says of them ``[n, ...]``."""
+        """Yield row indices, and the module's output for them ``[n, ...]``."""
         obs = col.subtree(episodes.steps, col.OBS)
         if not self.module.recurrent:
             for start, size in _slices(obs):
@@ -132,14 +132,14 @@ class TargetPolicy:
 
     @property
     def has_choices(self) -> bool:
-        """Whether actions are those of a Discrete space, whose probabilities the net says."""
+        """Whether actions are those of a Discrete space for which the network gives probabilities."""
         return isinstance(self.module.action_space, spaces.Discrete) and not isinstance(self.module, TaskModule)
 
     def choices(self, obs: Columns) -> NDArray[np.float32]:
-        """float32 ``[rows, n]``: the probability of each action of a Discrete space.
+        """Return the probability of each action of a Discrete space, float32 ``[rows, n]``.
 
         Raises:
-            SettingsError: the net says none.
+            SettingsError: the network gives none.
         """
         space = self.module.action_space
         assert isinstance(space, spaces.Discrete)
@@ -158,7 +158,7 @@ class TargetPolicy:
         return out
 
     def draws(self, obs: Columns, num: int, rng: np.random.Generator) -> list[Columns]:
-        """``num`` actions for each observation: columns ``[rows, ...]``; one, where it does not explore."""
+        """Sample ``num`` actions for each observation, columns ``[rows, ...]`` each; only one without exploration."""
         actor, slices = self.module.actor(explore=self.explore), _slices(obs)
         found: list[Columns] = []
         for _ in range(num if self.explore else 1):
@@ -169,7 +169,7 @@ class TargetPolicy:
 
 
 def _slices(columns: Columns) -> list[tuple[int, int]]:
-    """Starts and lengths of as many rows as may go through a module at once."""
+    """Starts and lengths of ranges of rows that may go through a module at a time."""
     num, row_bytes = rows_of(columns), sum(int(column[:1].nbytes) for column in columns.values())
     step = max(1, min(FORWARD_ROWS, FORWARD_BYTES // max(1, row_bytes)))
     return [(start, min(step, num - start)) for start in range(0, num, step)]
@@ -179,14 +179,14 @@ def _slices(columns: Columns) -> list[tuple[int, int]]:
 
 
 def recorded_logp(episodes: Experience, where: str) -> Floats:
-    """``[num_steps]``: the log-probabilities of the actions as they were recorded in ``where``.
+    """Return the recorded log-probabilities of the actions, ``[num_steps]``; ``where`` names the data in errors.
 
     Raises:
         DataError: one of them is not finite.
     """
     remedy = (
-        "an action that was taken has a finite log-probability. Mend it, leave the episode out, or let the policy be "
-        "estimated (behaviour='fit')."
+        "an action that was taken has a finite log-probability. Correct it, leave the episode out, or let the policy "
+        "be estimated (behaviour='fit')."
     )
     check_column_finite(episodes, col.LOGP, where, remedy)
     logp: Floats = episodes.steps[col.LOGP].astype(np.float64)
@@ -194,15 +194,15 @@ def recorded_logp(episodes: Experience, where: str) -> Floats:
 
 
 def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int) -> TargetPolicy:
-    """A network of the built-in kind, fitted to the recorded actions by maximum likelihood.
+    """Fit a built-in network to the recorded actions by maximum likelihood.
 
-    To fit it to the very data that is weighed is no fault, but makes the weights better (Hanna, Niekum & Stone 2019,
+    Fitting it to the same data that is weighted is not a problem; it improves the weights (Hanna, Niekum & Stone 2019,
     "Importance sampling policy evaluation with an estimated behavior policy").
 
     Args:
-        target: Whose observations and actions it sees.
+        target: The policy whose observations and actions it gets.
         chunks: The episodes.
-        seed: Of weights and order.
+        seed: Seed of weights and order.
     """
     given = target.module
     with seeded(seed, "cpu"):
@@ -227,13 +227,13 @@ def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int) -> TargetP
 def shuffled_rows(
     passes: Callable[[], Iterator[Columns]], batch_size: int, seed: int, buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[Columns]:
-    """Endless batches of exactly ``batch_size`` rows in random order, each row once a pass.
+    """Iterate endlessly over batches of exactly ``batch_size`` rows in random order, each row once per pass.
 
     Args:
-        passes: Makes one pass over the rows, chunk by chunk, always in the same order.
-        batch_size: Rows in a batch, at least 1.
-        seed: The order depends on this alone.
-        buffer_bytes: About as much is held in memory. Rows that fit in are made once.
+        passes: Starts a pass over the rows, chunk by chunk, always in the same order.
+        batch_size: Rows per batch, at least 1.
+        seed: Random seed; equal seeds give the same order.
+        buffer_bytes: Approximate size of the buffer. Rows that fit into it are made only once.
     """
     held: list[Any] = []
     size = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings: Experience at rest, as a folder of Parquet files."""
+"""Recordings: experience stored on disk, as a folder of Parquet files."""
 
 from etude.recordings.batches import sample_batches, sample_segments
 from etude.recordings.converting import convert

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches for training, of single steps or of segments: from a stream in bounded memory, or at random from memory."""
+"""Training batches of single steps or of segments: from a stream in bounded memory, or at random from memory."""
 
 import abc
 import contextlib
@@ -25,9 +25,9 @@ T = TypeVar("T", Columns, Experience)
 Item = TypeVar("Item")
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
-"""Columns that batches can have beside those on the disk."""
+"""Columns that batches can have in addition to the stored ones."""
 Ahead: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
-"""Gives the same blocks, perhaps made ahead; see `Prefetched`."""
+"""Yields the same blocks, possibly prepared ahead; see `Prefetched`."""
 
 NOTHING: Final = (
     "there are no steps to make batches of: the recording has none, or all of them were left out, by a filter, by a "
@@ -36,14 +36,14 @@ NOTHING: Final = (
 
 
 def steps_of(exp: Experience, roots: Sequence[str]) -> Columns:
-    """The columns ``roots`` of all steps to train on, ``next_obs``, ``terminated`` and ``truncated`` among them.
+    """Return the columns ``roots`` of all steps except lookback; may include `DERIVED` ones.
 
     Raises:
-        DataError: ``next_obs`` is wanted, and is not known after a segment that did not terminate.
+        DataError: ``next_obs`` is requested, but unknown after a segment that did not terminate.
     """
     out: dict[str, Any] = {}
     for root in roots:
-        if root in DERIVED and col.under(exp.steps, root):  # a connector has made it
+        if root in DERIVED and col.under(exp.steps, root):  # made by a connector
             out.update(col.subtree(exp.steps, root))
         elif root == col.NEXT_OBS:
             _check_next_obs(exp)
@@ -71,8 +71,8 @@ def _check_next_obs(exp: Experience) -> None:
         i = int(unknown[0])
         last = int(exp.segments.t_start[i] + exp.lengths[i] - 1)
         raise DataError(
-            f"what was observed after t {last} of episode {exp.segments.episode_id[i]!r} was not recorded "
-            f"({len(unknown)} such place(s)), so that no value can be learned there. on_bad='repair' (--on-bad repair) "
+            f"the observation after t {last} of episode {exp.segments.episode_id[i]!r} was not recorded "
+            f"({len(unknown)} such place(s)), so no value can be learned there. on_bad='repair' (--on-bad repair) "
             "leaves these steps out. Where episodes ended by their own rules, they are `terminated`."
         )
 
@@ -86,17 +86,18 @@ def sample_batches(
     epochs: int | None = None,
     start: int = 0,
 ) -> Iterator[Columns]:
-    """Random batches of exactly ``batch_size`` steps from memory, endless by default; each step once an epoch.
+    """Iterate over random batches of exactly ``batch_size`` steps from memory, endlessly by default.
 
-    As `Recording.batches`, for experience that is in memory; its columns are not copied, but for ``next_obs``.
+    Like `Recording.batches`, for experience in memory: each step comes once per epoch. Only ``next_obs`` is copied from
+    ``exp``.
 
     Args:
         exp: The experience, in NumPy.
-        batch_size: Steps in a batch, at least 1.
+        batch_size: Steps per batch, at least 1.
         columns: Step columns by name or root; also ``next_obs``, ``terminated`` and ``truncated``. None is all.
-        seed: The order depends on this alone.
-        epochs: How many times over; None is without end.
-        start: The first batch to give, as if that many had been taken before.
+        seed: Random seed; equal seeds give the same order.
+        epochs: Number of epochs; None is endless.
+        start: Index of the first batch, to resume as if that many batches had been taken before.
 
     Raises:
         DataError: a column does not exist, or there are no steps.
@@ -116,16 +117,16 @@ def sample_segments(
     epochs: int | None = None,
     start: int = 0,
 ) -> Iterator[Experience]:
-    """Batches of exactly ``batch_size`` steps in segments from memory; see `Recording.segment_batches`.
+    """Iterate over batches of exactly ``batch_size`` steps in segments from memory; see `Recording.segment_batches`.
 
     Args:
         exp: The experience, in NumPy.
-        batch_size: Steps in a batch, at least 1.
-        max_len: The longest segment, at least 1.
+        batch_size: Steps per batch, at least 1.
+        max_len: The longest segment in steps, at least 1.
         columns: Step columns by name or root; None is all.
-        seed: The order depends on this alone.
-        epochs: How many times over; None is without end. Every step comes once an epoch.
-        start: The first batch to give, as if that many had been taken before.
+        seed: Random seed; equal seeds give the same order.
+        epochs: Number of epochs; None is endless. Every step comes once per epoch.
+        start: Index of the first batch, to resume as if that many batches had been taken before.
 
     Raises:
         DataError: a column does not exist, or there are no steps.
@@ -138,21 +139,21 @@ def sample_segments(
 
 
 def cut_segments(exp: Experience, max_len: int, lookback: int = 0) -> Experience:
-    """The steps of ``exp`` that are trained on, in segments of at most ``max_len``, after ``lookback`` of others."""
+    """Cut the steps of ``exp`` into segments of at most ``max_len``, each after ``lookback`` steps of context."""
     return without_lookback(exp).join().cut(max_len, lookback=lookback)
 
 
 class Groups(NamedTuple, Generic[T]):
-    """Where batches come from: groups of rows that are loaded one at a time."""
+    """The source of batches: groups of rows that are loaded one at a time."""
 
     loaded: Callable[[Iterable[int]], Iterator[T]]
-    """The rows of some groups, in the order asked."""
+    """Loads the groups with these indices, in the order given."""
     num_groups: int
-    """How many groups."""
+    """The number of groups."""
     num_rows: int
-    """The rows of all groups together, lookback included."""
+    """The rows of all groups together, including lookback."""
     num_trained: Callable[[], int]
-    """The rows that come in batches; asked for only where a restart needs it."""
+    """The number of rows that are used in batches; only called to resume."""
 
 
 def batches_of(
@@ -167,9 +168,9 @@ def batches_of(
     start: int = 0,
     ahead: Ahead | None = None,
 ) -> Iterator[T]:
-    """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`.
+    """Iterate over batches from any source; see `Recording.batches` for the arguments.
 
-    ``pool`` says what a batch has ``batch_size`` of, and ``start`` counts such batches.
+    ``pool`` defines the unit in which ``batch_size`` and ``start`` count: steps or whole segments.
     """
     for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
         if value < least:
@@ -181,7 +182,7 @@ def batches_of(
 
 
 def rows_of(batch: Columns | Experience) -> int:
-    """The rows of a batch."""
+    """The number of rows in a batch."""
     if isinstance(batch, Experience):
         return batch.num_steps
     return len(next(iter(batch.values()))) if batch else 0
@@ -196,7 +197,7 @@ def _epochs(
     first: int,
     epochs: int | None,
 ) -> Iterator[T]:
-    """Blocks of one epoch after the other, the first being ``first``; in order, where there is no buffer."""
+    """Yield the blocks of one epoch after another from epoch ``first`` on; in order if ``buffer_size`` is 0."""
     whole: Pool[T] | None = None
     if groups.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(groups.loaded(range(groups.num_groups)))
@@ -224,7 +225,7 @@ def _epochs(
 def _through_buffer(
     parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int, buffer_size: int, rng: np.random.Generator
 ) -> Iterator[T]:
-    """One epoch: the buffer is filled with parts, emptied to half of its size at random, and so on."""
+    """One epoch: fill the buffer with parts, empty it at random to half its size, and repeat."""
     held: list[T] = []
     rows = 0
     for part in parts:
@@ -246,15 +247,14 @@ def _through_buffer(
 
 
 def _in_order(parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int) -> Iterator[T]:
-    """All rows in order, in blocks: views, to be copied when they are taken, while a thread may decode what comes
-    next."""
+    """Yield all rows in order, as blocks of views. They are copied when taken, while a thread may decode the next."""
     for part in parts:
         step = max(1, rows_of_block(pool.row_bytes(part), batch_size) // batch_size) * batch_size
         yield from pool.cut(part, range(0, pool.count(part), step))
 
 
 def _rebatched(blocks: Iterable[T], pool: "type[Pool[T]]", batch_size: int, skip: int) -> Iterator[T]:
-    """What is in ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
+    """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller."""
     rest: T | None = None
     for block in blocks:
         count = pool.count(block)
@@ -277,24 +277,24 @@ def _copied(batch: Any) -> Any:
 # -- rows and segments in memory -------------------------------------------------------------------------------------
 
 LARGE_ROW: Final = 4096
-"""Bytes from which on a row is copied in the time that it takes to look up where it is."""
+"""Row size in bytes from which copying a row takes as long as looking up where it is."""
 
 BLOCK_BYTES: Final = 8 * 2**20
 BLOCK_ROWS: Final = 16_384
 BLOCK_BATCHES: Final = 16
-"""Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
+"""Rows are gathered and passed between threads in blocks: large enough for little overhead, small enough for memory."""
 
 
 def rows_of_block(row_bytes: int, batch_size: int) -> int:
-    """The most rows of a block, at least 1."""
+    """The most rows in a block, at least 1."""
     return max(1, min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
 
 
 class Pool(abc.ABC, Generic[T]):
-    """Rows or segments in memory, which are given in random order; and how blocks of them are cut.
+    """Rows or segments in memory that are sampled in random order, and how blocks of them are cut.
 
     Args:
-        parts: At least one, with the same columns. They must not be written to while the pool is in use.
+        parts: At least one, all with the same columns. They must not be modified while the pool is in use.
     """
 
     @abc.abstractmethod
@@ -302,43 +302,43 @@ class Pool(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many rows or segments."""
+        """The number of rows or segments."""
 
     @abc.abstractmethod
     def take(self, index: Index) -> T:
-        """A copy of these, in that order."""
+        """Copy the items at ``index``, in that order."""
 
     @abc.abstractmethod
     def blocks(self, index: Index, batch_size: int) -> Iterator[T]:
-        """The same in blocks of a few batches and bounded size."""
+        """Yield the items at ``index`` in blocks of a few batches and bounded size."""
 
     @abc.abstractmethod
     def fitting(self, index: Index, rows: int) -> int:
-        """How many of ``index``, from the first on, have at most ``rows`` rows together."""
+        """How many of the first items of ``index`` have at most ``rows`` rows together."""
 
     @staticmethod
     @abc.abstractmethod
     def row_bytes(block: T) -> int:
-        """The bytes of one row of all columns, at least 1."""
+        """The bytes of one row over all columns, at least 1."""
 
     @staticmethod
     @abc.abstractmethod
     def count(block: T) -> int:
-        """How many of what batches have a size in there are in it."""
+        """The size of ``block`` in the unit of ``batch_size``."""
 
     @staticmethod
     @abc.abstractmethod
     def cut(block: T, at: Sequence[int]) -> list[T]:
-        """What lies between each of these borders and the next, and behind the last; views."""
+        """Split ``block`` at these positions into views; the last one ends with the block."""
 
     @staticmethod
     @abc.abstractmethod
     def concat(blocks: Sequence[T]) -> T:
-        """Several, one behind another."""
+        """Concatenate several blocks."""
 
 
 class RowPool(Pool[Columns]):
-    """Single rows; batches are of so many. Columns of large rows, such as images, stay where they are."""
+    """Single rows. Columns of large rows, such as images, are not concatenated."""
 
     def __init__(self, parts: Sequence[Columns]) -> None:
         self._columns = {name: _pieces([part[name] for part in parts]) for name in parts[0]}
@@ -388,7 +388,7 @@ class RowPool(Pool[Columns]):
 
 
 def _pieces(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """A column of several parts as one array, or as it is where rows are large."""
+    """Concatenate the parts of a column, or keep them apart if rows are large."""
     if len(columns) == 1:
         return columns
     is_alike = len({(column.dtype, column.shape[1:]) for column in columns}) == 1
@@ -398,7 +398,7 @@ def _pieces(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 class SegmentPool(Pool[Experience]):
-    """Segments; batches are of so many steps, and may end inside a segment, which goes on in the next batch."""
+    """Segments; ``batch_size`` counts steps. A batch may end inside a segment, which continues in the next batch."""
 
     def __init__(self, parts: Sequence[Experience]) -> None:
         self._exp = Experience.concat(parts)
@@ -443,7 +443,7 @@ class SegmentPool(Pool[Experience]):
 
 
 class WholeSegmentPool(SegmentPool):
-    """Segments; batches are of so many whole ones, which may have lookback."""
+    """Segments, which may have lookback; ``batch_size`` counts whole segments."""
 
     @staticmethod
     def count(block: Experience) -> int:
@@ -454,18 +454,18 @@ class WholeSegmentPool(SegmentPool):
         return [block[a:b] for a, b in itertools.pairwise([*at, len(block)])]
 
 
-# -- made ahead ------------------------------------------------------------------------------------------------------
+# -- prefetching -----------------------------------------------------------------------------------------------------
 
 
 class _Item(NamedTuple, Generic[Item]):
-    """What a thread has made: an item, or how it came to its end."""
+    """What a thread has produced: an item, or how it ended."""
 
     value: Item | None = None
     error: BaseException | None = None
 
 
 class Prefetched(Iterator[Item]):
-    """An iterator whose items are made ahead by a thread, at most ``depth`` of them; the thread ends with it."""
+    """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
         ready: queue.Queue[_Item[Item]] = queue.Queue(depth)
@@ -477,7 +477,7 @@ class Prefetched(Iterator[Item]):
 
     @property
     def depth(self) -> int:
-        """How many items are there now."""
+        """The number of items that are ready now."""
         return self._ready.qsize()
 
     def __next__(self) -> Item:
@@ -489,7 +489,7 @@ class Prefetched(Iterator[Item]):
             raise StopIteration
         if isinstance(item.error, Exception):
             raise item.error
-        # Raised as it is, it would end this thread, or the whole process, without a word.
+        # Raised unchanged, it would end this thread, or the whole process, without a message.
         raise DataError(
             f"what makes the batches raised {type(item.error).__name__}: {item.error}. A source, connector or "
             "prelearner must raise an Exception instead, and may not call sys.exit."
@@ -513,10 +513,10 @@ def _stop(ready: "queue.Queue[Any]", stop: threading.Event, thread: threading.Th
     end = _Item[Any]()
     while thread.is_alive():
         try:
-            item = ready.get(timeout=0.01)  # it may wait to put an item
+            item = ready.get(timeout=0.01)  # the thread may be waiting to put an item
         except queue.Empty:
             continue
         end = item if item.error is not None else end
     thread.join()
     with contextlib.suppress(queue.Full):
-        ready.put_nowait(end)  # another thread may wait for an item, and would for ever
+        ready.put_nowait(end)  # another consumer may be waiting for an item, and would wait forever

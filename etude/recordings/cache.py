@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder on this machine for what was made of other tools' files, so that it is made once.
+"""A local cache folder for conversions of other tools' files, so that each is made only once.
 
-It is ``$ETUDE_CACHE``, or ``etude`` in the user's cache folder (``$XDG_CACHE_HOME``, ``~/.cache``). All of it can be
-removed at any time: what is asked for again is made again. Entries that were not used for longest go first where it
-would hold more than ``$ETUDE_CACHE_BYTES`` (20 GB).
+It is ``$ETUDE_CACHE``, or ``etude`` in the user's cache folder (``$XDG_CACHE_HOME``, ``~/.cache``). It can be removed
+at any time: missing entries are made again. If it would exceed ``$ETUDE_CACHE_BYTES`` (20 GB), the least recently used
+entries are removed.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from etude.files import AnyPath, RemotePath, absolute, as_os_error, input_file
 from etude.urls import first_line
 
 MAX_BYTES: Final = 20 * 10**9
-"""The most that it holds, where ``$ETUDE_CACHE_BYTES`` does not say."""
+"""Size limit in bytes if ``$ETUDE_CACHE_BYTES`` is not set."""
 LEAST_BYTES: Final = 64 * 2**20
-"""Files of fewer bytes together are not kept here but held in memory, where they can't be read from the middle."""
+"""Files with fewer bytes in total are held in memory rather than here, if they can't be read from the middle."""
 _ABANDONED: Final = 24 * 3600
-"""Seconds after which what is still being made was left by a process that was killed."""
+"""Seconds after which an unfinished entry is taken to be left by a killed process."""
 
 
 def folder() -> Path:
-    """Where the cache is; it need not exist."""
+    """Return the cache folder; it need not exist."""
     given = os.environ.get("ETUDE_CACHE")
     root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude"
     return root.absolute() / "recordings"
 
 
 def max_bytes() -> int:
-    """How many bytes it may hold.
+    """Return the size limit in bytes.
 
     Raises:
-        SettingsError: ``$ETUDE_CACHE_BYTES`` is no whole number.
+        SettingsError: ``$ETUDE_CACHE_BYTES`` is not a whole number.
     """
     given = os.environ.get("ETUDE_CACHE_BYTES", "").replace("_", "")
     if given and not given.isdecimal():
@@ -51,29 +51,29 @@ def max_bytes() -> int:
 
 
 class Origin:
-    """Files as they are when this is made, and the place in the cache of what is made of them. Can be pickled.
+    """The state of some files, which determines the cache entry for what is made of them. Can be pickled.
 
     Args:
         files: The files.
-        made_by: What else it depends on: the name and the version of what makes it, and its options.
+        made_by: What else the entry depends on: the name, version and options of what makes it.
 
     Raises:
-        DataError: a file can't be looked at.
+        DataError: a file can't be accessed.
     """
 
     def __init__(self, files: Sequence[AnyPath], *made_by: object) -> None:
         self.files = list(files)
         self._state = [_state(file) for file in files]
-        times = [time or uuid4() for _, time in self._state]  # where none is told, nothing is found again
+        times = [time or uuid4() for _, time in self._state]  # if unknown, no entry is found again
         places = [str(absolute(str(file))) for file in files]
         words = [repr(made_by), *map(repr, zip(places, [size for size, _ in self._state], times, strict=True))]
         self.key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
 
     def entry(self, make: Callable[[Path], None]) -> Path:
-        """The folder of what is made of the files; see `entry`.
+        """Return the folder of what is made of the files; see `entry`.
 
         Raises:
-            DataError: it is not there, and a file has changed since this was made.
+            DataError: it does not exist, and a file has changed since this object was created.
         """
 
         def made(folder: Path) -> None:
@@ -85,24 +85,24 @@ class Origin:
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """The size of all files in bytes."""
         return sum(size for size, _ in self._state)
 
     def check(self) -> None:
-        """Raise a DataError where a file has changed since this was made."""
+        """Raise a DataError if a file has changed since this object was created."""
         for file, state in zip(self.files, self._state, strict=True):
             if _state(file) != state:
                 raise changed(file)
 
 
 class Made:
-    """Files that are made of others: in the cache, where they are made anew once they are gone, or in memory.
+    """Files that are made from others: in the cache, where they are made again if they are gone, or in memory.
 
     It can be pickled.
 
     Args:
-        origin: What they are made of.
-        make: Fills the new folder that it gets.
+        origin: The files that they are made from.
+        make: Fills a new folder, which it gets as its argument.
         in_memory: Keep them in memory.
     """
 
@@ -115,19 +115,19 @@ class Made:
                 self._held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
     def opened(self, name: str) -> pa.NativeFile:
-        """One of the files, to be closed by who asks; nothing of it is copied."""
+        """Open one of the files without copying it; the caller must close it."""
         if self._held is not None:
             return pa.BufferReader(self._held[name])
         return input_file(self._origin.entry(self._make) / name, mapped=True)
 
 
 def changed(file: AnyPath, what: str = "") -> DataError:
-    """What to say of a file that is not as it was when it was opened; ``what`` of it, where that is known."""
+    """Return the error for a file that has changed since it was opened; ``what`` names the changed part, if known."""
     return DataError(f"{file}: {what}has changed since it was opened. Open it again.")
 
 
 def _state(file: AnyPath) -> tuple[int, int]:
-    """The size and the time of change; 0 where nothing tells."""
+    """The size and the modification time; 0 if unknown."""
     try:
         if not isinstance(file, RemotePath):
             found = file.stat()
@@ -139,16 +139,16 @@ def _state(file: AnyPath) -> tuple[int, int]:
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:
-    """The folder of the entry ``key``, which is there, and counts as used now.
+    """Return the folder of the entry ``key``, making it if necessary, and mark it as used now.
 
-    Processes that make one at the same time both end well: one of the two is kept.
+    If two processes make it at the same time, both succeed, and one result is kept.
 
     Args:
         key: Its name, such as `Origin.key`.
-        make: Fills the new folder that it gets; called only where the entry is not there.
+        make: Fills a new folder, which it gets as its argument; only called if the entry does not exist.
 
     Raises:
-        DataError: there is no room for it, or no right to write.
+        DataError: there is no space or no permission to write it.
     """
     path = folder() / key
     aside = path.with_name(f".{key}.{os.getpid()}-{uuid4().hex[:8]}")
@@ -161,13 +161,13 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
         try:
             aside.rename(path)
         except OSError:
-            if not path.is_dir():  # else another process was faster: its entry is the same
+            if not path.is_dir():  # else another process was faster, and its entry is the same
                 raise
         _make_room(path)
     except OSError as error:
         raise DataError(
             f"{aside.parent}: can't be written ({first_line(error)}). Etude keeps there what it has converted of other "
-            "tools' files: make room, or name another folder in ETUDE_CACHE."
+            "tools' files: free some space, or set ETUDE_CACHE to another folder."
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -175,25 +175,25 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
 
 
 def entries() -> list[tuple[Path, int, float]]:
-    """The path of each entry, its bytes, and when it was used last, the one that was not used for longest first."""
+    """Return each entry's path, size in bytes, and time of last use; the least recently used first."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in folder().iterdir():
-            with contextlib.suppress(FileNotFoundError):  # it has just been removed
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 found.append((path, sum(file.stat().st_size for file in path.iterdir()), path.stat().st_mtime))
     return sorted(found, key=lambda one: one[2])
 
 
 def clear() -> int:
-    """Remove all entries; gives their bytes. Recordings that are being read make what they need again."""
-    found = [one for one in entries() if not one[0].name.startswith(".")]  # else it is being made
+    """Remove all entries and return their size in bytes. Recordings in use make what they need again."""
+    found = [one for one in entries() if not one[0].name.startswith(".")]  # those are unfinished
     for path, _, _ in found:
         shutil.rmtree(path, ignore_errors=True)
     return sum(size for _, size, _ in found)
 
 
 def _make_room(new: Path) -> None:
-    """Remove what was not used for longest, but not ``new``, until no more is there than may be."""
+    """Remove the least recently used entries, except ``new``, until the size limit is met."""
     found = entries()
     size, most, now = sum(size for _, size, _ in found), max_bytes(), time.time()
     for path, own, used in found:

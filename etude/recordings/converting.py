@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From any recording that can be read to one of Etude's, or to another tool's format."""
+"""Convert any readable recording to Etude's format or another tool's."""
 
 import itertools
 import os
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 
 class Survey(NamedTuple):
-    """What the segments of a recording add up to."""
+    """A summary of the segments of a recording."""
 
     parts: dict[int, int]
-    """The episodes that are not one segment from their beginning to their end, by hash of their id: their steps."""
+    """Steps of each episode, by the hash of its id, unless it is a single segment from beginning to end."""
     unfinished: int
-    """How many of these are neither terminated nor truncated."""
+    """The number of episodes that are neither terminated nor truncated."""
     late: int
-    """How many of these lack their first steps."""
+    """The number of episodes that lack their first steps."""
     context: int
-    """The rows of lookback that repeat no step of the recording."""
+    """The number of lookback rows that repeat no step of the recording."""
     gap: tuple[str, int, int] | None
-    """An episode that lacks steps in its middle: its id, the first of these, and the first that is there again."""
+    """An episode that lacks steps in its middle: its id, the first missing step, and the first step after the gap."""
 
 
 def survey(recording: Recording, max_rows: int) -> Survey:
-    """Look at the keys of all segments, in pieces of at most ``max_rows`` rows. Takes some 60 bytes of memory for each.
+    """Summarize all segments, reading at most ``max_rows`` rows at a time. Takes about 60 bytes of memory per segment.
 
     Raises:
         DataError: an episode has several agents.
@@ -66,7 +66,7 @@ def survey(recording: Recording, max_rows: int) -> Survey:
     runs = []
     for k, exp in enumerate(keys()):
         agents |= dict.fromkeys(np.asarray(exp.segments.agent_id).tolist())
-        ids = exp.segments.episode_id.mapped(hash, np.int64)  # that have one agent each, or else their steps clash
+        ids = exp.segments.episode_id.mapped(hash, np.int64)  # steps of several agents in one episode would clash
         runs.append(spans_of(k, exp, ids))
     spans = in_time(runs)
     found = clashes(spans)
@@ -89,13 +89,13 @@ def survey(recording: Recording, max_rows: int) -> Survey:
 
 
 def check_one_agent(recording: Recording, max_rows: int) -> int:
-    """Look at the keys of all segments; gives how many rows are lookback.
+    """Return the number of lookback rows, if no episode has several agents.
 
     Raises:
         DataError: an episode has several agents.
     """
     context = 0
-    pairs: set[tuple[int, int]] = set()  # hashes of episodes and of agents that have names
+    pairs: set[tuple[int, int]] = set()  # hashes of episodes and of named agents
     episodes: set[int] = set()
     agents: dict[str | None, None] = {}
     for exp in recording.stream(columns=(), max_rows=max_rows):
@@ -115,19 +115,19 @@ def _several(recording: Recording, episode: str, agents: list[str | None]) -> Da
     named = ", ".join(map(repr, agents[:4])) + (" ..." if len(agents) > 4 else "")
     return DataError(
         f"{recording.path}: episode {episode!r} has several agents ({named}), which this format can't hold: its "
-        "readers take one agent. Keep Etude's format, or write one agent's steps alone."
+        "readers expect a single agent. Keep Etude's format, or write the steps of one agent only."
     )
 
 
 def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterator[Experience]:
-    """All steps that are not lookback, in pieces of at most ``max_rows`` rows or of one episode: a segment an episode.
+    """Iterate over all steps except lookback, in pieces of at most ``max_rows`` rows or one episode; a segment each.
 
-    Episodes come in the order in which they become complete. Holds the pieces of those that have begun.
+    Episodes come in the order in which they become complete. Pieces of incomplete episodes are held in memory.
 
     Args:
-        recording: What to read.
-        found: What `survey` found; no episode may lack steps in its middle.
-        max_rows: The most rows that are read at a time.
+        recording: The recording to read.
+        found: The result of `survey`; no episode may lack steps in its middle.
+        max_rows: The most rows to read at a time.
     """
     assembler = Assembler(lengths=found.parts)
     for exp in recording.stream(max_rows=max_rows):
@@ -138,7 +138,7 @@ def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterat
         for whole in assembler.add(exp.select(is_part)):
             if whole.num_segments > 1:
                 raise DataError(
-                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
+                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} has steps of several modules "
                     f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format "
                     "can't hold."
                 )
@@ -146,26 +146,26 @@ def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterat
 
 
 MAX_ROWS: Final = 65_536
-"""The most rows in memory at a time, but for episodes that are longer or not yet complete."""
+"""The most rows in memory at a time, except for episodes that are longer or not yet complete."""
 
 
 class Writer(Protocol):
-    """Writes Experience in another tool's format into a folder.
+    """Writes experience in another tool's format into a folder.
 
-    Everything that it can't hold is refused when it is made; notes of what it leaves out are known at the end.
+    Creating it raises for anything that the format can't hold; its notes are complete after `close`.
     """
 
     whole_episodes: bool
-    """Each segment that it is given must be an episode that is done; else it may be any piece of one."""
+    """Whether each segment must be a complete, finished episode; if False, it may be any piece of one."""
     keeps_time: bool
-    """Which step of its episode a step is stays known."""
+    """Whether the format stores the time step of each step in its episode."""
     needs_final_obs: bool
-    """It can't do without what was observed after a segment, unless the episode terminated there."""
+    """Whether each segment must have its final observation, unless the episode terminated there."""
     notes: list[str]
-    """What it could not keep, in words."""
+    """What could not be kept, as text."""
 
     def write(self, exp: Experience) -> None:
-        """Take some segments, none of which has lookback; see `needs_final_obs`."""
+        """Write some segments, none of which has lookback; see `needs_final_obs`."""
 
     def close(self) -> None:
         """Finish all files."""
@@ -180,7 +180,7 @@ WRITERS: Final[Mapping[str, Callable[[Path, Recording, list[str], Path, int | No
 
 
 def exported(recording: Recording, folder: Path, format: str, path: Path, fps: int | None = None) -> list[str]:
-    """Write all of ``recording`` into the empty ``folder``, which is to become ``path``; gives notes.
+    """Write all of ``recording`` into the empty ``folder``, which will be moved to ``path``; returns notes.
 
     ``fps`` is for LeRobot; see `etude.recordings.convert`.
 
@@ -188,7 +188,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
         DataError: something can't be read, or the format can't hold it.
     """
     if col.REWARD not in recording.columns:
-        raise DataError(f"{recording.path}: has no column `{col.REWARD}`, which {format} can't do without.")
+        raise DataError(f"{recording.path}: has no column `{col.REWARD}`, which {format} requires.")
     texts = _texts(recording)
     columns = [name for name in recording.columns if name not in texts]
     notes = [f"column `{name}` holds text, which {format} has no place for: left out" for name in texts]
@@ -210,29 +210,29 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     finally:
         writer.close()
     if not steps:
-        raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
+        raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
     return [*notes, *ends.notes(), *writer.notes]
 
 
 def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
-    """What to write of steps, wherever they stand; whether they can be is known at once."""
+    """Yield pieces of any kind; whether the recording can be written is checked at once."""
     context = check_one_agent(recording, MAX_ROWS)
     if context:
-        notes.append(f"{context:,} rows are context only (lookback), copies of steps in the main: left out")
+        notes.append(f"{context:,} rows are context only (lookback), mostly copies of other steps: left out")
     return (without_lookback(exp) for exp in recording.stream(max_rows=MAX_ROWS))
 
 
 def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
-    """What to write of whole episodes; whether they can be is known at once."""
+    """Yield whole episodes; whether the recording can be written is checked at once."""
     found = survey(recording, MAX_ROWS)
     if found.gap:
         episode, start, stop = found.gap
         raise DataError(
-            f"{recording.path}: episode {episode!r} lacks the steps {start} to {stop - 1}, but {format} holds whole "
-            "episodes alone. Leave it out with `etude data filter`, or write another format."
+            f"{recording.path}: episode {episode!r} lacks the steps {start} to {stop - 1}, but {format} can only hold "
+            "whole episodes. Leave it out with `etude data filter`, or write another format."
         )
     if found.context:
-        notes.append(f"{found.context:,} steps are context only (lookback) and of no episode that is there: left out")
+        notes.append(f"{found.context:,} steps exist only as context (lookback): left out")
     if found.unfinished:
         notes.append(
             f"{_are(found.unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
@@ -249,7 +249,7 @@ def _are(count: int) -> str:
 
 
 def _done(exp: Experience) -> Experience:
-    """The same, each segment that is not done marked as truncated."""
+    """Mark each segment that is not done as truncated."""
     segments = exp.segments
     ends = segments.replace(truncated=segments.truncated | ~segments.done)
     return Experience(exp.steps, exp.offsets, ends, exp.final_obs)
@@ -270,16 +270,16 @@ def _without(exp: Experience, names: list[str]) -> Experience:
 
 
 class _KnownEnds:
-    """Sees to it that what was observed after the last step of each segment stands there."""
+    """Fills in missing final observations, or removes the steps that lack them."""
 
     def __init__(self) -> None:
         self._repeated = self._left_out = 0
 
     def known(self, exp: Experience) -> Experience:
-        """The same, but for segments after which nobody knows what was observed.
+        """Return ``exp`` such that every segment has a final observation.
 
-        Where the episode terminated, nothing is learned from it: the observation before stands in. Elsewhere it would
-        have to be invented: the last step is left out, so that its own observation is what follows the step before.
+        If the episode terminated, nothing is learned from it, so the observation before is repeated. Otherwise it
+        would have to be invented, so the last step is dropped, and its observation becomes the final one.
         """
         lost = ~exp.segments.has_final_obs
         if not lost.any():
@@ -299,17 +299,17 @@ class _KnownEnds:
         return Experience({n: c[rows] for n, c in exp.steps.items()}, offsets_of(lengths), segments, final_obs)
 
     def notes(self) -> list[str]:
-        """What was done, in words."""
+        """What was filled in or dropped, as text."""
         notes = []
         if self._repeated:
             notes.append(
-                f"what followed {self._repeated:,} steps at which an episode terminated is not known: the observation "
-                "before stands there, from which nothing is learned"
+                f"the final observation of {self._repeated:,} terminated segment(s) is unknown: the observation before "
+                "is repeated, from which nothing is learned"
             )
         if self._left_out:
             notes.append(
-                f"what followed {self._left_out:,} steps, the last of episodes that did not terminate, is not known: "
-                "these steps are left out"
+                f"the final observation of {self._left_out:,} segment(s) that did not terminate is unknown: their last "
+                "steps are left out"
             )
         return notes
 
@@ -320,39 +320,39 @@ FORMATS: Final = ("etude", *WRITERS)
 def convert(
     recording: "Recording | DataLike", path: str | os.PathLike[str], format: str = "etude", *, fps: int | None = None
 ) -> Recording:
-    """Write all of ``recording``, a piece at a time, to a new one at ``path``; gives that one.
+    """Write all of ``recording`` to a new recording at ``path``, a piece at a time, and return the new one.
 
     Args:
-        recording: What to write: one of any kind that can be read, or where it is (see `Recording.open`).
-        path: A folder, which must not hold anything yet. Another tool's format appears there whole or not at all; of
-            Etude's own, each file.
+        recording: A recording of any readable format, or where it is (see `Recording.open`).
+        path: A folder that does not exist or is empty. Other tools' formats appear there whole or not at all; in
+            Etude's own format, each file does.
         format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; ``lerobot``; or ``minari``, where
-            the folder's name must be that of a dataset, such as ``cartpole-v0``. What such a format has no place for is
-            said in the ``notes`` of the recording that is given.
-        fps: Steps a second, at least 1, for ``lerobot`` alone, which keeps a time with each step. None is that of the
-            LeRobot dataset that is converted, or 30.
+            the folder must be named like a dataset, such as ``cartpole-v0``. The ``notes`` of the returned recording
+            list what the format could not hold.
+        fps: Steps per second, at least 1, for ``lerobot`` only, which stores a time with each step. None uses that of
+            the converted LeRobot dataset, or 30.
 
     Raises:
-        DataError: something can't be read, there is something already, nothing to write, or what the format can't
-            hold: several agents, episodes that lack steps, a space; or ``path`` lies in what is read.
-        SettingsError: the format is unknown; or ``fps`` is no such number, or not for this format.
+        DataError: something can't be read; ``path`` is not empty, or lies in what is read; there is nothing to write;
+            or the format can't hold the data, such as several agents, incomplete episodes, or a space.
+        SettingsError: the format is unknown; or ``fps`` is less than 1, or given for another format.
     """
     if format not in FORMATS:
         near = nearest(format, FORMATS)
         hint = f" Nearest: `{near}`." if near else ""
         raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
     if fps is not None and (format != "lerobot" or fps < 1):
-        raise SettingsError(f"fps is {fps} for the format {format}; give a number of at least 1, for lerobot alone.")
+        raise SettingsError(f"fps is {fps} for the format {format}; it must be at least 1, and is for lerobot only.")
     recording = recording_of(recording)
     if format != "etude":
         return _for_others(recording, path, format, fps)
     check_apart([path], [recording])
     check_free([path])
-    # As `stream` gives them, but not copied: the writer does that.
+    # Like `stream`, but without copies: the writer copies.
     found = (piece for k in range(recording.num_parts) for piece in pieces(recording.part(k), ROW_GROUP_ROWS))
     first = next(found, None)
     if first is None:
-        raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
+        raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
     with writer_like(recording, path, meta) as writer:
         writer.write(first)
@@ -362,15 +362,15 @@ def convert(
 
 
 def _for_others(recording: Recording, where: str | os.PathLike[str], format: str, fps: int | None) -> Recording:
-    """Write another tool's format beside its folder, and then all of it to its name at one stroke."""
+    """Write another tool's format to a temporary folder, and rename it when it is complete."""
     if isinstance(where, RemotePath) or is_url(os.fspath(where)):
         raise DataError(
-            f"{redacted(str(where))}: {format} is written to local folders alone. Write it to one, and copy that."
+            f"{redacted(str(where))}: {format} can only be written to a local folder. Write it to one, and copy that."
         )
     check_apart([where], [recording])
     path = Path(where)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise DataError(f"{path}: is there already, and is not empty. Choose another folder, or remove it.")
+        raise DataError(f"{path}: already exists and is not empty. Choose another folder, or remove it.")
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     except InUseError as owner:
         raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # what a killed writer left
+        shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
         aside.mkdir()
         notes = exported(recording, aside, format, path, fps)
         for inside in (*aside.rglob("*"), aside):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New recordings out of others, by whole episodes: split, filter, sample. In bounded memory, of any format.
+"""Make new recordings from others, by whole episodes: split, filter, sample, merge. In bounded memory, of any format.
 
-Each goes over the data twice: once for the figures of the episodes, and once to copy. All that is recorded of an
-episode stays together, whichever agent it is of and wherever it stands.
+Each reads the data twice: once for the figures of the episodes, and once to copy. All steps of an episode stay
+together, whichever agent they are of and wherever they are stored.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Part:
     path: str
     episodes: int
     steps: int
-    """Of all agents, lookback left out."""
+    """The number of steps of all agents, without lookback."""
 
     def __str__(self) -> str:
         return f"{self.path}: {counted(self.episodes, 'episode')}, {counted(self.steps, 'step')}"
@@ -49,16 +49,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Edited:
-    """What was written, and what was left out."""
+    """The result of editing: what was written, and how much was left out."""
 
     written: tuple[Part, ...]
     left_out_episodes: int = 0
     left_out_steps: int = 0
     notes: tuple[str, ...] = ()
-    """What else is not as it was, in words."""
+    """Other changes, as text."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """Return the result as JSON data."""
         return {
             "written": [dataclasses.asdict(part) for part in self.written],
             "left_out": {"episodes": self.left_out_episodes, "steps": self.left_out_steps},
@@ -71,14 +71,14 @@ class Edited:
 
 
 def counted(count: int, what: str) -> str:
-    """``3 episodes``."""
+    """Format a count with its noun, such as ``3 episodes``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequence[str]) -> Sequence[str]:
-    """The columns to read where ``needed`` would do, but ``written`` are written later.
+    """Return the columns for a pass that needs only ``needed`` before a pass that writes ``written``.
 
-    What ``on_bad`` leaves out hangs on the columns that are read: both passes must see the same.
+    What ``on_bad`` leaves out depends on the columns read, so both passes must then read the same ones.
     """
     return written if recording.leaves_out else needed
 
@@ -86,39 +86,39 @@ def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequen
 def writer_like(
     recording: Recording, path: str | os.PathLike[str], meta: Mapping[str, Any], **changed: Any
 ) -> RecordingWriter:
-    """A writer of what ``recording`` holds, but for what is ``changed``."""
+    """A writer for data like that of ``recording``, with some options ``changed``."""
     header = recording.header
-    # columns by name, since a recording may lack some of its spaces
+    # Columns by name, because a recording may lack some parts of its spaces.
     how = {"env": header.env, "columns": recording.columns, **changed}
     return RecordingWriter(path, obs_space=header.obs_space, action_space=header.action_space, meta=meta, **how)
 
 
 @contextmanager
 def told_where(paths: Sequence[str]) -> Iterator[None]:
-    """Say in an error within it that what was written until then is there."""
+    """Add to an error raised inside that the data written so far is still there."""
     try:
         yield
     except DataError as error:
         there = ", ".join(paths)
-        raise DataError(f"{error} What was written until then is in {there}: remove it before trying again.") from error
+        raise DataError(f"{error} The part already written is in {there}: remove it before trying again.") from error
 
 
 def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recording]) -> None:
-    """Raise a DataError where something is to be written into the folder of something else."""
+    """Raise a DataError if an output folder is inside an input or another output."""
     outs = [located(path) for path in to]
     places = [place for recording in recordings for place in _places(recording.path)]
     for out in outs:
         if any(_lies_in(out, place) and _lies_in(place, out) for place in places):
-            raise DataError(f"{out}: is what is to be read, to which its files would be added. Choose another folder.")
+            raise DataError(f"{out}: is also an input, to which its files would be added. Choose another folder.")
     pairs = [(out, place) for out in outs for place in places]
     pairs += [(out, other) for out in outs for other in outs if out is not other]
     for out, other in pairs:
         if _lies_in(out, other):
-            raise DataError(f"{out}: lies in {other}, to which its files would belong then. Choose another folder.")
+            raise DataError(f"{out}: is inside {other}, so its files would become part of that. Choose another folder.")
 
 
 def check_free(to: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise a DataError where a recording is to be written to a folder that holds one."""
+    """Raise a DataError if an output folder already holds a recording."""
     for out in map(located, to):
         files = data_files(out)
         if files:
@@ -135,7 +135,7 @@ def _lies_in(path: AnyPath, folder: AnyPath) -> bool:
 
 
 def _places(given: Any, filesystem: Any = None) -> list[AnyPath]:
-    """The files and folders that a recording is read from, as far as it is read from such."""
+    """The files and folders that a recording is read from, if any."""
     if isinstance(given, Places):
         return _places(given.given, given.filesystem)
     if isinstance(given, Source):
@@ -155,17 +155,17 @@ def split_recording(
     fraction: float = 0.9,
     seed: int = 0,
 ) -> Edited:
-    """Deal whole episodes out to two recordings, at random.
+    """Split a recording at random into two, by whole episodes.
 
     Args:
-        recording: What to split, or where it is (see `Recording.open`).
-        to_train: The folder of the first one.
-        to_validation: The folder of the other one.
-        fraction: How many of the episodes the first one gets, between 0 and 1; each gets one at least.
-        seed: Who gets which hangs on this, and on the order of the episodes.
+        recording: The recording to split, or where it is (see `Recording.open`).
+        to_train: The folder of the first part.
+        to_validation: The folder of the second part.
+        fraction: The first part's share of the episodes, between 0 and 1 (exclusive); each part gets at least one.
+        seed: At least 0. The split depends on it and on the order of the episodes.
 
     Raises:
-        DataError: there are fewer than two episodes; something can't be read or written, or is there already.
+        DataError: there are fewer than two episodes; something can't be read or written; or a folder holds a recording.
         SettingsError: ``fraction`` or ``seed`` is out of range.
     """
     if not 0 < fraction < 1:
@@ -192,21 +192,21 @@ def filter_recording(
     max_length: int | None = None,
     where: str | None = None,
 ) -> Edited:
-    """Write the whole episodes for which all that is asked for holds.
+    """Write the whole episodes that meet all given conditions.
 
     Args:
-        recording: What to choose from, or where it is (see `Recording.open`).
+        recording: The recording to choose from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
-        min_return: The sum of an episode's rewards, over all its agents, is at least this.
-        max_return: It is at most this.
-        min_length: The steps of the agent that has most are at least as many.
-        max_length: They are at most as many.
+        min_return: The least sum of an episode's rewards over all its agents.
+        max_return: The largest such sum.
+        min_length: The least number of steps of the agent that has most.
+        max_length: The largest such number.
         where: An expression over an episode's figures, such as ``return > 100 and mean(reward) > 0.5``; see
             `etude.recordings.where.Expression`.
 
     Raises:
-        DataError: no episode is left, or something can't be read or written, or is there already.
-        SettingsError: nothing is asked for, or the expression can't be read.
+        DataError: no episode is left; something can't be read or written; or the folder holds a recording.
+        SettingsError: no condition is given, or the expression is invalid.
     """
     limits = {
         name: (low, high)
@@ -214,14 +214,14 @@ def filter_recording(
         if low is not None or high is not None
     }
     if not limits and where is None:
-        raise SettingsError("nothing is said about which episodes to keep: give min_return, max_length, where, ...")
+        raise SettingsError("no condition says which episodes to keep: give min_return, max_length, where, ...")
     expression = None if where is None else Expression(where)
     recording = recording_of(recording)
     episodes = episode_table(recording, expression)
     kept = np.ones(len(episodes), bool)
     for name, (low, high) in limits.items():
         if name not in episodes.figures:
-            raise DataError(f"{recording.path}: has no rewards, so that its episodes have no return.")
+            raise DataError(f"{recording.path}: has no rewards, so its episodes have no return.")
         values = episodes.figures[name]
         kept &= (values >= (-np.inf if low is None else low)) & (values <= (np.inf if high is None else high))
     if expression is not None and len(episodes):
@@ -241,21 +241,21 @@ def sample_recording(
     steps: int | None = None,
     seed: int = 0,
 ) -> Edited:
-    """Write whole episodes that are drawn at random, none twice, in the order in which they stand.
+    """Write a random sample of whole episodes, without replacement, in their stored order.
 
     Args:
-        recording: What to draw from, or where it is (see `Recording.open`).
+        recording: The recording to draw from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
-        episodes: How many; or
-        steps: as many as have at least so many steps together, of all agents.
-        seed: Which are drawn hangs on this, and on the order of the episodes.
+        episodes: The number of episodes, at least 1; or
+        steps: draw episodes until they have at least this many steps in total, over all agents.
+        seed: At least 0. The sample depends on it and on the order of the episodes.
 
     Raises:
-        DataError: there are not as many; or something can't be read or written, or is there already.
+        DataError: there are not enough; something can't be read or written; or the folder holds a recording.
         SettingsError: neither or both are given, or one is below 1.
     """
     if (episodes is None) == (steps is None):
-        raise SettingsError("say how much to draw: `episodes` or `steps`, one of them.")
+        raise SettingsError("give the size of the sample as `episodes` or as `steps`, one of them.")
     if (episodes if episodes is not None else steps or 0) < 1:
         raise SettingsError("`episodes` or `steps` must be at least 1.")
     recording = recording_of(recording)
@@ -277,11 +277,11 @@ def sample_recording(
 def episode_table(
     recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None
 ) -> EpisodeTable:
-    """The episodes of a recording, in pieces: memory is bounded by these and by a row for each episode.
+    """Return the figures of a recording's episodes; memory holds a piece of it and a row for each episode.
 
     Raises:
         DataError: something can't be read.
-        SettingsError: the expression names what is not there.
+        SettingsError: the expression names something that does not exist.
     """
     there = recording.columns
     if where is not None:
@@ -318,9 +318,9 @@ def _copied(
     to: Mapping[str | os.PathLike[str], NDArray[np.bool_]],
     how: Mapping[str, Any],
 ) -> Edited:
-    """Write the episodes that each of ``to`` is True for to its folder."""
+    """Write to each folder in ``to`` the episodes for which its mask is True."""
     if len(to) < (2 if how["how"] == "split" else 1):
-        raise SettingsError("both parts were to be written to one folder: give two.")
+        raise SettingsError("both parts would be written to the same folder: give two.")
     check_apart(list(to), [recording])
     check_free(list(to))
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
@@ -341,18 +341,20 @@ def _copied(
 
 
 def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | os.PathLike[str]) -> Edited:
-    """Write all of several recordings, one after the other, to a new one.
+    """Write several recordings, one after the other, to a new one.
 
-    Episodes whose ids were there before get others, with the recording's number behind them. Columns that are not in
-    all recordings are left out; other columns of numbers that differ in type are made of the type that holds both.
+    Episodes whose id is already taken get a new id that ends with the number of their recording. Columns that are not
+    in all recordings are left out. Numeric columns of different dtypes take a dtype that holds both, unless they belong
+    to a space.
 
     Args:
-        recordings: Of equal spaces, of any format; or where they are (see `Recording.open`).
+        recordings: A list of recordings with equal spaces, of any format; or where they are (see `Recording.open`).
         path: The folder of the new recording.
 
     Raises:
-        DataError: spaces differ, or a column has other shapes; something can't be read or written, or is there already.
-        SettingsError: there are none, or they are not a list.
+        DataError: spaces or the shapes of a column differ; something can't be read or written; or the folder holds a
+            recording.
+        SettingsError: the list is empty or not a list.
     """
     if not isinstance(recordings, list | tuple):
         raise SettingsError(f"`recordings` is {shown(recordings)}, but must be a list of recordings or of their paths.")
@@ -375,19 +377,19 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
                 writer.write(_fitted(exp, dtypes, ids))
                 steps += int(exp.trained().sum())
     notes = [
-        f"{counted(len(ids), 'episode')} of {recording.path} got other ids, since theirs were there already: "
-        f"{next(iter(ids))!r} is {next(iter(ids.values()))!r} now, and so on."
+        f"{counted(len(ids), 'episode')} of {recording.path} got new ids, because theirs were taken: "
+        f"{next(iter(ids))!r} is now {next(iter(ids.values()))!r}, and so on."
         for recording, ids in zip(opened, renamings, strict=True)
         if ids
     ]
     notes += [f"left out the column `{name}`, which {where} does not have" for name, where in left_out.items()]
     if len({recording.env for recording in opened}) > 1:
-        notes.append(f"the env is not kept: they are of {', '.join(str(r.env) for r in opened)}")
+        notes.append(f"the env is not stored, because it differs: {', '.join(str(r.env) for r in opened)}")
     return Edited((Part(str(writer.path), episodes, steps),), notes=tuple(notes))
 
 
 def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple[list[dict[str, str]], int]:
-    """For each recording, the new ids by those that were there before; and how many episodes there are in all."""
+    """For each recording, a mapping from taken ids to new ones; and the number of episodes in total."""
     taken: set[str] = set()
     renamings = []
     for number, recording in enumerate(recordings, 1):
@@ -419,7 +421,7 @@ def _check_spaces(recordings: Sequence[Recording]) -> None:
 
 
 def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]], dict[str, str]]:
-    """The dtypes of the columns that all have; and for each other column, a recording that does not have it."""
+    """The dtypes of the columns that all have; and for each other column, a recording that lacks it."""
     everyone = dict.fromkeys(name for recording in recordings for name in recording.columns)
     lacking = {name: next((str(r.path) for r in recordings if name not in r.columns), None) for name in everyone}
     common = [name for name, where in lacking.items() if where is None]
@@ -428,7 +430,7 @@ def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]],
     for recording in recordings:
         exp = next(recording.stream(columns=common), None)
         if exp is None:
-            raise DataError(f"{recording.path}: holds no steps, so that there is nothing to merge.")
+            raise DataError(f"{recording.path}: holds no steps: there is nothing to merge.")
         for name in common:
             column = np.asarray(exp.steps[name])
             known = dtypes.setdefault(name, column.dtype)
@@ -463,7 +465,7 @@ def _fitted(exp: Experience, dtypes: Mapping[str, np.dtype[Any]], ids: Mapping[s
 
 
 def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What all say alike, and of each what it says else."""
+    """Merge metadata: what all have in common, and the rest for each recording."""
     first = recordings[0].meta
     alike = {name: value for name, value in first.items() if all(r.meta.get(name) == value for r in recordings[1:])}
     each = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes: what is known of each, counted in one pass; and whole ones out of their pieces."""
+"""Episodes: figures for each, counted in one pass; and joining their pieces to whole episodes."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ RETURN: Final = "return"
 LENGTH: Final = "length"
 STEPS: Final = "steps"
 FIGURES: Final = (RETURN, LENGTH, STEPS, "agents", col.TERMINATED, col.TRUNCATED, "done", col.EPISODE_ID)
-"""The figures of each episode: the sum of all agents' rewards; the steps of the agent that has most; the steps of all
-its agents; how many these are; whether one of them was terminated, or truncated, or either; and the id."""
+"""The figures of each episode: the sum of all agents' rewards; the steps of the longest-acting agent; the steps of all
+agents; the number of agents; whether any agent was terminated, truncated, or either; and the episode's id."""
 
 
 class _Grown:
-    """A column that grows with the episodes that are met."""
+    """A column that grows as new episodes appear."""
 
     def __init__(self, fill: float, dtype: Any = np.float64) -> None:
         self._fill = fill
@@ -47,10 +47,10 @@ _MERGES: Final = {
 
 
 class EpisodeTable:
-    """The episodes of a stream of experience in the order in which they first come, a row of figures for each.
+    """The episodes in a stream of experience, in order of first appearance, with a row of figures for each.
 
     Args:
-        where: An expression whose reductions are to be figures too.
+        where: An expression whose reductions are computed as additional figures.
     """
 
     def __init__(self, where: Expression | None = None) -> None:
@@ -81,15 +81,15 @@ class EpisodeTable:
 
     @property
     def num_steps(self) -> int:
-        """Of all agents, lookback left out."""
+        """The number of steps of all agents, without lookback."""
         return int(self.figures[STEPS].sum())
 
     def codes(self, exp: Experience) -> Index:
-        """``[segments]``: which of these episodes each segment is of."""
+        """Return the index of the episode of each segment, shape ``[segments]``."""
         return _coded(exp.segments.episode_id, self._codes)
 
     def add(self, exp: Experience) -> Index:
-        """Take more experience; gives `codes` of it. Not after `figures` were asked for."""
+        """Add experience and return its `codes`. Must not be called after `figures` were read."""
         segments = exp.segments
         codes = self.codes(exp)
         count = len(self._codes)
@@ -119,7 +119,7 @@ class EpisodeTable:
 
     @cached_property
     def figures(self) -> dict[str, NDArray[Any]]:
-        """By name, ``[episodes]`` each; ``return`` is there where rewards are."""
+        """The figures by name, shape ``[episodes]`` each; ``return`` only if there are rewards."""
         count = len(self._codes)
         steps, lengths, agents = (np.zeros(count, np.int64) for _ in range(3))
         of_pairs = self._of_pairs.upto(len(self._pairs))
@@ -143,7 +143,7 @@ class EpisodeTable:
 
 
 def _coded(ids: Ids, known: dict[Any, int]) -> Index:
-    """``[n]``: the code of each id in ``known``, to which new ones are added in the order in which they come."""
+    """``[n]``: the code of each id in ``known``, to which new ids are added in the order in which they come."""
     used, first, inverse = np.unique(ids.codes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     codes = np.empty(len(used), np.int64)
@@ -158,11 +158,11 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
 
 
 def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
-    """Episodes, agents, steps, returns and sums of ``pieces``, as JSON data.
+    """Return counts and sums of episodes, agents, steps and returns of ``pieces``, as JSON data.
 
-    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the last observations of episodes
-    that ended; ``return_*`` are of episodes (the sum over their agents), unfinished ones included; the sums of
-    observations and actions are float64 over all numbers in them, as recorded.
+    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the final observations of episodes
+    that ended. ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of
+    observations and actions are float64, over all numbers in them as recorded.
     """
     table, env_steps = EpisodeTable(), _EnvSteps()
     sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
@@ -196,14 +196,14 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
 
 
 class _EnvSteps:
-    """Counts the steps of the envs: several agents that act at one time are one step."""
+    """Counts env steps: several agents that act at the same time take one step."""
 
     def __init__(self) -> None:
         self._spans: list[Index] = []
-        """Of the env's clock, ``[n, 3]``: episode, first, last + 1."""
+        """Spans of the env's clock, ``[n, 3]``: episode, first, last + 1."""
 
     def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
-        """Take experience, the code of the episode of each segment, and which steps are not lookback."""
+        """Add experience, the episode code of each segment, and a mask of the steps that are not lookback."""
         if col.ENV_T in exp.steps:
             clock = np.asarray(exp.steps[col.ENV_T])[trained]
             episode = codes[exp.segment_of_step()][trained]
@@ -216,7 +216,7 @@ class _EnvSteps:
             self._spans = [_united(np.concatenate(self._spans))]
 
     def total(self) -> int:
-        """All of them."""
+        """The number of env steps."""
         spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
         return int((spans[:, 2] - spans[:, 1]).sum())
 
@@ -228,11 +228,11 @@ def _sum(values: Any) -> float:
 
 
 def _united(spans: Index) -> Index:
-    """Spans of each episode with those that touch or overlap made one."""
+    """Merge the spans of each episode that touch or overlap."""
     spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
     if not len(spans):
         return spans
-    # Episodes are put behind each other on one line, so that one running maximum serves all of them.
+    # Episodes are laid one after another on a single line, so that one running maximum serves all of them.
     width = int(spans[:, 2].max()) + 2
     starts, stops = spans[:, 0] * width + spans[:, 1], spans[:, 0] * width + spans[:, 2]
     reach = np.maximum.accumulate(stops)
@@ -249,32 +249,33 @@ def _or_none(value: float) -> float | None:
 # -- whole episodes out of pieces ------------------------------------------------------------------------------------
 
 HELD_BYTES: Final = 256 * 2**20
-"""The most memory that unfinished episodes take: beyond it, those that were added to longest ago are given out cut."""
+"""The most memory that unfinished episodes take; beyond it, those updated longest ago are returned incomplete."""
 
 _NAMES: Final = ("episode_id", "agent_id", "module_id")
 
 
 @dataclasses.dataclass
 class Waiting:
-    """What has come of an episode that is not whole yet."""
+    """The pieces so far of an episode that is not whole yet."""
 
     total: int | None
-    """The steps of the whole episode; None while its end has not come."""
+    """The number of steps of the whole episode; None until its end has come."""
     num_steps: int = 0
     places: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Of its pieces: which `add` they came with, and which of the segments there they are."""
+    """For each piece: the index of the `add` call that brought it, and of its segment there."""
     running: set[tuple[str | None, str | None]] = dataclasses.field(default_factory=set)
-    """The agents, each with its module, of which an end has not come yet."""
+    """The (agent, module) pairs that have not ended yet."""
 
 
 class Assembler:
-    """Joins the pieces of episodes, which wait, copied, until none is missing.
+    """Joins the pieces of episodes, holding copies until no piece is missing.
 
     Args:
-        together: An episode waits for all its agents that were seen: it is whole when these have ended. Their pieces
-            come in order of time. Else each agent's part is an episode of its own, and pieces come in any order.
-        lengths: The steps of whole episodes, by the hash of their id. Of others, the end says how many there are.
-        max_bytes: The most memory held, where agents wait for each other.
+        together: An episode is whole when all its agents seen so far have ended; their pieces must come in order of
+            time. If False, each agent's part is an episode of its own, and pieces may come in any order.
+        lengths: The number of steps of whole episodes, by the hash of their id. For other episodes, it is known from
+            their end.
+        max_bytes: The most memory held, if agents wait for each other (``together``).
     """
 
     def __init__(
@@ -282,15 +283,15 @@ class Assembler:
     ) -> None:
         self._together, self._lengths, self._max_bytes = together, lengths or {}, max_bytes
         self._size = self._num_adds = 0
-        self._chunks: dict[int, list[Any]] = {}  # by `add`: the pieces that came, and how many of them are still held
+        self._chunks: dict[int, list[Any]] = {}  # by `add` call: its pieces, and how many of them are still held
         self.waiting: dict[Any, Waiting] = {}
-        """By episode, or episode and agent; those that were added to last are at the end."""
+        """By episode, or by episode and agent; the most recently updated last."""
 
     def add(self, exp: Experience) -> list[Experience]:
-        """Take segments without lookback; gives the episodes that are whole now.
+        """Add segments without lookback; returns the episodes that are whole now.
 
-        An agent's segments are joined to one, unless steps are there twice or several modules acted in it. Agents of
-        one episode come one behind another.
+        An agent's segments are joined to one, unless steps are duplicated or several modules acted in it. The agents
+        of an episode are next to each other.
         """
         touched, out = self._put(copied(exp))
         if self._together:
@@ -300,11 +301,11 @@ class Assembler:
         return out
 
     def rest(self) -> list[Experience]:
-        """All that is held, which is held no more."""
+        """Return everything held, and hold it no longer."""
         return self._released(list(self.waiting))
 
     def _put(self, exp: Experience) -> tuple[list[Any], list[Experience]]:
-        """Hold all of ``exp``; gives the episodes in it, and, where agents do not wait for each other, whole ones."""
+        """Hold ``exp``; returns the keys in it and, unless agents wait for each other, the whole episodes."""
         if not exp.num_segments:
             return [], []
         self._chunks[self._num_adds] = [exp, exp.num_segments]
@@ -319,7 +320,7 @@ class Assembler:
             self.waiting[key] = held
         facts = (s.module_id.tolist(), s.done.tolist(), s.t_start.tolist(), exp.lengths.tolist())
         for i, (key, agent, module, done, first, length) in enumerate(zip(keys, agents, *facts, strict=True)):
-            if key not in self.waiting:  # it was whole already, and there is more of it
+            if key not in self.waiting:  # it was already returned as whole, and this is more of it
                 self.waiting[key] = Waiting(self._lengths.get(hash(names[i])))
             one = self.waiting[key]
             one.places.append((self._num_adds - 1, i))
@@ -331,7 +332,7 @@ class Assembler:
         return list(touched), out
 
     def _released(self, keys: list[Any]) -> list[Experience]:
-        """These episodes, one behind another, which are held no more; nothing where there are none."""
+        """Return these episodes, and hold them no longer; an empty list if there are none."""
         out = self._joined(keys)
         for key in keys:
             for k, _ in self.waiting.pop(key).places:
@@ -349,7 +350,7 @@ class Assembler:
         return [in_order(Experience.concat(parts), by_episode=True).join()] if parts else []
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What is held, as plain data and arrays; None where that is nothing."""
+        """The pieces held, as plain data and arrays; None if there are none."""
         if not self.waiting:
             return None
         (exp,) = self._joined(list(self.waiting))
@@ -362,7 +363,7 @@ class Assembler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         self._size, self._chunks, self.waiting = 0, {}, {}
         if state is not None:
             segments = Segments.of(len(state["offsets"]) - 1, **state["segments"])

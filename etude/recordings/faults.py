@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with steps: values that can't be learned from, and steps that do not go together. All is found here.
+"""Checks of steps: values that can't be learned from, and steps that conflict with each other.
 
-Steps of one agent in one episode must not be there twice (``duplicate``), not come after its end (``after_end``), and
-not stand before earlier ones (``out_of_order``). Steps that are missing in its middle (``gap``) do no harm.
+The steps of one agent in one episode must not be duplicated (``duplicate``), come after its end (``after_end``), or be
+stored before earlier ones (``out_of_order``). Missing steps in its middle (``gap``) are harmless.
 """
 
 import dataclasses
@@ -23,29 +23,29 @@ from etude.spaces import Space
 
 
 class Fault(NamedTuple):
-    """A fault of some rows."""
+    """A fault that affects some rows."""
 
     kind: str
-    """As in `etude.recordings.Problem`: ``nan``, ``out_of_space`` or ``no_final_obs``."""
+    """The kind, as in `etude.recordings.Problem`: ``nan``, ``out_of_space`` or ``no_final_obs``."""
     column: str
     rows: Index
-    """The rows, rising; for a final observation, the last rows of its segments."""
+    """The row indices, increasing; for a final observation, the last rows of its segments."""
     what: str
-    """What the first of them is, in words."""
+    """A description of the first row's fault."""
     harmless: bool = False
-    """It matters only to those who ask for it: ``next_obs`` after a segment that was truncated."""
+    """Whether it only matters if requested: ``next_obs`` after a segment that was truncated."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it is about observations that follow the last step of a segment."""
+        """Whether it concerns final observations."""
         return col.is_under(self.column, col.FINAL_OBS)
 
 
 def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
-    """Every fault of the columns that are there: of observations, actions, rewards and final observations.
+    """Find every fault in observations, actions, rewards and final observations.
 
     Args:
-        exp: What to look at. One sum over each column tells that it is finite; only where not, rows are looked for.
+        exp: The experience to check. The sum of each column shows whether it is finite; only if not, rows are checked.
         leaves: The simple spaces of observations and actions by column.
     """
     last = exp.offsets[1:] - 1
@@ -58,7 +58,7 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
         for fault in _of_values(renamed, np.asarray(values)[known], leaves.get(name)):
             yield fault._replace(rows=last[known[fault.rows]])
     is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated
-    for harmless, how in ((False, "goes on, as no flag says that it ended there"), (True, "was truncated")):
+    for harmless, how in ((False, "continues, because no flag marks its end there"), (True, "was truncated")):
         unknown = np.flatnonzero(is_unknown & (exp.segments.truncated == harmless))
         if exp.final_obs and len(unknown):
             what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"
@@ -80,7 +80,7 @@ def _of_values(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[
 
 
 def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
-    """The rows of a discrete column that are outside their space; None where it is not discrete."""
+    """The rows of a discrete column that are outside its space; None if it is not discrete."""
     if isinstance(leaf, spaces.Discrete):
         low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
     elif isinstance(leaf, spaces.MultiDiscrete):
@@ -99,8 +99,8 @@ def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
 _REMEDIES: Final = {
     "nan": "Leave the episode out with a filter, or mend the env that gave it.",
     "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
-    "no_final_obs": "Who learns values can't use that step: on_bad='repair' (--on-bad repair) leaves it out. Where the "
-    "episode ended by its own rules, it is `terminated`, and nothing is missing.",
+    "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
+    "Where the episode ended by its own rules, it is `terminated`, and nothing is missing.",
     "duplicate": "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id.",
     "after_end": "Two episodes may share one id: give each its own.",
     "out_of_order": "Put the files in order by their names, or read it with on_bad='repair'.",
@@ -108,7 +108,7 @@ _REMEDIES: Final = {
 
 
 def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
-    """A fault of some rows of unit ``k``, which is ``exp``, in words."""
+    """Describe a fault of some rows of unit ``k``, which is ``exp``."""
     row, count = int(fault.rows[0]), len(fault.rows)
     place = units.place(k, row, exp)
     more = f" ({count:,} rows like it)" if count > 1 else ""
@@ -123,38 +123,38 @@ KINDS: Final = ("duplicate", "after_end", "out_of_order", "gap")
 
 
 class Span(NamedTuple):
-    """The steps of one segment, lookback left out."""
+    """The steps of one segment, without lookback."""
 
     start: int
     """The first ``t``."""
     stop: int
-    """The ``t`` after the last."""
+    """One more than the last ``t``."""
     place: int
-    """The number of its part times 2^40, and the row, in its part, of the segment's first row, lookback included."""
+    """The index of its part times 2^40, plus the row in that part of the segment's first row, including lookback."""
     lookback: int
     terminated: bool
     truncated: bool
     known: bool
-    """What follows the last step is known, or nothing does."""
+    """Whether the final observation is known or not needed."""
 
     @property
     def done(self) -> bool:
-        """The episode ended here."""
+        """Whether the episode ended here."""
         return self.terminated or self.truncated
 
     @property
     def part(self) -> int:
-        """The number of the part that it lies in."""
+        """The index of its part."""
         return self.place >> _ROW_BITS
 
     @property
     def row(self) -> int:
-        """The row, in its part, of its first step."""
+        """The row of its first step in the part."""
         return (self.place & _ROW_MASK) + self.lookback
 
 
 Spans: TypeAlias = NDArray[Any]
-"""Many spans: a structured array with the fields of `Span`, and ``key``, as `keys_of` gives it."""
+"""Many spans: a structured array with the fields of `Span`, and ``key`` from `keys_of`."""
 
 _ROW_BITS: Final = 40
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
@@ -165,20 +165,20 @@ _DTYPE: Final = np.dtype(
     ]
 )
 _ODD: Final = 0x5851F42D4C957F2D
-"""Any large odd number: sums of hashes times it are as seldom equal as hashes are."""
+"""Any large odd number: sums with hashes multiplied by it collide as rarely as hashes do."""
 
 
 def keys_of(segments: Segments) -> Index:
-    """A hash of the episode and agent of each segment: equal for equal ones in one process.
+    """Hash the episode and agent of each segment; equal ones have equal hashes within one process.
 
-    They take a fifth of the memory of the names. Who acts on equal hashes compares the names as well.
+    Hashes take a fifth of the memory of the names. Before acting on equal hashes, compare the names.
     """
     keys: Index = segments.episode_id.mapped(hash, np.int64) * _ODD + segments.agent_id.mapped(hash, np.int64)
     return keys
 
 
 def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
-    """The segments of part ``k`` that have steps of their own. ``keys`` says whose they are; None: see `keys_of`."""
+    """The segments of part ``k`` that have steps of their own, with ``keys`` or by default those from `keys_of`."""
     s = exp.segments
     spans = np.zeros(len(s), _DTYPE)
     spans["key"] = keys_of(s) if keys is None else keys
@@ -190,11 +190,11 @@ def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
 
 
 def in_time(runs: Iterable[Spans]) -> Spans:
-    """The spans of each key behind each other, in order of time."""
-    raw = np.dtype((np.void, _DTYPE.itemsize))  # as plain bytes they are copied at once
+    """Sort spans by key, then by time."""
+    raw = np.dtype((np.void, _DTYPE.itemsize))  # plain bytes are copied in one go
     spans = np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(_DTYPE)
-    order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast where runs are sorted already
-    found = spans.take(order)  # fifty times as fast as an index is for such arrays
+    order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast if the runs are sorted
+    found = spans.take(order)  # fifty times as fast as indexing a structured array
     same = np.flatnonzero(found["key"][:-1] == found["key"][1:])
     if len(same):
         a, b = found.take(same), found.take(same + 1)
@@ -205,10 +205,10 @@ def in_time(runs: Iterable[Spans]) -> Spans:
 
 
 def clashes(spans: Spans) -> dict[str, Index]:
-    """For each of `KINDS`, the spans that do not go with the one behind them, in the order in which those stand.
+    """For each of `KINDS`, the spans that conflict with the next one, in stored order of the latter.
 
     Args:
-        spans: As `in_time` gives them.
+        spans: Sorted by `in_time`.
     """
     a, b = spans[:-1], spans[1:]
     same = a["key"] == b["key"]
@@ -224,26 +224,26 @@ def clashes(spans: Spans) -> dict[str, Index]:
 
 
 def span_at(spans: Spans, i: int) -> Span:
-    """One of them."""
+    """Return one of the spans."""
     return Span(*(spans[name][i].item() for name in Span._fields))
 
 
 class Timeline:
-    """Where the steps of the parts seen so far stand, for finding two that do not go together.
+    """The spans of all steps seen so far, to find those that conflict.
 
-    It takes some 60 bytes of memory a segment, and the time to sort them. May not be used by several threads at once.
+    It takes about 60 bytes of memory per segment, and the time to sort them. Not thread-safe.
 
     Args:
         units: The recording.
-        kinds: What `add` looks for, of `KINDS`.
+        kinds: The kinds of conflict that `add` checks for, among `KINDS`.
     """
 
     def __init__(self, units: Units, kinds: Sequence[str] = ()) -> None:
         self._units, self._kinds = units, kinds
         self._spans: dict[int, Spans] = {}  # by part
-        self._runs: list[tuple[Index, Index]] = []  # keys, sorted, and the places of their spans
-        self._several = [np.zeros(0, np.int64)]  # the keys of which there are several spans, as they were found
-        self._names: dict[int, Experience] = {}  # by part, where something is wrong
+        self._runs: list[tuple[Index, Index]] = []  # sorted keys, and the places of their spans
+        self._several = [np.zeros(0, np.int64)]  # keys with several spans, as they were found
+        self._names: dict[int, Experience] = {}  # by part; only of parts with conflicts
         self._told: str | None = None
 
     @property
@@ -252,10 +252,10 @@ class Timeline:
         return len(self._spans) == len(self._units)
 
     def add(self, k: int, exp: Experience) -> None:
-        """Take in part ``k``, loaded, where it was not before.
+        """Add loaded part ``k``, unless it was added before.
 
         Raises:
-            DataError: a segment of it does not go with another one; said again whatever is added later.
+            DataError: a segment of it conflicts with another one; raised again by every later call.
         """
         if k not in self._spans:
             spans = self._spans[k] = spans_of(k, exp)
@@ -268,17 +268,17 @@ class Timeline:
             raise DataError(self._told)
 
     def spans(self) -> Spans:
-        """All that were seen, as `in_time` gives them."""
+        """All spans seen, sorted by `in_time`."""
         return in_time(self._spans.values())
 
     def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
-        """All clashes of these kinds in what was seen, one for each kind, episode and agent."""
+        """All conflicts of these kinds in what was seen: one for each kind, episode and agent."""
         for problem in self._problems(self._all_of(distinct(*self._several)) if self._kinds else self.spans(), kinds):
             remedy = _REMEDIES.get(problem.kind)
             yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
 
     def _several_among(self, spans: Spans) -> Index:
-        """The keys of ``spans``, which are new, of which there are several spans now."""
+        """The keys in ``spans``, which are new, that have several spans now."""
         keys = np.ascontiguousarray(spans["key"])
         order = np.argsort(keys, kind="stable")
         keys, places = keys[order], spans["place"][order]
@@ -295,7 +295,7 @@ class Timeline:
         return distinct(*found)
 
     def _all_of(self, keys: Index) -> Spans:
-        """The spans of these keys, as `in_time` gives them."""
+        """The spans of these keys, sorted by `in_time`."""
         found = [np.zeros(0, np.int64)]
         for known, places in self._runs if len(keys) else ():
             starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
@@ -310,17 +310,17 @@ class Timeline:
         return in_time(runs)
 
     def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
-        """The same as `problems`, of spans as `in_time` gives them, and without what to do."""
+        """Like `problems`, for spans sorted by `in_time`, and without the remedy."""
         for kind, at in clashes(spans).items():
             told: set[int] = set()
             for i in at.tolist() if kind in kinds else ():
                 a, b, key = span_at(spans, i), span_at(spans, i + 1), int(spans["key"][i])
-                if key not in told and self._whose(a) == self._whose(b):  # and not only of equal hashes
+                if key not in told and self._whose(a) == self._whose(b):  # not only equal hashes
                     told.add(key)
                     yield self._problem(kind, a, b)
 
     def _whose(self, span: Span) -> tuple[str, str | None]:
-        """Its episode and agent."""
+        """The episode and agent of a span."""
         if span.part not in self._names:
             self._names[span.part] = self._units.keys(span.part)
         exp = self._names[span.part]
@@ -328,7 +328,7 @@ class Timeline:
         return exp.segments.episode_id[i], exp.segments.agent_id[i]
 
     def _problem(self, kind: str, a: Span, b: Span) -> Problem:
-        """Two spans of one agent in one episode that do not go together, ``a`` the earlier by time, in words."""
+        """Describe a conflict of two spans of one agent in one episode; ``a`` is the earlier in time."""
         steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
         episode, agent = self._whose(b)
         first = self._units.place(a.part, a.row + steps, self._names[a.part])
@@ -336,10 +336,10 @@ class Timeline:
         who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
         what = {
             "duplicate": f"has step t {b.start} a second time; it is in {first.words} already",
-            "after_end": f"goes on at t {b.start}, after its end in {first.words}",
-            "out_of_order": f"goes on at t {b.start} before its beginning, which is in {first.words}: it is out of "
+            "after_end": f"continues at t {b.start}, after its end in {first.words}",
+            "out_of_order": f"continues at t {b.start} before its beginning, which is in {first.words}: it is out of "
             "order",
-            "gap": f"goes on at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
+            "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
         text, is_gap = f"{second.words}: {who} {what}.", kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
@@ -347,6 +347,6 @@ class Timeline:
 
 
 def distinct(*keys: Index) -> Index:
-    """All keys once, sorted. What NumPy has for that can take minutes for hashes."""
+    """All keys once, sorted. NumPy's own function can take minutes for hashes."""
     found = np.sort(np.concatenate(keys))
     return found[np.append(True, found[1:] != found[:-1])] if len(found) else found

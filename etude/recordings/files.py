@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Parquet files of a recording: found, opened, and their faults named."""
+"""Find and open the Parquet files of a recording, and report their faults."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -26,44 +26,43 @@ from etude.recordings.pieces import filtered
 from etude.urls import first_line
 
 REQUIRED: Final = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
-"""The columns without which nothing is a recording of Etude's."""
+"""The columns that every recording in Etude's format has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """One Parquet file, its footer read."""
+    """A Parquet file whose footer has been read."""
 
     path: AnyPath
     metadata: pq.FileMetaData
     schema: pa.Schema
     header: Header | None
-    """None where the file is not one of Etude's, or another tool has written it anew and left the header out."""
+    """None if the file is not Etude's, or another tool has rewritten it without the header."""
     version: int
-    """Of the format; 0 without a header."""
+    """The format version; 0 without a header."""
     facts: FileFacts | None
-    """None where it is of format 1, or another tool has written it anew."""
+    """None if it is of format 1, or another tool has rewritten it."""
 
     @property
     def num_rows(self) -> int:
-        """Its rows."""
+        """The number of rows."""
         return int(self.metadata.num_rows)
 
     @property
     def num_groups(self) -> int:
-        """Its row groups."""
+        """The number of row groups."""
         return int(self.metadata.num_row_groups)
 
     @property
     def has_own_columns(self) -> bool:
-        """Whether its columns are those of a recording."""
+        """Whether it has the columns of a recording."""
         return has_own_columns(self.schema.names)
 
     def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
-        """The numbers of the segments in each row group, and ``t`` of its first and last row, read from a file that
-        another tool has written anew.
+        """For a file that another tool has rewritten, the segment numbers and the first and last ``t`` per row group.
 
-        None where its rows do not stand as Etude's writer puts them, or where there is no header, so that types may be
-        others, too. Nothing is read, and there are no row groups, of files that Etude wrote.
+        None if its rows are not in the order of Etude's writer, or if there is no header, so that types may differ as
+        well. For files that Etude wrote, the list is empty and nothing is read.
         """
         if self.version < 2 or is_declared_in_order(self.metadata):
             return [] if self.version else None
@@ -74,7 +73,7 @@ class DataFile:
             try:
                 table = self.read_group(group, [col.SEGMENT, col.T_INDEX], None)
             except DataError:
-                continue  # it is said where all columns are read
+                continue  # reported when all columns are read
             if any(column.null_count for column in table.columns):
                 return None
             segment, t = table[col.SEGMENT].to_numpy(), table[col.T_INDEX].to_numpy()
@@ -86,12 +85,12 @@ class DataFile:
         return found
 
     def _opened(self) -> pq.ParquetFile:
-        """Opened anew each time: an open file keeps what was read from it, and handles are few."""
+        """Open the file anew each time: an open file keeps what was read from it, and handles are limited."""
         keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in self.schema.names]
         return footers.opened(self.path, self.metadata, keys)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
-        """Some columns of one row group; with ``where``, only the rows for which it holds.
+        """Read some columns of one row group; with ``where``, only the rows for which it holds.
 
         Raises:
             DataError: the bytes can't be decoded.
@@ -106,14 +105,14 @@ class DataFile:
             raise self._unreadable(group, error) from error
 
     def _bytes_of(self, group: int, names: Sequence[str]) -> int:
-        """What some columns of a row group take in the file."""
+        """The compressed size of some columns of a row group, in bytes."""
         found = self.metadata.row_group(group)
         roots, wanted = self._roots, set(names)
         return sum(found.column(i).total_compressed_size for i, root in enumerate(roots) if root in wanted)
 
     @cached_property
     def _roots(self) -> list[str]:
-        """The column in the schema that each column of the file is a part of."""
+        """The schema column that each column of the file belongs to."""
         return [self.metadata.schema.column(i).path.split(".")[0] for i in range(self.metadata.num_columns)]
 
     def _scanned(self, group: int, columns: Sequence[str], where: pc.Expression) -> pa.Table:
@@ -129,7 +128,7 @@ class DataFile:
             raise self._unreadable(group, error) from error
 
     def _check_filter(self, where: pc.Expression) -> None:
-        """Raise a DataError where a filter is none, or names what the file has not."""
+        """Raise a DataError if a filter is not an expression, or names columns that the file lacks."""
         problem = None
         if not isinstance(where, pc.Expression):
             problem = f"it is a {type(where).__name__}"
@@ -151,7 +150,7 @@ class DataFile:
         )
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Some columns of one row group as Experience."""
+        """Read some columns of one row group as experience."""
         if where is not None and self._has_context(group):
             self._check_filter(where)
             steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
@@ -159,17 +158,17 @@ class DataFile:
         return self.experience_of(self.read_group(group, names, where), group)
 
     def _has_context(self, group: int) -> bool:
-        """Whether there is lookback in a row group, as only format 1 has it."""
+        """Whether a row group contains lookback, which only format 1 has."""
         if self.version != 1 or col.LOOKBACK not in self.schema.names:
             return False
         keys = [name for name in self.schema.names if name in KEYS]
         return bool(self.load(group, keys, None).segments.lookback.any())
 
     def experience_of(self, table: pa.Table, group: int) -> Experience:
-        """The table of a row group as Experience; a segment that began before it keeps the rest of its lookback.
+        """Convert the table of a row group to experience; a segment continued from the one before keeps its lookback.
 
         Raises:
-            DataError: the table is not one of Experience.
+            DataError: the table is not one of experience.
         """
         exp = Experience.from_table(table)
         if (exp.segments.t_start < 0).any():
@@ -181,7 +180,7 @@ class DataFile:
         return exp
 
     def _lookback_before(self, group: int) -> int:
-        """How many first rows of a row group are lookback of a segment that began in a row group before it."""
+        """The number of first rows of a row group that are lookback of a segment begun in an earlier row group."""
         rows = 0
         while group and col.LOOKBACK in self.schema.names:
             group -= 1
@@ -194,7 +193,7 @@ class DataFile:
         return 0
 
     def first_row(self, group: int, names: Sequence[str]) -> Experience:
-        """Some columns of the first row of a row group, without decoding the rest.
+        """Read some columns of the first row of a row group, without decoding the rest.
 
         Raises:
             DataError: the bytes can't be decoded.
@@ -208,7 +207,7 @@ class DataFile:
         return Experience.from_table(self.schema.empty_table().select(list(names)))
 
     def names_for(self, roots: Sequence[str] | None) -> list[str]:
-        """The columns on the disk for some wanted step columns, given by name or root: keys go with them always."""
+        """The stored columns to read for some step columns, given by name or root: keys are always included."""
         names: list[str] = self.schema.names
         if roots is None:
             return names
@@ -223,13 +222,13 @@ def has_own_columns(names: Sequence[str]) -> bool:
 
 
 def data_files(folder: AnyPath) -> list[AnyPath]:
-    """The Parquet files under ``folder`` in the order of their names; hidden ones are left out."""
+    """The Parquet files under ``folder``, sorted by name; hidden ones are left out."""
     found = [path for path in folder.rglob("*.parquet") if path.is_file()]
     return sorted(p for p in found if not any(part[0] in "._" for part in relative(p, folder).parts))
 
 
 def recordings_in(folder: AnyPath) -> dict[AnyPath, list[AnyPath]]:
-    """The recordings under ``folder``: each folder that holds Parquet files, in the order of their names, and these."""
+    """The recordings under ``folder``: each folder with Parquet files, sorted by name, and its files."""
     found: dict[AnyPath, list[AnyPath]] = {}
     for file in data_files(folder):
         inside = relative(file, folder).parent
@@ -238,10 +237,10 @@ def recordings_in(folder: AnyPath) -> dict[AnyPath, list[AnyPath]]:
 
 
 def find_files(path: AnyPath) -> list[AnyPath]:
-    """The data files of the recording at ``path``, a folder or one Parquet file.
+    """Find the data files of the recording at ``path``, a folder or one Parquet file.
 
     Raises:
-        DataError: there is nothing, or nothing that is a recording.
+        DataError: nothing is there, or nothing that is a recording.
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
@@ -249,14 +248,14 @@ def find_files(path: AnyPath) -> list[AnyPath]:
     if not files:
         if path.is_file():
             raise DataError(
-                f"{path}: is not a recording that is known here. Give a folder of Parquet files, or one Parquet file; "
+                f"{path}: is not in a known recording format. Give a folder of Parquet files, or one Parquet file; "
                 "or read it as a table, with a Source that says which column is what, or by a function of yours "
                 "(docs/custom-sources.md)."
             )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")
         raise DataError(
-            f"{path}: holds no Parquet file, nor a recording of another tool that is known here. Give the folder "
+            f"{path}: holds no Parquet file, nor a recording of another tool in a known format. Give the folder "
             "that a recording was written to."
         )
     return files
@@ -266,13 +265,13 @@ def open_file(path: AnyPath) -> DataFile:
     """Read a file's footer.
 
     Raises:
-        DataError: it is not a whole Parquet file, or carries a header that can't be read.
+        DataError: it is not a complete Parquet file, or its header can't be read.
     """
     return _described(path, footers.footer(path))
 
 
 def open_files(paths: Sequence[AnyPath]) -> Iterator["DataFile | DataError"]:
-    """Read the files' footers, in order, as `open_file` does; what it would raise is given in the file's place."""
+    """Read the files' footers in order, like `open_file`; errors are yielded in place of the file."""
     for path, found in zip(paths, footers.footers(paths), strict=True):
         try:
             yield _described(path, footers.whole(found))
@@ -294,5 +293,5 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
 
 
 def _is_marked(table: pa.Table) -> bool:
-    """Whether the first row says that a segment begins there; those that Etude wrote always do."""
+    """Whether the first row marks the begin of a segment; in files that Etude wrote it always does."""
     return col.LOOKBACK not in table.column_names or bool(table[col.LOOKBACK][0].is_valid)

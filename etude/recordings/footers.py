@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The footers of Parquet files: what is read of a recording before any data is."""
+"""Read the footers of Parquet files, which describe a recording without its data."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,16 +13,16 @@ from etude.files import AnyPath, RemotePath, in_arrow
 from etude.urls import first_line
 
 _AT_ONCE: Final = 24
-"""Footers that are asked for at one time where each is a round trip to a server."""
+"""The most footers to request at once if each is a round trip to a server."""
 
 BROKEN: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def footer(path: AnyPath) -> pq.FileMetaData:
-    """The footer of a file; of a listed folder's file behind a URL, it is read once.
+    """Return the footer of a file; those of files in a listed remote folder are read only once.
 
     Raises:
-        DataError: it is not a whole Parquet file, or can't be read.
+        DataError: it is not a complete Parquet file, or can't be read.
     """
     kept = path.listing.kept if isinstance(path, RemotePath) and path.listing else {}
     found = kept.get(str(path))
@@ -32,7 +32,7 @@ def footer(path: AnyPath) -> pq.FileMetaData:
 
 
 def footers(paths: Sequence[AnyPath]) -> Iterator[pq.FileMetaData | DataError]:
-    """The footers of files, in order, or what is wrong with one; those behind URLs are read several at a time."""
+    """Yield the footers of files in order, or the error; remote ones are read several at a time."""
     if len(paths) < 2 or not isinstance(paths[0], RemotePath):
         yield from map(_tried, paths)
         return
@@ -41,14 +41,14 @@ def footers(paths: Sequence[AnyPath]) -> Iterator[pq.FileMetaData | DataError]:
 
 
 def whole(found: pq.FileMetaData | DataError) -> pq.FileMetaData:
-    """A footer of `footers`; raises what is wrong with it."""
+    """Return a result of `footers` if it is a footer, else raise it."""
     if isinstance(found, DataError):
         raise found
     return found
 
 
 def opened(path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = ()) -> pq.ParquetFile:
-    """A file, its pages checked as they are read; columns among ``keys`` come dictionary-encoded."""
+    """Open a file; its pages are checked as they are read, and columns among ``keys`` are read dictionary-encoded."""
     source, system = in_arrow(path)
     return pq.ParquetFile(
         source, filesystem=system, metadata=metadata, read_dictionary=list(keys), page_checksum_verification=True
@@ -56,7 +56,7 @@ def opened(path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequenc
 
 
 def schema_of(path: AnyPath) -> pa.Schema:
-    """The Arrow schema of a file; raises as `footer` does."""
+    """Return the Arrow schema of a file; raises like `footer`."""
     return footer(path).schema.to_arrow_schema()
 
 
@@ -75,8 +75,8 @@ def _read(path: AnyPath) -> pq.FileMetaData:
     except BROKEN as error:
         if isinstance(error, OSError) and isinstance(path, RemotePath):
             raise DataError(
-                f"{path}: can't be read ({first_line(error)}). Try again where the connection broke; else, may the "
-                "credentials that are found here read it?"
+                f"{path}: can't be read ({first_line(error)}). Try again if the connection broke; otherwise check that "
+                "the credentials found here may read it."
             ) from error
         raise DataError(
             f"{path}: is not a whole Parquet file: it was cut off or overwritten ({first_line(error)}). "

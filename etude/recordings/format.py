@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a format of recordings is: how one is described, and read unit by unit."""
+"""The interface of recording formats: how a recording is described, and read unit by unit."""
 
 import abc
 import dataclasses
@@ -17,38 +17,38 @@ from etude.recordings.layout import Header
 from etude.settings import nearest
 
 MAX_ROWS: Final = 65_536
-"""The steps that a unit should not exceed, unless one episode, file or row group has more."""
+"""The most steps that a unit should have, unless one episode, file or row group has more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One fault of a recording."""
+    """A problem with a recording."""
 
     kind: str
-    """A word for it, such as ``nan``, ``duplicate``, ``not_done`` or ``unreadable``."""
+    """The kind of problem, such as ``nan``, ``duplicate``, ``not_done`` or ``unreadable``."""
     message: str
     """What is wrong, where, and what to do."""
     file: str
-    """The file, or the folder where it is about the whole."""
+    """The file, or the folder if it concerns the whole recording."""
     row: int | None = None
-    """The row in the file, or the line of a text file, as users count it in the message; from 0 here."""
+    """The row in the file, or the line of a text file, from 0 (in the message, as users count it)."""
     column: str | None = None
-    """The column, as the file names it."""
+    """The column, by its name in the file."""
     count: int = 1
-    """How many rows are concerned."""
+    """The number of rows affected."""
     repairable: bool = False
-    """Whether the rest of the recording can be used with the files or rows concerned left out."""
+    """Whether the rest of the recording can be used if the affected files or rows are left out."""
     row_group: int | None = None
-    """The row group in a Parquet file, from 0, where it is known."""
+    """The row group in a Parquet file, from 0, if known."""
     harmless: bool = False
-    """It is only a warning: the recording can be read and trained on as it is."""
+    """Whether it is only a warning: the recording can be read and trained on as it is."""
 
     def __str__(self) -> str:
         return self.message
 
 
 class UnreadableError(DataError):
-    """Nothing of a unit can be read."""
+    """Raised if nothing of a unit can be read."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -59,12 +59,12 @@ class UnreadableError(DataError):
 
 
 class Place(NamedTuple):
-    """Where a step is."""
+    """The location of a step."""
 
     words: str
-    """For messages."""
+    """Text for messages."""
     file: str
-    """The file, or the folder where it is not known."""
+    """The file, or the folder if the file is not known."""
     row: int | None = None
     """The row in the file, from 0, as in `Problem`."""
     row_group: int | None = None
@@ -72,64 +72,64 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of a recording that is read at one time and fits in memory. Small, and can be pickled."""
+    """A piece of a recording that is read at once and fits in memory. Small, and can be pickled."""
 
     index: int
-    """Its number among the units of the recording, from 0."""
+    """Its index among the units of the recording, from 0."""
     rows: int | None = None
-    """Its steps; None where only reading it tells."""
+    """The number of steps; None if it is unknown before reading."""
     file: AnyPath | None = None
-    """The file that it lies in, where it is one."""
+    """The file that contains it, if it is a single one."""
     row: int | None = None
-    """The place of its first row in that file, from 0."""
+    """The index of its first row in that file, from 0."""
     data: Any = None
-    """What else its format needs to read it; what units have in common should be one object for all."""
+    """Other data that its format needs to read it; data that units share should be one object for all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a recording holds."""
+    """The contents of a recording, as `Format.describe` returns them."""
 
     header: Header
-    """The spaces, the env's id where it is known, and what else holds for the whole, in ``meta``."""
+    """The spaces, the env's id if known, and other metadata of the whole recording in ``meta``."""
     columns: Sequence[str]
-    """The step columns, by our names where we have one."""
+    """The names of the step columns, by Etude's names where it has one."""
     units: Sequence[Unit]
     """The pieces, in order."""
     files: Sequence[AnyPath] = ()
     """The data files, in order."""
     problems: Sequence[Problem] = ()
-    """What is wrong with the whole, and can't be seen in the steps."""
+    """Problems with the whole recording that do not show in the steps."""
 
 
 class Format(abc.ABC):
-    """How a recording of one format is read, and where it is.
+    """A recording in one format: where it is, and how to read it.
 
-    It can be pickled, and it does not change: `read` gives the same for the same unit, in any order and in any process.
-    Values, and the order of steps, are looked at for all formats alike: `etude.recordings.screening`.
+    It can be pickled and does not change: `read` returns the same for the same unit, in any order and any process.
+    Values and the order of steps are checked for all formats alike, by `etude.recordings.screening`.
     """
 
     name: str
-    """Such as ``rllib-episodes``."""
+    """The name of the format, such as ``rllib-episodes``."""
 
     @abc.abstractmethod
     def describe(self) -> Contents:
-        """What is there, found without reading more than must be.
+        """Return the contents, reading no more than necessary.
 
         Raises:
-            DataError: there is nothing, or it can't be used; the message names the file and what to do.
+            DataError: nothing is there, or it can't be used; the message names the file and what to do.
         """
 
     @abc.abstractmethod
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """A unit as whole segments. Where an episode goes on in another unit, that segment has the same
-        ``episode_id``, and a later ``t_start``.
+        """Read a unit as whole segments.
+
+        If an episode continues in another unit, its segment there has the same ``episode_id`` and a later ``t_start``.
 
         Args:
-            unit: One of those that `describe` gave.
-            columns: The step columns wanted, of those that `describe` named; none, where segments alone are wanted.
-            problems: Where given, rows that can't be read are left out and told there, and so is what is odd but
-                harmless.
+            unit: One of those that `describe` returned.
+            columns: The step columns to read, among those that `describe` named; empty for the segments only.
+            problems: If given, unreadable rows are left out and added to it, and so are harmless oddities.
 
         Raises:
             DataError: nothing of it can be read; or, without ``problems``, something can't. The message names the
@@ -137,7 +137,7 @@ class Format(abc.ABC):
         """
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where row ``row`` of ``exp`` is, which is what `read` gave for ``unit``, perhaps with other columns."""
+        """Locate row ``row`` of ``exp``, which `read` returned for ``unit``, perhaps with other columns."""
         i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
         agent = exp.segments.agent_id[i]
         who = f"episode {exp.segments.episode_id[i]!r}" + (f", agent {agent!r}" if agent is not None else "")
@@ -147,10 +147,10 @@ class Format(abc.ABC):
 
 
 class FileFormat(Format):
-    """A format of files that are told from others by what is in them.
+    """A format of files that is detected from their contents.
 
     Args:
-        files: Those of one recording, in order.
+        files: The files of one recording, in order.
     """
 
     def __init__(self, files: Sequence[AnyPath]) -> None:
@@ -159,16 +159,16 @@ class FileFormat(Format):
     @staticmethod
     @abc.abstractmethod
     def detect(path: AnyPath) -> bool:
-        """Whether a file is of this format."""
+        """Return whether a file has this format."""
 
 
 def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()) -> list[str]:
-    """The step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
+    """Return the step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
 
-    ``derived`` are no columns of steps; they could be meant by a wrong name, or asked for in the wrong place.
+    ``derived`` are not step columns, but may be the nearest to a wrong name, or requested in the wrong place.
 
     Raises:
-        DataError: a name stands for no column.
+        DataError: a name matches no column.
     """
     if wanted is None:
         return list(columns)
@@ -183,7 +183,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
 
 
 def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int64]:
-    """Bounds of groups of consecutive segments of at most ``limit`` rows; a longer segment is alone in its group."""
+    """Bounds of groups of consecutive segments of at most ``limit`` rows; a longer segment is its own group."""
     stops = np.cumsum(lengths)
     bounds = [0]
     while bounds[-1] < len(lengths):
@@ -195,7 +195,7 @@ def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int
 def cut_long(
     offsets: NDArray[np.int64], limit: int = MAX_ROWS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pieces of at most ``limit`` rows: the segment that each is of, its first row, and the row after its last."""
+    """Cut segments into pieces of at most ``limit`` rows: each one's segment, first row, and row after the last."""
     count = -(-np.diff(offsets) // limit)
     parent = np.repeat(np.arange(len(count)), count)
     nth = np.arange(len(parent)) - np.repeat(np.cumsum(count) - count, count)

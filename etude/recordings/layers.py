@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a recording's way to the learner goes, layer by layer."""
+"""Profiling of data loading: the time that each layer between a recording and the learner takes."""
 
 import contextvars
 import dataclasses
@@ -13,28 +13,28 @@ DECODE: Final = "decode"
 CONNECTORS: Final = "connectors"
 SHUFFLE: Final = "shuffle"
 LAYERS: Final = (READ, DECODE, CONNECTORS, SHUFFLE)
-"""Files to bytes and tables; these to Experience; prelearner and connectors; the buffer and the batches."""
+"""Read files into bytes and tables; decode these to experience; prelearner and connectors; buffer and batches."""
 
 
 @dataclasses.dataclass
 class Spent:
-    """What was spent on some rows."""
+    """Time, rows and bytes spent on loading."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
-    """By layer, of all workers together."""
+    """Seconds by layer, summed over all workers."""
     rows: int = 0
-    """Steps that came out of the connectors."""
+    """The number of steps that came out of the connectors."""
     left_out: int = 0
-    """Steps that were to be trained on, but did not come out of them: too near a cut, or dropped by the prelearner."""
+    """The number of trainable steps that the connectors lost: too close to a cut, or dropped by the prelearner."""
     bytes: int = 0
-    """Read from files; as far as readers know it."""
+    """Bytes read from files, as far as readers know them."""
     part: int | None = None
-    """The part that it was spent on, where it is one."""
+    """The index of the part, if it is about a single one."""
     bad: Any = None
-    """What the recording found bad in the part, see `Recording.counts`."""
+    """The bad data found in the part; see `Recording.counts`."""
 
     def add(self, other: "Spent") -> None:
-        """Take in what was spent elsewhere."""
+        """Add what was spent elsewhere."""
         for layer, seconds in other.seconds.items():
             self.seconds[layer] += seconds
         self.rows += other.rows
@@ -43,7 +43,7 @@ class Spent:
 
     @contextmanager
     def on(self, layer: str) -> Iterator[None]:
-        """Count the time of a ``with`` block."""
+        """Count the time of a ``with`` block for a layer."""
         begin = time.perf_counter()
         try:
             yield
@@ -56,7 +56,7 @@ _loading: contextvars.ContextVar[Spent | None] = contextvars.ContextVar("_loadin
 
 @contextmanager
 def loading(spent: Spent) -> Iterator[None]:
-    """Within it, `reading` counts into ``spent``; what is not reading is decoding."""
+    """Inside it, `reading` counts into ``spent``; all other time counts as decoding."""
     token = _loading.set(spent)
     begin, read = time.perf_counter(), spent.seconds[READ]
     try:
@@ -68,10 +68,10 @@ def loading(spent: Spent) -> Iterator[None]:
 
 @contextmanager
 def reading(num_bytes: Callable[[], int]) -> Iterator[None]:
-    """Count the time of a ``with`` block, and bytes of files, as reading, where somebody asked for it.
+    """Count the time of a ``with`` block, and the bytes of files, as reading, if inside `loading`.
 
-    ``num_bytes`` is called only after the block has read them: of a file that can't be read, Arrow's metadata may end
-    the process.
+    ``num_bytes`` is called only after the block has read them, because Arrow may end the process on the metadata of an
+    unreadable file.
     """
     spent = _loading.get()
     if spent is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Etude's own format, version 2, as `docs/format.md` specifies it: what a file says of itself, and its encodings.
+"""Etude's own format, version 2, as specified in `docs/format.md`: metadata of files, and encodings.
 
-All is in the footers of the Parquet files: a header, which holds for the whole recording, and facts of the file, which
-tell whether another one is lost. Format 1 has a ``recording.json`` beside them.
+All metadata is in the footers of the Parquet files: a header for the whole recording, and facts about the file, which
+show whether another file is lost. Format 1 also has a ``recording.json`` in the folder.
 """
 
 import dataclasses
@@ -27,30 +27,30 @@ from etude.spaces import Space, leaves, space_from_json, space_to_json
 FORMAT: Final = "etude-recording"
 VERSION: Final = 2
 VERSIONS: Final = (1, VERSION)
-"""Those that are read."""
+"""The versions that can be read."""
 HEADER_KEY: Final = b"etude:recording"
 FACTS_KEY: Final = b"etude:file"
 PREFIX: Final = "part"
-"""What the names of data files begin with."""
+"""The default prefix of data file names."""
 Encoding: TypeAlias = Literal["compact", "plain"]
-"""How numbers are kept: ``plain`` is larger and slower, but read by older tools, such as Spark before 4.1."""
+"""Encoding of numbers: ``plain`` is larger and slower, but readable by older tools, such as Spark before 4.1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What holds for a whole recording."""
+    """Metadata of a whole recording."""
 
     obs_space: Space
     """The space of one observation, as the env gave it."""
     action_space: Space
     """The space of one action, as the module chose it."""
     env: str | None = None
-    """The id of the env, or None where it has none."""
+    """The id of the env; None if it has none."""
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Anything else worth keeping, as JSON data: connectors, the module's identity, the seed."""
+    """Other metadata, as JSON data: connectors, the module's identity, the seed."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """Return the header as JSON data."""
         from etude import __version__
 
         return {
@@ -67,7 +67,7 @@ class Header:
         """The inverse of `to_json`.
 
         Raises:
-            DataError: the data, found in the file ``where``, is not such a header or of a later version.
+            DataError: the data, found in the file ``where``, is not a valid header, or is of a later version.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise DataError(
@@ -93,42 +93,42 @@ class Header:
             ) from error
 
     def dumps(self) -> bytes:
-        """As JSON bytes.
+        """Return the header as JSON bytes.
 
         Raises:
-            DataError: ``meta`` holds something that JSON can't.
+            DataError: ``meta`` contains something that JSON can't store.
         """
         return _dumped(self.to_json())
 
     def obs_leaves(self) -> dict[str, Space]:
-        """The simple spaces of the observation by column name."""
+        """The leaf spaces of the observation by column name."""
         return leaves(self.obs_space, col.OBS)
 
     def action_leaves(self) -> dict[str, Space]:
-        """The simple spaces of the action by column name."""
+        """The leaf spaces of the action by column name."""
         return leaves(self.action_space, col.ACTION)
 
 
 @dataclasses.dataclass(frozen=True)
 class FileFacts:
-    """What a file says of itself and of the files that its series had before: those of one prefix in one folder."""
+    """Facts that a file states about itself and the earlier files of its series (same prefix and folder)."""
 
     series: str
     """The prefix of its name."""
     number: int
-    """Its number in the series."""
+    """Its number in the series, from 0."""
     rows: int
-    """Its rows."""
+    """The number of its rows."""
     rows_before: int
-    """The rows of the files of the series that were there before it."""
+    """The number of rows in the earlier files of the series."""
     segments: int
-    """Its segments."""
+    """The number of its segments."""
     closed: str
-    """When it was finished: UTC, as ISO 8601 has it."""
+    """When it was finished, in UTC and ISO 8601 format."""
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData) -> "FileFacts | None":
-        """The facts in a footer; None if there are none, or if another tool has written the file anew since."""
+        """The facts in a footer; None if there are none, or if another tool has rewritten the file since."""
         try:
             facts = cls(**loads((metadata.metadata or {})[FACTS_KEY]))
         except (KeyError, TypeError, ValueError, RecursionError):
@@ -139,16 +139,16 @@ class FileFacts:
         return facts if is_sound and facts.rows == metadata.num_rows else None
 
     def dumps(self) -> bytes:
-        """As JSON bytes."""
+        """Return the facts as JSON bytes."""
         return _dumped(dataclasses.asdict(self))
 
 
 def loads(text: str | bytes) -> Any:
-    """The data in JSON text. NaN and infinity, which JSON has not but some writers put there, become text.
+    """Parse JSON text. NaN and infinity, which are not JSON but which some writers produce, become text.
 
     Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deep.
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
     """
     return json.loads(text, parse_constant=str)
 
@@ -161,18 +161,18 @@ def _dumped(data: Mapping[str, Any]) -> bytes:
 
 
 def number_of(name: str, prefix: str = PREFIX) -> int | None:
-    """The number of a data file by its name; None where it is not of this series."""
+    """The number in a data file's name; None if it is not of this series."""
     digits = name.removeprefix(f"{prefix}-").removesuffix(".parquet")
     return int(digits) if name == f"{prefix}-{digits}.parquet" and digits.isdecimal() else None
 
 
 def first_segment(prefix: str) -> int:
-    """The number of the first segment of a series; those of different series hardly ever meet."""
+    """The number of the first segment of a series; ranges of different series hardly ever overlap."""
     return 0 if prefix == PREFIX else (zlib.crc32(prefix.encode()) & 0x7FFF_FFFF) << 32
 
 
 def is_declared_in_order(metadata: pq.FileMetaData) -> bool:
-    """Whether a file says that its rows stand as Etude's writer puts them; other tools don't say that of theirs."""
+    """Whether a file declares its rows to be sorted as Etude's writer sorts them; other tools' files don't."""
     wanted = [(col.SEGMENT, False), (col.T_INDEX, False)]
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     for k in range(metadata.num_row_groups):
@@ -183,16 +183,16 @@ def is_declared_in_order(metadata: pq.FileMetaData) -> bool:
 
 
 def disk_schema(schema: pa.Schema) -> pa.Schema:
-    """Keys as plain strings: Parquet has its own dictionaries, and other readers can do more with strings."""
+    """Replace dictionary types by strings: Parquet has its own dictionaries, and other readers prefer strings."""
     fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in schema]
     return pa.schema(fields)
 
 
-# -- how columns are kept --------------------------------------------------------------------------------------------
+# -- compression and encoding ----------------------------------------------------------------------------------------
 
 CompressionLike: TypeAlias = str | Mapping[str, str]
-"""One codec for all columns, or codecs by column (``{"obs/camera": "zstd:3", "obs": "lz4"}``), which may be written as
-text (``"obs/camera=zstd:3,obs=lz4"``)."""
+"""One codec for all columns, or codecs by column: a mapping (``{"obs/camera": "zstd:3", "obs": "lz4"}``) or text
+(``"obs/camera=zstd:3,obs=lz4"``)."""
 
 LEVELS: Final[Mapping[str, tuple[int, int] | None]] = {
     "none": None,
@@ -202,11 +202,11 @@ LEVELS: Final[Mapping[str, tuple[int, int] | None]] = {
     "brotli": (0, 11),
     "zstd": (1, 22),
 }
-"""The codecs that Parquet knows, with the levels that each takes, if any."""
+"""Parquet's codecs, with the range of levels of each, if any."""
 
 
 class Codec(NamedTuple):
-    """How a column is compressed."""
+    """The compression of a column."""
 
     name: str
     """A key of `LEVELS`."""
@@ -215,14 +215,14 @@ class Codec(NamedTuple):
 
 
 ALL: Final = ""
-"""Stands for all columns."""
+"""The key for all columns."""
 
 
 def codecs(given: CompressionLike | None) -> dict[str, Codec]:
-    """The codecs by column or root of columns; `ALL` stands for all.
+    """Parse codecs by column or root of columns, with the key `ALL` for all columns.
 
     Raises:
-        SettingsError: a codec is unknown, or takes no such level.
+        SettingsError: a codec is unknown, or does not have such a level.
     """
     if isinstance(given, str):
         parts = [part.rpartition("=") for part in given.split(",")]
@@ -250,9 +250,9 @@ def _codec(root: str, words: str) -> Codec:
 
 
 def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:
-    """The codec of a column: that of the longest root that it is under; None if there is none.
+    """Return the codec of a column: that of the longest root above it, or None.
 
-    What is said of observations holds for ``final_obs`` too.
+    A codec for ``obs`` also applies to ``final_obs``.
     """
     name = column
     if col.is_under(column, col.FINAL_OBS) and not any(col.is_under(column, root) for root in by_root):
@@ -262,7 +262,7 @@ def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:
 
 
 def check_roots(by_root: Mapping[str, Codec], columns: Iterable[str]) -> None:
-    """Raise a DataError where a codec is for a column that is not among ``columns``."""
+    """Raise a DataError if a codec is for a column that is not among ``columns``."""
     there = list(columns)
     for root in by_root:
         if root != ALL and not col.under(there, root):
@@ -272,17 +272,17 @@ def check_roots(by_root: Mapping[str, Codec], columns: Iterable[str]) -> None:
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise a SettingsError where ``encoding`` is not known."""
+    """Raise a SettingsError if ``encoding`` is unknown."""
     if encoding not in get_args(Encoding):
         raise SettingsError(f"`encoding` is {encoding!r}. {choice(encoding, get_args(Encoding))}")
 
 
 def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: Encoding) -> dict[str, Any]:
-    """How each column is kept: measured on CartPole, this reads half as fast again as Zstandard alone, and is smaller.
+    """Return the writer options for each column. On CartPole, this reads 50 % faster than Zstandard, and is smaller.
 
-    Numbers are split by bytes or differences, and then LZ4 does; images and strings take Zstandard; columns that
-    ``codecs`` names take those. Dictionaries and statistics on numbers would cost more than half of the speed, so only
-    keys have them. With ``plain`` nothing is split, and all take Snappy.
+    Numbers are split into bytes or differences and compressed by LZ4; images and strings by Zstandard; ``codecs``
+    takes precedence. Dictionaries and statistics of numbers would more than halve the speed, so only keys have them.
+    With ``plain``, nothing is split, and the default codec is Snappy.
     """
     encodings, compression, levels = {}, {}, {}
     for field in schema:
@@ -308,7 +308,7 @@ def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: En
         "use_dictionary": [name for name in IDS if name in schema.names],
         "column_encoding": encodings,
         "write_statistics": [col.EPISODE_ID],  # lets a filter on episodes skip row groups
-        "write_page_checksum": True,  # a flipped bit is an error when it is read, not other data
+        "write_page_checksum": True,  # so that a flipped bit raises an error when it is read
         "sorting_columns": pq.SortingColumn.from_ordering(schema, order),
     }
 
@@ -316,28 +316,28 @@ def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: En
 # -- format 1 -------------------------------------------------------------------------------------------------------
 
 MANIFEST: Final = "recording.json"
-"""Recordings of format 1 have it beside their files. Nothing writes it any more."""
+"""The file that recordings of format 1 have beside their data files. It is no longer written."""
 _LONGEST_NAME: Final = 255
 
 
 class Manifest(NamedTuple):
-    """What ``recording.json`` says."""
+    """The contents of ``recording.json``."""
 
     header: Header
     rows: dict[str, int]
-    """The rows of each data file, by its path relative to the folder."""
+    """The number of rows of each data file, by its path relative to the folder."""
 
 
 def read_manifest(folder: AnyPath) -> Manifest | None:
-    """``recording.json`` of ``folder``, or None if there is none.
+    """Read ``recording.json`` of ``folder``; None if it does not exist.
 
     Raises:
-        DataError: it is there, but is not valid.
+        DataError: it exists but is invalid.
     """
     path = folder / MANIFEST
     try:
         if isinstance(path, Path) and path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe or a device, which has no end
+            raise OSError(errno.EINVAL, "it is no regular file")  # such as a pipe, which has no end
         data = loads(path.read_text())
     except FileNotFoundError:
         return None

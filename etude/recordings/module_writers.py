@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several modules live through, written to one recording, or to one for each where their spaces differ."""
+"""Write the experience of several modules to one recording, or to one per module if their spaces differ."""
 
 import dataclasses
 import secrets
@@ -23,19 +23,19 @@ from etude.spaces import Space
 
 Layout: TypeAlias = Literal["episodes", "table"]
 Kind: TypeAlias = tuple[Space, Space]
-"""The spaces of observations and actions as recorded."""
+"""The observation and action spaces as recorded."""
 
 
 @dataclasses.dataclass
 class _Series:
-    """The files of one folder."""
+    """The recording in one folder."""
 
     kind: Kind
     writer: RecordingWriter
     held: Assembler | None
-    """None where steps are written as they come."""
+    """None if steps are written as they come."""
     there: dict[tuple[str, str | None], int]
-    """By episode and agent: the step up to which files have them, though the run was set back to before that."""
+    """By episode and agent: the first step that is not yet in the files, for a run that resumed from before that."""
 
     def take(self, exp: Experience) -> None:
         parts = [exp]
@@ -65,22 +65,22 @@ class _Series:
 class ModuleWriters:
     """Writes the raw experience of modules below one path.
 
-    Modules of equal spaces share the recording at the path. Where spaces differ, each module has its own in a folder of
-    its name below; an episode has the same id in all of them.
+    Modules with equal spaces share the recording at the path. If spaces differ, each module has its own recording, in a
+    subfolder of its name; an episode has the same id in all of them.
 
-    Behind a URL, where there are no locks, the names of files and episodes hold a random one: two runs that write to
-    one place at one time keep all.
+    Behind a URL, where there are no locks, the names of files and episodes contain a random part, so that two runs that
+    write to one place at the same time do not lose data.
 
     Args:
         path: The folder.
         kinds: The spaces of each module, by its id.
-        columns: The step columns to keep, by name or root; ``env_t`` is kept where there is one.
-        layout: ``episodes`` holds unfinished ones back until they end (see `Assembler`); ``table`` writes steps as
+        columns: The step columns to keep, by name or root; ``env_t`` is kept if it exists.
+        layout: ``episodes`` holds unfinished episodes back until they end (see `Assembler`); ``table`` writes steps as
             they come.
-        append: Add to what is there; else a recording there is an error.
-        state: From `state_dict`, of a run that goes on: what files have of later steps is not written again.
-        is_run: Behind a URL, put the random name behind the ids of episodes, too.
-        options: More for each `RecordingWriter`.
+        append: Add to an existing recording; if False, an existing recording is an error.
+        state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
+        is_run: Behind a URL, add the random part to episode ids, too.
+        options: Other arguments of each `RecordingWriter`.
 
     Raises:
         DataError: there is a recording already, or one with other spaces.
@@ -101,9 +101,9 @@ class ModuleWriters:
         self._root = located(path)
         self._columns = tuple(columns)
         self._folders = folders_of(kinds)
-        """By module, below the root; empty is the root itself."""
+        """The subfolder of each module; empty is the root itself."""
         if state is not None and state["path"] != str(self._root):
-            state = None  # the run goes on, but records to another place
+            state = None  # the run resumes, but records to another place
         self._tag, self._prefix = "", str(options.pop("prefix", PREFIX))
         if state is not None:
             self._tag, self._prefix = str(state["tag"]), str(state.get("prefix", PREFIX))
@@ -114,13 +114,13 @@ class ModuleWriters:
         for name, folder in self._folders.items():
             if folder not in self._series:
                 self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
-        # Also on garbage collection and at the interpreter's exit: there, what was made last is finished first.
+        # Also called on garbage collection and interpreter exit; what was created last is finished first.
         self._finish = weakref.finalize(self, _close, self._series)
         newest = max(series.writer.next_file for series in self._series.values())
         if state is None and not self._tag and newest:
-            self._tag = f"+{newest}"  # runs of one seed name their episodes alike
+            self._tag = f"+{newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
-        """Since the meta was set."""
+        """The number of rows since the metadata was set."""
 
     def _open(
         self,
@@ -152,13 +152,13 @@ class ModuleWriters:
         """Write raw experience, by module id.
 
         Args:
-            parts: Lookback is left out: those steps came before.
+            parts: The experience of each module; lookback is left out, because those steps were written before.
             kinds: The spaces of each module.
-            tag: Put behind the ids of episodes.
+            tag: A suffix for the ids of episodes.
 
         Raises:
             DataError: a write failed.
-            SettingsError: a module has come whose spaces are other than those of all before.
+            SettingsError: a new module has spaces that no earlier module had.
         """
         by_folder: dict[str, list[Experience]] = {}
         for name, exp in parts.items():
@@ -174,8 +174,8 @@ class ModuleWriters:
             alike = [folder for folder, series in self._series.items() if repr(series.kind) == repr(kind)]
             if not alike:
                 raise SettingsError(
-                    f"module {name!r} has the spaces {kind[0]} and {kind[1]}, which none had when the recording "
-                    f"{self._root} was begun: let `record.path` name another folder."
+                    f"module {name!r} has the spaces {kind[0]} and {kind[1]}, which no module had when the recording "
+                    f"{self._root} was started: let `record.path` name another folder."
                 )
             self._folders[name] = alike[0]
         return self._folders[name]
@@ -194,12 +194,12 @@ class ModuleWriters:
 
     @property
     def num_steps(self) -> int:
-        """Rows that are on the disk for good, in files of these writers."""
+        """The number of rows in finished files of these writers."""
         return sum(series.writer.num_steps for series in self._series.values())
 
     @property
     def meta_is_due(self) -> bool:
-        """Whether so much was written that `set_meta` should be called again."""
+        """Whether enough was written since the last `set_meta` to call it again."""
         return self._rows >= ROW_GROUP_ROWS
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
@@ -209,13 +209,13 @@ class ModuleWriters:
             series.writer.set_meta(meta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, with the unfinished episodes that are held; everything else is on the disk then."""
+        """Flush all writers; returns their position and the unfinished episodes that are held."""
         for series in self._series.values():
             series.writer.flush()
         return self._state()
 
     def close(self) -> dict[str, Any]:
-        """Put everything on the disk, unfinished episodes too; gives the state to go on from.
+        """Write everything to disk, including unfinished episodes, and return the state for resuming.
 
         Raises:
             DataError: a write failed.
@@ -239,21 +239,21 @@ def _close(every: dict[str, _Series]) -> None:
     for series in every.values():
         try:
             series.close()
-        except Exception as error:  # noqa: BLE001 - the others are to be closed first
+        except Exception as error:  # noqa: BLE001 - close the others first
             errors.append(error)
     if errors:
         raise errors[0]
 
 
 def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
-    """The folder of each module, by its id: of its own where spaces differ, else none (empty)."""
+    """The subfolder of each module, by its id: its own if spaces differ, else empty."""
     if len({repr(kind) for kind in kinds.values()}) == 1:
         return dict.fromkeys(kinds, "")
     return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
 
 
 def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> dict[tuple[str, str | None], int]:
-    """By episode and agent, the step after the last one in the files from number ``first`` up to ``stop``."""
+    """By episode and agent, one more than the last step in the files from number ``first`` up to ``stop``."""
     ends: dict[tuple[str, str | None], int] = {}
     if first >= stop:
         return ends

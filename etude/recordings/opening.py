@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user gives to the units of the recordings there, of any format."""
+"""Open what a user gives as the units of recordings of any format."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 24
 
 
 class TableError(DataError):
-    """A table was given without saying which of its columns are what."""
+    """Raised if a table is opened without saying what its columns mean."""
 
     def __init__(self, path: str, guess: Guess) -> None:
         words = f"A guess, for you to check: {guess.words}"
@@ -52,13 +52,13 @@ class TableError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """What a recording was opened from that is more than one path: a list, a glob, or a `Source`. Opens it again."""
+    """What a recording was opened from, if that is not a single path: a list, a glob, or a `Source`."""
 
     given: Any
     filesystem: Any = None
 
     def __str__(self) -> str:
-        """In words, without credentials."""
+        """A description without credentials."""
         return described(self.given.data) if isinstance(self.given, Source) else shown(self.given)
 
     def __repr__(self) -> str:
@@ -66,25 +66,25 @@ class Places:
 
 
 Place: TypeAlias = AnyPath | Places
-"""Where a recording is: its folder or file, or what it was opened from where that is more."""
+"""Where a recording is: its folder or file, or what it was opened from if that is not a single path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """One recording that was found, not yet opened."""
+    """A recording that was found but not yet opened."""
 
     path: AnyPath | None
-    """Its folder, or its first file; None where it is described by an object."""
+    """Its folder, or its first file; None if an object describes it."""
     files: tuple[AnyPath, ...] | None
-    """The files of it that were given one by one; None: all under `path`."""
+    """Its files, if they were given one by one; None is all files under `path`."""
     open: Callable[[], Described]
 
 
 def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Units]:
-    """Where a recording is, and its units. With ``faults``, files that can't be used are left out and named there.
+    """Return the place of a recording, and its units. With ``faults``, unusable files are left out and named there.
 
     Raises:
-        DataError: there is none, or it can't be opened; or there are several that do not go together.
+        DataError: nothing is there, it can't be opened, or there are several that do not belong together.
     """
     try:
         recordings = found(given, filesystem, faults)
@@ -95,7 +95,7 @@ def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | No
 
 
 def place_of(given: "DataLike", filesystem: Any, recordings: Sequence[Found]) -> Place:
-    """Where the recordings that were found are."""
+    """Return where the recordings that were found are."""
     if isinstance(given, Places):
         return given
     path = recordings[0].path
@@ -105,10 +105,10 @@ def place_of(given: "DataLike", filesystem: Any, recordings: Sequence[Found]) ->
 
 
 def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> list[Found]:
-    """The recordings that a path, a list and so on stand for; files given one by one are together one of each kind.
+    """Find the recordings at a path, in a list and so on; files given one by one form one recording per kind.
 
     Raises:
-        DataError: there is nothing that could be one.
+        DataError: nothing there could be a recording.
     """
     if isinstance(given, Places):
         return found(given.given, given.filesystem, faults)
@@ -141,7 +141,7 @@ def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | Non
 
 
 def _listed(places: Sequence[Any]) -> list[Any]:
-    """The same, with all that is behind URLs asked for once, several at a time."""
+    """The same places, with everything behind URLs listed once, several at a time."""
 
     def listed(place: Any) -> Any:
         return place.listed() if isinstance(place, RemotePath) and place.listing is None else place
@@ -155,7 +155,7 @@ def _listed(places: Sequence[Any]) -> list[Any]:
 
 
 def _of_object(given: Any) -> Found:
-    """What is no path: a description of files or of a table, or a format that a user wrote."""
+    """What is not a path: a description of files or of a table, or a user's own format."""
     if isinstance(given, CustomSource):
         given = CustomFormat(given)
     elif isinstance(given, Source):
@@ -173,7 +173,7 @@ def _described(format: Format) -> Described:
 
 
 def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
-    """The recording at a path; several where it is a folder with recordings of Etude's below it."""
+    """The recording at a path; several if it is a folder with recordings of Etude's below it."""
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:
@@ -184,17 +184,17 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
 
 
 def _check_described(paths: Sequence[AnyPath]) -> None:
-    """Raise a TableError where there are tables whose columns nobody has named."""
+    """Raise a TableError if there are tables without a description of their columns."""
     try:
         guess = guess_columns(list(paths)) if paths else None
-    except DataError:  # it is no table
+    except DataError:  # not a table
         return
     if guess is not None:
         raise TableError(str(paths[0]), guess)
 
 
 def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Described:
-    """A recording in Etude's format. One that another tool has written anew is read as a table.
+    """Open a recording in Etude's format. One that another tool has rewritten is read as a table.
 
     Raises:
         DataError: a file is broken or missing, or the files do not belong together.
@@ -213,7 +213,7 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
 
 
 def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
-    """Files that were given one by one, those of a kind together, in the order of the first of each."""
+    """Group files that were given one by one by their kind, in the order of the first of each."""
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
     kinds: dict[type[FileFormat] | None, list[AnyPath]] = {}
     for file in files:
@@ -232,7 +232,7 @@ def _of_kind(kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Prob
 
 
 def is_own(path: AnyPath) -> bool:
-    """Whether there is a file in Etude's own format at ``path``, or one that says it was."""
+    """Whether there is a file in Etude's own format at ``path``, or one with its metadata."""
     if (path / MANIFEST).exists():
         return True
     files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
@@ -242,17 +242,17 @@ def is_own(path: AnyPath) -> bool:
             is_first_broken |= k == 0
         elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
             return True
-    return is_first_broken  # whatever it was: Etude's own reader says what is wrong with it
+    return is_first_broken  # whatever its format: Etude's own reader reports what is wrong with it
 
 
-# -- several as one ----------------------------------------------------------------------------------------------
+# -- several recordings as one -----------------------------------------------------------------------------------
 
 
 def joined(members: Sequence[Described]) -> Units:
-    """The units of all ``members``.
+    """Join the units of all ``members``.
 
     Raises:
-        DataError: their spaces or columns are not the same; both are named.
+        DataError: their spaces or columns differ; the message names both.
     """
     if len(members) == 1:
         return Units(members, members[0].contents.header)
@@ -276,9 +276,9 @@ def _check_columns(first: Described, other: Described) -> None:
 
 
 def _space(members: Sequence[Described], root: str) -> Space:
-    """The space of the observations or actions; one that was only inferred from numbers gives way to one recorded.
+    """The space of the observations or actions; a recorded one takes precedence over one inferred from numbers.
 
-    Where all were inferred, it is the one for the numbers of all.
+    If all were inferred, it is a space for the numbers of all.
     """
     headers = [(member, member.contents.header) for member in members]
     own = [(member, header.obs_space if root == col.OBS else header.action_space) for member, header in headers]
@@ -310,7 +310,7 @@ def _leaves(space: Space, root: str) -> dict[str, str]:
 
 
 def _meta(members: Sequence[Described]) -> dict[str, object]:
-    """What all have alike; the rest for each, by its number."""
+    """Merge metadata: what all have in common, and the rest under ``recordings``, by index."""
     metas = [dict(member.contents.header.meta) for member in members]
     alike = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
     each = {str(i): own for i, m in enumerate(metas) if (own := {k: v for k, v in m.items() if k not in alike})}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Etude's own recordings: units are the row groups of Parquet files."""
+"""Etude's own format: units are the row groups of Parquet files."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ from etude.recordings.pieces import continues
 from etude.spaces import leaf_dtype, leaf_shape
 
 _TOLD: Final = {"truncated_file": 0, "missing_file": 1, "other_rows": 3}
-"""In which order problems of files are told; all others stand between."""
+"""The order in which problems of files are reported; all others come between."""
 
 
 class GroupOfFile(NamedTuple):
@@ -34,7 +34,7 @@ class GroupOfFile(NamedTuple):
     file: DataFile
     group: int
     following: tuple[DataFile, int] | None
-    """The row group behind it."""
+    """The next row group."""
 
 
 class OwnFormat(Format):
@@ -42,7 +42,7 @@ class OwnFormat(Format):
 
     Args:
         path: The folder, or one file.
-        given: The files, where they were given one by one; None is all under ``path``.
+        given: The files, if they were given one by one; None is all under ``path``.
     """
 
     name = FORMAT
@@ -51,7 +51,7 @@ class OwnFormat(Format):
         self.path, self._given = path, given
 
     def describe(self) -> Contents:
-        """What is there. Nothing but footers is read.
+        """Return the contents, reading nothing but footers.
 
         Raises:
             DataError: a file is broken or missing, or the files do not belong together.
@@ -59,9 +59,9 @@ class OwnFormat(Format):
         return self.contents(*self.files())
 
     def contents(self, files: Sequence[DataFile], header: Header | None) -> Contents:
-        """What there is in ``files``; the arguments are what `files` gives."""
+        """Return the contents of ``files``; the arguments are the result of `files`."""
         if header is None:
-            raise DataError(f"{self.path}: another tool has written it anew. Read it as a table, with a Source.")
+            raise DataError(f"{self.path}: another tool has rewritten it. Read it as a table, with a Source.")
         groups = [(file, group) for file in files for group in range(file.num_groups)]
         units, first = [], {file.path: 0 for file in files}
         for k, (file, group) in enumerate(groups):
@@ -74,10 +74,10 @@ class OwnFormat(Format):
         return Contents(header, columns, units, [file.path for file in files])
 
     def files(self, faults: list[Problem] | None = None) -> tuple[list[DataFile], Header | None]:
-        """The files that can be used, and what they say of the whole: None where another tool has written all anew.
+        """Return the usable files and the recording's header, which is None if another tool has rewritten all files.
 
         Args:
-            faults: Where given, files that can't be used are left out and named here.
+            faults: If given, files that can't be used are left out and named here.
 
         Raises:
             DataError: a file is broken or missing, or the files do not belong together.
@@ -98,7 +98,7 @@ class OwnFormat(Format):
         lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
         faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
         for name, file in opened.items():
-            is_part = len(paths) > 1  # of one file alone, nothing would be left
+            is_part = len(paths) > 1  # without a single file, nothing would be left
             if isinstance(file, DataError):
                 count = lost.get(str(name), 0)
                 found.append(Problem("truncated_file", str(file), str(name), count=count, repairable=is_part))
@@ -109,7 +109,7 @@ class OwnFormat(Format):
                 _refuse(problem, faults)
         files = [file for file in files if not faulty[file.path]]
         if not files:
-            assert faults  # no file is there, but for those with faults
+            assert faults  # there are files, but all have faults
             raise DataError(faults[0].message)
         return files, manifest.header if manifest else _newest(files)
 
@@ -131,18 +131,17 @@ class OwnFormat(Format):
         where: pc.Expression | None = None,
         finals: bool = True,
     ) -> Experience:
-        """A row group, whose last segment knows what follows it even in the next row group; views. Either all or
-        nothing can be read.
+        """Read a row group as views. Its last segment's final observation may come from the next row group.
 
         Args:
-            unit: Which.
-            columns: Step columns, each by its name.
-            problems: Not needed.
-            where: Only rows for which this holds.
-            finals: With False, what was observed after segments is left out.
+            unit: The unit, which is read as a whole or not at all.
+            columns: Full names of step columns.
+            problems: If given, the error is an UnreadableError, else a plain DataError.
+            where: Keep only rows for which this holds.
+            finals: If False, final observations are left out.
 
         Raises:
-            UnreadableError: with ``problems``: nothing; else it is a plain DataError.
+            DataError: it can't be read.
         """
         try:
             return self._read(unit.data, columns, where, finals)
@@ -159,7 +158,7 @@ class OwnFormat(Format):
         names = file.names_for(columns)
         if not finals:
             names = [name for name in names if not col.is_under(name, col.FINAL_OBS)]
-        elif not columns:  # the segments must be as they are with columns
+        elif not columns:  # the segments must be the same as with columns
             names = [*names, *col.under(file.schema.names, col.FINAL_OBS)[:1]]
         exp = file.load(group, names, where)
         segments = exp.segments
@@ -170,7 +169,7 @@ class OwnFormat(Format):
         if following is not None:
             try:
                 after = following[0].first_row(following[1], names)
-            except DataError:  # it is said when that row group is loaded
+            except DataError:  # reported when that row group is loaded
                 return exp
             if after.num_segments and continues(exp, after):
                 segments.has_final_obs[-1] = True
@@ -179,18 +178,18 @@ class OwnFormat(Format):
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is; rows are counted from 0 in their file."""
+        """Locate a row; rows are counted from 0 in their file."""
         file, group, _ = unit.data
         row += unit.row or 0
         return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
 
     def nothing(self, contents: Contents, columns: Sequence[str]) -> Experience:
-        """No rows, with these columns."""
+        """Return an experience of zero rows with these columns."""
         file = contents.units[0].data.file
         return Experience.from_table(file.schema.empty_table().select(file.names_for(columns)))
 
     def episode_ids(self, contents: Contents) -> set[str]:
-        """The distinct ones; reads that one column."""
+        """Return the distinct episode ids, reading only that column."""
         ids: set[str] = set()
         for unit in contents.units:
             column = unit.data.file.read_group(unit.data.group, [col.EPISODE_ID], None)[col.EPISODE_ID]
@@ -199,8 +198,10 @@ class OwnFormat(Format):
 
 
 def is_in_order(files: Sequence[DataFile]) -> bool:
-    """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
-    columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
+    """Whether rows are in the order of Etude's writer.
+
+    For files that another tool has rewritten, this reads two columns: each row group must be sorted, and the rows of a
+    segment must not be in row groups that are apart.
     """
     groups: list[tuple[NDArray[np.int64], int, int]] = []
     for file in files:
@@ -215,7 +216,7 @@ def is_in_order(files: Sequence[DataFile]) -> bool:
 
 
 def _empty(unit: Unit) -> Problem | None:
-    """The first column of a row group that is empty where there must be a value."""
+    """Find the first column of a row group with nulls where there must be values."""
     file, group, _ = unit.data
     free = (col.AGENT_ID, col.MODULE_ID, col.LOOKBACK)
     names = [
@@ -240,7 +241,7 @@ def _empty(unit: Unit) -> Problem | None:
 
 
 def _newest(files: Sequence[DataFile]) -> Header | None:
-    """The header of the file that was finished last, as far as they tell; else of the first."""
+    """The header of the file that was finished last, as far as known; else of the first file."""
     known = [file for file in files if file.header]
     newest = max(known, key=lambda file: file.facts.closed if file.facts else "", default=None)
     return newest.header if newest else None
@@ -252,7 +253,7 @@ def _refuse(problem: Problem, faults: list[Problem] | None) -> None:
     faults.append(problem)
 
 
-# -- what can be wrong with whole files, as their footers tell it ----------------------------------------------------
+# -- faults of whole files, from their footers -----------------------------------------------------------------------
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -271,14 +272,14 @@ _REMEDY: Final = "or read the rest with on_bad='skip'."
 
 
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
-    """What is wrong with a file beside the recording's header and first file; None where nothing is."""
+    """Check a file against the recording's header and first file; None if nothing is wrong."""
     if file.header is None and file.has_own_columns:
-        return None  # another tool has written it anew: it is read as a table
+        return None  # another tool has rewritten it: it is read as a table
     if file.header is None or wanted is None:
         names = ", ".join(file.schema.names[:12])
         what = (
-            f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away; or read it "
-            "as a table, with a Source that says which column is what."
+            f"is not part of a recording: it carries no Etude header; its columns are {names}. Move it away, or read "
+            "it as a table, with a Source that says which column is what."
         )
         return _problem("foreign_file", file, what)
     own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
@@ -287,18 +288,18 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
             mine, theirs = (h.obs_space if root == col.OBS else h.action_space for h in (file.header, wanted))
             what = (
                 f"its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different envs can't "
-                "stand in one folder: move this file to its own."
+                "be in one folder: move this file to its own."
             )
             return _problem("mismatched_spaces", file, what)
     return _column_fault(file, first) or _space_fault(file, file.header)
 
 
 def _space_fault(file: DataFile, header: Header) -> Problem | None:
-    """A column that has another dtype or shape than its space; the writer makes none, but other tools do."""
+    """Find a column whose dtype or shape differs from its space's, as other tools may write it."""
     try:
         empty = Experience.from_table(file.schema.empty_table())
     except DataError:
-        return None  # it is said where rows are read
+        return None  # reported when rows are read
     for name, leaf in {**header.obs_leaves(), **header.action_leaves()}.items():
         wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
         for own, columns in ((name, empty.steps), (col.FINAL_OBS + name[len(col.OBS) :], empty.final_obs)):
@@ -316,7 +317,7 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
         return _problem("wrong_type", file, what)
     for name, kinds in _KEY_TYPES.items():
         if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
-            what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
+            what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
             return _problem("wrong_type", file, what)
     if file.version == 1 and col.SEGMENT in names:
         what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
@@ -332,7 +333,7 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     if own is None:
         kind, what = "missing_column", f"has no column `{name}`; it has {', '.join(file.schema.names)}. Restore it."
     elif wanted is None:
-        kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} has not. {remedy}"
+        kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} lacks. {remedy}"
     else:
         kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
     return _problem(kind, file, what)
@@ -343,9 +344,9 @@ def _problem(kind: str, file: DataFile, what: str) -> Problem:
 
 
 def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:
-    """The first column that is not the same in both: its name, and its type in each, None where it is absent.
+    """Return the first column that differs: its name, and its type in each schema, None where it is absent.
 
-    None where all are the same. Neither their order matters nor whether they may be null.
+    None if there is none. The order of columns and whether they are nullable do not matter.
     """
     for name in dict.fromkeys([*other.names, *schema.names]):
         own, wanted = (_type_of(s.field(s.names.index(name))) if name in s.names else None for s in (schema, other))
@@ -355,7 +356,7 @@ def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | No
 
 
 def _type_of(field: pa.Field) -> str:
-    """The type of a column in words, with the shape of its rows where they have several axes."""
+    """Describe the type of a column, with the shape of its rows if they have several axes."""
     said = (field.metadata or {}).get(SHAPE_KEY, b"[]")
     try:
         shape = json.loads(said)
@@ -366,15 +367,15 @@ def _type_of(field: pa.Field) -> str:
 
 
 def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:
-    """Files that later ones of their series tell of, and that are not there, or have fewer rows.
+    """Find files that are missing or have too few rows, according to later files of their series.
 
-    Nothing is told where another tool has written some of the files anew. Of a file that is there, but can't be read,
-    it is told how many rows it had: ``lost_rows``.
+    Nothing is found if another tool has rewritten some of the files. For files that exist but can't be read, the
+    problem ``lost_rows`` says how many rows they had.
 
     Args:
-        folder: Where they lie.
-        files: Those that can be read.
-        names: Those of all files there.
+        folder: Their folder.
+        files: The readable files.
+        names: The names of all files there.
     """
     series: dict[str, list[tuple[FileFacts, str]]] = {}
     for file in files:
@@ -385,7 +386,7 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
     for prefix, members in series.items():
         rows, number, previous = 0, 0, ""
         for facts, name in sorted(members, key=lambda member: (member[0].number, member[1])):
-            # More rows than that are no fault: where there are no locks, two writers may have had one prefix.
+            # More rows are not a fault: where there are no locks, two writers may have had the same prefix.
             short = facts.rows_before - rows
             if short > 0:
                 said = f"when {name} was written, {facts.rows_before:,} rows were in the files before it"
@@ -402,7 +403,7 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
 
 
 def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Iterator[Problem]:
-    """Files that are not there, and had so many rows together."""
+    """Problems for missing files that had ``rows`` rows together."""
     for name in names:
         text = f"{folder / name}: is not there, but {said}. Put it back, {_REMEDY}"
         count = rows if name == names[0] else 0
@@ -410,7 +411,7 @@ def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Ite
 
 
 def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:
-    """Files of format 1 that ``recording.json`` lists and that are not there, or have other rows."""
+    """Find files of format 1 that ``recording.json`` lists, but that are missing or have other rows."""
     rows = {file.path: file.num_rows for file in files}
     for name, listed in manifest.rows.items():
         path = folder / name
@@ -420,7 +421,7 @@ def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> 
             yield Problem("missing_file", f"{head} {tail}", str(path), count=listed, repairable=True)
         elif rows.get(path, listed) != listed:
             tail = (
-                f"holds {rows[path]:,}: it was replaced or written anew. Restore it from a copy; or, where these rows "
+                f"holds {rows[path]:,}: it was replaced or rewritten. Restore it from a copy; or, where these rows "
                 f"are the ones you want, take its entry out of {MANIFEST}."
             )
             yield Problem("other_rows", f"{head} {tail}", str(path), count=listed, repairable=True)

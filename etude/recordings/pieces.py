@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience in pieces of bounded size, cut between segments wherever that can be."""
+"""Split experience into pieces of bounded size, cut between segments wherever possible."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,13 +14,13 @@ from etude.experience.arrays import firsts
 
 
 def first_piece(exp: Experience, room: int) -> tuple[Experience, Experience]:
-    """As many leading segments as have at most ``room`` rows together, and the rest; views."""
+    """Split off the leading segments that have at most ``room`` rows together; returns them and the rest, as views."""
     count = max(0, int(np.searchsorted(exp.offsets, room, side="right")) - 1)
     return exp[:count], exp[count:]
 
 
 def pieces(exp: Experience, limit: int) -> Iterator[Experience]:
-    """All of ``exp`` in pieces of at most ``limit`` rows; only a segment longer than that is cut. Views."""
+    """Yield ``exp`` in pieces of at most ``limit`` rows, as views; only segments longer than that are cut."""
     while exp.num_segments:
         if exp.num_steps <= limit:
             yield exp
@@ -33,16 +33,16 @@ def pieces(exp: Experience, limit: int) -> Iterator[Experience]:
 
 
 def copied(exp: Experience) -> Experience:
-    """The same in memory of its own, which may be written to."""
+    """Return a writable copy."""
     steps = {name: np.array(column) for name, column in exp.steps.items()}
     final_obs = {name: np.array(column) for name, column in exp.final_obs.items()}
     return Experience(steps, exp.offsets.copy(), Segments.concat([exp.segments]), final_obs)
 
 
 def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | None:
-    """All ``parts``, about ``expected_rows`` rows together, in memory of its own; None where there are none.
+    """Concatenate ``parts``, which have about ``expected_rows`` rows in total; None if there are none.
 
-    As `Experience.concat`, but each part may go as soon as it is copied, which halves the memory.
+    Like `Experience.concat`, but each part can be freed as soon as it is copied, which halves the memory.
     """
     steps: dict[str, NDArray[Any]] = {}
     rows = 0
@@ -54,7 +54,7 @@ def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | No
             if name not in steps:
                 steps[name] = np.empty((expected_rows, *column.shape[1:]), np.asarray(column).dtype)
             held = steps[name]
-            if rows + part.num_steps > len(held):  # little by little, and in place where the system can do that
+            if rows + part.num_steps > len(held):  # in small steps, and in place if the system can
                 held.resize((rows + max(part.num_steps, rows // 8), *held.shape[1:]), refcheck=False)
             held[rows : rows + part.num_steps] = column
         rows += part.num_steps
@@ -70,31 +70,31 @@ def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | No
 
 
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
-    """Some columns of the rows for which an expression over columns holds; rows that are left out cut segments."""
+    """Some columns of the rows for which an expression over columns holds; removed rows cut segments."""
     kept = Experience.from_table(exp.to_table().filter(where))
     final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
     return Experience({name: kept.steps[name] for name in names}, kept.offsets, kept.segments, final_obs)
 
 
 def row_bytes(exp: Experience) -> int:
-    """How many bytes one row of ``exp`` takes in memory as a table, at least 1."""
+    """The bytes that one row of ``exp`` takes in memory as a table, at least 1."""
     columns = [*exp.steps.values(), *exp.final_obs.values()]
     size: int = sum(math.prod(column.shape[1:]) * int(column.dtype.itemsize) for column in columns)
     return max(1, size)
 
 
 def continues(exp: Experience, following: Experience) -> bool:
-    """Whether the first segment of ``following`` is the direct continuation of the last one of ``exp``."""
+    """Whether the first segment of ``following`` directly continues the last segment of ``exp``."""
     a, b = exp.segments[-1:], following.segments[:1]
     same = a.episode_id[0] == b.episode_id[0] and a.agent_id[0] == b.agent_id[0] and a.module_id[0] == b.module_id[0]
     return bool(same and not a.done[0] and a.t_start[0] + exp.lengths[-1] == b.t_start[0])
 
 
 def in_order(exp: Experience, *, by_episode: bool = False) -> Experience:
-    """The same segments, those of one agent in one episode next to each other in order of time.
+    """Sort segments so that those of one agent in one episode are adjacent and in order of time.
 
-    Agents of episodes stand in the order in which they come first; with ``by_episode``, so do episodes. Nothing is
-    copied where that is so already.
+    Agents keep the order of their first appearance; with ``by_episode``, so do episodes. Nothing is copied if the
+    segments are sorted already.
     """
     segments = exp.segments
     keys = [segments.t_start, firsts(segments.tracks())]

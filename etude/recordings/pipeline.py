@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from a recording to the learner: parts, read and prepared by workers, a buffer, batches made ahead."""
+"""The data pipeline from a recording to the learner: parts are loaded by workers, shuffled, and batched ahead."""
 
 import dataclasses
 import multiprocessing
@@ -43,13 +43,13 @@ WorkerKind = Literal["threads", "processes"]
 
 
 class LoadWorkers(Generic[R]):
-    """Does a job for one number after the other, several at a time, and gives what comes out in order.
+    """Runs a job for one number after another, several at a time, and yields the results in order.
 
     Args:
-        job: What is done; for processes, it must be possible to send it to them.
-        num_workers: How many; 0: no others, in the caller's thread.
-        kind: Threads share memory, and wait for each other where a job holds the interpreter. Processes take a third of
-            a second to start, and send what they have made through a pipe.
+        job: The function to run; for processes, it must be picklable.
+        num_workers: The number of workers; 0 runs the job in the caller's thread.
+        kind: Threads share memory, but wait for each other while a job holds the interpreter. Processes take a third
+            of a second to start, and send their results through a pipe.
 
     Raises:
         SettingsError: ``job`` can't be sent to processes.
@@ -60,7 +60,7 @@ class LoadWorkers(Generic[R]):
         self._ahead = num_workers
         self._executor: Executor | None = None
         self.close: Callable[[], Any] = lambda: None
-        """Ends them; so does forgetting them."""
+        """Ends the workers; garbage collection does so as well."""
         if not num_workers:
             return
         if kind == "threads":
@@ -74,9 +74,9 @@ class LoadWorkers(Generic[R]):
         self.close = weakref.finalize(self, self._executor.shutdown, wait=True, cancel_futures=True)
 
     def done(self, numbers: Iterable[int]) -> Iterator[R]:
-        """What comes of each number, in their order; as many as there are workers, and one more, are held ahead."""
+        """Yield the result for each number, in order; up to one more than the number of workers are held ahead."""
         if self._executor is None:
-            for number in numbers:  # not map: a StopIteration of the job would end it as if there were no more numbers
+            for number in numbers:  # not `map`, which a StopIteration raised by the job would end silently
                 yield self._job(number)
             return
         pending: deque[Future[R]] = deque()
@@ -89,8 +89,8 @@ class LoadWorkers(Generic[R]):
                 yield pending.popleft().result()
         except BrokenExecutor as error:
             raise EtudeError(
-                "a worker process that loads data has died: it was killed, perhaps for want of memory (then take fewer "
-                "num_workers), or it crashed. The run can go on from its last checkpoint."
+                "a worker process that loads data died: it was killed, perhaps for lack of memory (then use fewer "
+                "num_workers), or it crashed. The run can be resumed from its last checkpoint."
             ) from error
         finally:
             for future in pending:
@@ -104,8 +104,8 @@ def _sendable(job: Callable[[int], R]) -> bytes:
         return bytes(ForkingPickler.dumps(job))
     except Exception as error:
         raise SettingsError(
-            f"num_workers are processes, to which this can't be sent: {error}. Define functions and classes at the top "
-            "of a module, or take worker_kind='threads'."
+            f"num_workers are processes, but this can't be sent to them: {error}. Define functions and classes at the "
+            "top of a module, or use worker_kind='threads'."
         ) from error
 
 
@@ -113,11 +113,11 @@ _own_job: Callable[[int], Any] | None = None
 
 
 def _begin(job: bytes) -> None:
-    """In a worker process: take the job of the process that started it, and end with that."""
+    """Initialize a worker process: take the job of the parent process, and end when the parent ends."""
     import pickle
 
     global _own_job
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # to the whole group: the parent saves, and ends its workers
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to the whole group: the parent saves, and ends its workers
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -137,11 +137,11 @@ def _do(number: int) -> Any:
 
 
 PIECE_ROWS = 65_536
-"""Experience in memory is prepared in pieces of so many rows at most, or of one segment."""
+"""The most rows in a piece of experience in memory, unless it is a single segment."""
 
 
 class Parted(Protocol):
-    """What a pipeline begins with: a recording, or what was read of one."""
+    """The source of a pipeline: a recording, or experience in memory."""
 
     is_in_memory: bool
 
@@ -151,20 +151,20 @@ class Parted(Protocol):
 
     @property
     def num_parts(self) -> int:
-        """The parts."""
+        """The number of parts."""
 
     def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
-        """Part ``k``: whole segments; see `Recording.part`."""
+        """Load part ``k``: whole segments; see `Recording.part`."""
 
     def counts(self, k: int) -> Any:
-        """What was found bad in part ``k``, to be told where it is counted."""
+        """The bad data found in part ``k``, to be passed to `count`."""
 
     def count(self, k: int, counts: Any) -> None:
-        """Take in what was found bad in part ``k``, perhaps in another process; nothing is counted twice."""
+        """Add the bad data found in part ``k``, perhaps in another process; nothing is counted twice."""
 
 
 class InMemory:
-    """Experience in memory, as parts of bounded size."""
+    """Experience in memory, split into parts of bounded size."""
 
     is_in_memory = True
 
@@ -174,29 +174,29 @@ class InMemory:
 
     @property
     def num_parts(self) -> int:
-        """The pieces."""
+        """The number of pieces."""
         return len(self._pieces)
 
     def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
-        """Piece ``k``, with all that was read."""
+        """Return piece ``k`` with all its columns."""
         return self._pieces[k]
 
     def counts(self, k: int) -> None:
-        """Nothing: it was counted when it was read."""
+        """Return None: bad data was counted when the experience was read."""
 
     def count(self, k: int, counts: None) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Preparation:
-    """Chooses a module's segments, and lets the connectors see them. Where a module is needed, it is too early here.
+    """Selects the segments of a module and applies the connectors to them, except those that need the module.
 
     Args:
-        connectors: Those between env and module.
-        to_learner: Those of the learner that need no module.
-        select: Gives the segments that a module learns from; None: all.
-        where: A condition on steps; others are left out.
-        own: The user's own, which stands around the connectors.
+        connectors: The connectors between env and module.
+        to_learner: The learner connectors that do not need the module.
+        select: Returns the segments that a module learns from; None is all.
+        where: A condition on steps; the others are left out.
+        own: The user's prelearner, which wraps the connectors.
     """
 
     def __init__(
@@ -213,20 +213,20 @@ class Preparation:
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it may look at what was observed after segments."""
+        """Whether it may use final observations."""
         connectors = [c for c in (*self.connectors.connectors, *self.to_learner.connectors) if overrides(c, "offline")]
         return self.own is not None or any(c.needs is None or col.under(c.needs, col.OBS) for c in connectors)
 
     def chosen(self, exp: Experience) -> Experience:
-        """The segments that the module learns from, and of these the steps."""
+        """Return the segments that the module learns from, with the steps that meet the condition."""
         exp = exp if self.select is None else self.select(exp)
         return exp if self.where is None else self.where.chosen(exp)
 
     def __call__(self, exp: Experience) -> Experience:
-        """What is trained on of the segments `chosen`; what must not be is lookback.
+        """Prepare the segments that `chosen` returned; steps that must not be trained on become lookback.
 
         Raises:
-            DataError: the user's own step fails, or gives something else.
+            DataError: the user's prelearner fails, or returns something else.
         """
         if self.own is None:
             return self.connect(exp)
@@ -243,20 +243,20 @@ class Preparation:
         return made
 
     def connect(self, exp: Experience) -> Experience:
-        """Through all connectors."""
+        """Apply all connectors."""
         return self.to_learner.offline(self.connectors.offline(with_context(exp, self.connectors.context)))
 
     def learn(self, exp: Experience) -> None:
-        """Let the connectors learn from the recording: what an observation filter knows comes from here."""
+        """Update the connectors from the recording, such as the statistics of an observation filter."""
         exp = with_context(self.chosen(exp), self.connectors.context)
         self.connectors.update(exp)
         self.to_learner.update(self.connectors.offline(exp))
 
 
 def with_context(exp: Experience, context: int) -> Experience:
-    """Where a segment begins in the middle of its episode, its first ``context`` steps become lookback.
+    """Turn the first ``context`` steps of segments that begin in the middle of their episode into lookback.
 
-    Connectors that remember can't know what was before these; so they are seen, but not trained on.
+    Connectors with memory can't know what came before these steps, so the steps are seen but not trained on.
     """
     segments = exp.segments
     lookback = np.where(segments.t_start > 0, np.minimum(context, exp.lengths), 0)
@@ -268,46 +268,46 @@ def with_context(exp: Experience, context: int) -> Experience:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Makes single steps of Experience: these columns, by name or root, or derived; and those ``added`` on the way."""
+    """Converts experience to single steps, with the columns ``roots`` (by name or root, or derived) and ``added``."""
 
     roots: tuple[str, ...]
 
     def __call__(self, exp: Experience, added: Sequence[str]) -> Columns:
-        """The steps that are trained on."""
+        """Return the columns of the steps to train on."""
         return steps_of(
             exp, [*self.roots, *(name for name in added if not any(col.is_under(name, root) for root in self.roots))]
         )
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it needs what was observed after segments."""
+        """Whether it needs final observations."""
         return col.NEXT_OBS in self.roots
 
     def rows(self, made: Columns) -> int:
-        """How many there are."""
+        """The number of steps."""
         return rows_of(made)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cuts:
-    """Cuts Experience to segments of at most ``max_len`` steps to train on, after ``burn_in`` steps of lookback."""
+    """Cuts experience into segments of at most ``max_len`` steps to train on, after ``burn_in`` steps of lookback."""
 
     max_len: int
     burn_in: int = 0
     looks_behind = True
 
     def __call__(self, exp: Experience, added: Sequence[str]) -> Experience:
-        """These segments, with all their columns."""
+        """Return the segments, with all their columns."""
         return cut_segments(exp, self.max_len, self.burn_in)
 
     def rows(self, made: Experience) -> int:
-        """How many steps are trained on."""
+        """The number of steps to train on."""
         return int(made.num_steps - made.segments.lookback.sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker does with a part."""
+    """What a worker does with a part: load, prepare and convert it."""
 
     source: Parted
     columns: tuple[str, ...] | None
@@ -316,7 +316,7 @@ class Job:
     """`Steps` or `Cuts`."""
 
     def __call__(self, k: int) -> tuple[Any, Spent]:
-        """What is made of part ``k``; None where nothing of it is wanted, found out before all of it is read."""
+        """Process part ``k``; the result is None if a cheaper look shows that no step meets the condition."""
         spent = Spent(part=k)
         with loading(spent):
             if not self._is_wanted(k):
@@ -342,32 +342,32 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flow:
-    """How the data flows."""
+    """Settings of a `DataPipeline`."""
 
     buffer_size: int = 65_536
     """Rows that are shuffled together."""
     num_workers: int = 0
-    """Workers that read and prepare; 0: the thread that makes batches does it."""
+    """Workers that read and prepare parts; 0 does it in the thread that makes batches."""
     worker_kind: WorkerKind = "threads"
-    """What they are."""
+    """Whether the workers are threads or processes."""
     prefetch: int = 2
-    """Blocks of batches made ahead by a thread; 0: none."""
+    """Blocks of batches that a thread prepares ahead; 0 uses no thread."""
     seed: int = 0
-    """The order depends on this alone."""
+    """Random seed; equal seeds give the same order."""
 
 
 class Loaders(Protocol):
-    """Those who load parts, as `LoadWorkers` do with a `Job`."""
+    """Workers that load parts, such as `LoadWorkers` with a `Job`."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
-        """What comes of the parts of these numbers, in this order; of a part, all, a share, or nothing."""
+        """Yield the results for the parts with these numbers, in order; for a part, all, a share, or nothing."""
 
     def close(self) -> Any:
-        """Load no more."""
+        """Stop loading."""
 
 
 class _Loading:
-    """What the threads of a pipeline share; they must not hold the pipeline itself, which ends them when it goes."""
+    """The state that a pipeline's threads share; they must not hold the pipeline, whose deletion ends them."""
 
     def __init__(self, source: Parted, crew: Loaders, by_segments: bool, epoch_size: int | None) -> None:
         self._source, self.crew, self._by_segments = source, crew, by_segments
@@ -376,9 +376,9 @@ class _Loading:
         self.spent = Spent()
 
     def parts(self, order: Iterable[int]) -> Iterator[Any]:
-        """Parts, ready to be shuffled."""
+        """Yield parts, ready to be shuffled."""
         size = left_out = 0
-        # the thread that waits for parts is the one that shuffles, whose own time is the rest of what a block takes
+        # The thread that waits for parts also shuffles; its own time is the rest of the time that a block takes.
         for made, spent in _each_timed(self.crew.done(list(order)), lambda seconds: self.shuffled(-seconds)):
             self.spent.add(spent)
             if spent.part is not None:
@@ -391,27 +391,27 @@ class _Loading:
         self.epoch_size, self.left_out = size, left_out
 
     def known_size(self) -> int:
-        """Of an epoch; as if it had no end, before it is known."""
+        """The size of an epoch; treated as endless until it is known."""
         return self.epoch_size or sys.maxsize
 
     def shuffled(self, seconds: float) -> None:
-        """Count time."""
+        """Count seconds of shuffling."""
         self.spent.seconds[SHUFFLE] += seconds
 
 
 class DataPipeline:
-    """Endless batches for one module, each step once an epoch; equal for equal seeds, whatever workers there are.
+    """Endless batches for one module, each step once per epoch; they depend on the seed, but not on the workers.
 
     Args:
-        source: Where the experience comes from.
+        source: The source of the experience.
         columns: The step columns to read, by name or root; None is all.
-        prepare: What stands between; see `Preparation`.
-        make: Whether batches are of steps or of segments, and which.
-        batch_size: Steps in a batch; or, of segments with ``by_segments``, how many of these.
-        hold_prepared: Keep in memory what came out of ``prepare``.
-        epoch_size: The steps (or segments) of an epoch, where a run before has found that out.
-        to_device: Brings a batch to where the learner is, ahead of it.
-        crew: Those who load parts; None: workers of this process, as `flow` says.
+        prepare: Selects segments and applies connectors; see `Preparation`.
+        make: Whether batches consist of steps or of segments, and of which.
+        batch_size: Steps per batch; with ``by_segments``, segments per batch.
+        hold_prepared: Keep the results of ``prepare`` in memory.
+        epoch_size: The number of steps (or segments) in an epoch, if known from an earlier run.
+        to_device: Moves a batch to the learner's device, ahead of time.
+        crew: The workers that load parts; None uses workers of this process, according to ``flow``.
     """
 
     def __init__(
@@ -440,27 +440,27 @@ class DataPipeline:
 
     @property
     def epoch_size(self) -> int | None:
-        """The steps, or segments, of an epoch; None until the first has been read."""
+        """The number of steps, or segments, in an epoch; None until the first epoch has been read."""
         return self._loading.epoch_size
 
     @property
     def left_out(self) -> int:
-        """Steps of an epoch that were to be trained on, but can't be: see `Spent.left_out`."""
+        """Steps of an epoch that should be trained on, but can't be; see `Spent.left_out`."""
         return self._loading.left_out
 
     @property
     def spent(self) -> Spent:
-        """Since the beginning."""
+        """What has been spent since the beginning."""
         return self._loading.spent
 
     def batches(self, start: int = 0) -> Iterator[Any]:
-        """From batch ``start`` on, as if those before it had been taken.
+        """Iterate over batches from index ``start`` on, as if those before it had been taken.
 
         Raises:
-            DataError: something can't be read, or does not hold what is wanted.
+            DataError: something can't be read, or lacks a requested column.
         """
         flow = self._flow
-        rows = 0 if self._hold else sys.maxsize  # what fits in the buffer is kept there
+        rows = 0 if self._hold else sys.maxsize  # an epoch that fits in the buffer stays there
         groups = Groups(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
         pool: type[Pool[Any]] = WholeSegmentPool if self._by_segments else SegmentPool
         made: Iterator[Any] = batches_of(
@@ -486,12 +486,12 @@ class DataPipeline:
 
     @property
     def depth(self) -> int | None:
-        """How many blocks of batches are ready; None where none are made ahead."""
+        """The number of blocks that are ready; None if none are prepared ahead."""
         return None if self._ahead is None else self._ahead.depth
 
     def close(self) -> None:
-        """End all workers; also done when the pipeline is forgotten."""
-        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this one may wait for it
+        """End all workers; garbage collection does so as well."""
+        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this pipeline may be waiting for it
             self._loading.crew.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings: Experience at rest, read whole, as a stream, or as batches. Needs neither the env nor torch."""
+"""Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """A recording on the disk, Etude's or another tool's; make one with `Recording.open`.
+    """A recording on disk, in Etude's format or another tool's; open one with `Recording.open`.
 
-    Of Etude's, nothing but footers is read until data is asked for. Memory is bounded by a part (a row group of 65,536
-    rows, or about 64 MiB where rows are large; of other tools, a file or as many rows) in all but `read`.
+    For Etude's format, only file footers are read until data is requested. All methods but `read` hold at most one
+    part in memory: a row group of up to 65,536 rows, or about 64 MiB where rows are large. For other formats, a part is
+    a file or as many rows.
     """
 
     is_in_memory = False
@@ -48,7 +49,7 @@ class Recording:
     def __init__(self, path: Place, screened: ScreenedUnits) -> None:
         self.path = path
         self.notes: tuple[str, ...] = ()
-        """What could not be kept, in words, where `etude.recordings.convert` has just written it."""
+        """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
         self._screened = screened
         self._units = screened.units
         self._num_steps: int | None = None
@@ -56,23 +57,23 @@ class Recording:
 
     @classmethod
     def open(cls, path: "DataLike", *, on_bad: "OnBad | None" = "strict", filesystem: Any = None) -> "Recording":
-        """Open the recording at ``path``: a folder, or one file of it; or a table that a `Source` describes.
+        """Open the recording at ``path``: a folder, one of its files, or a table described by a `Source`.
 
-        A path may be a URL (``s3://bucket/run``) and a glob (``runs/*/data``); a list of any of these is read as one
-        recording, whose episode ids then begin with the number of the recording in it (``0-``), unless all are files of
-        one kind. A folder with several of Etude's recordings below it is read in the same way. ``filesystem`` is the
-        pyarrow or fsspec file system that paths are in; None is what a URL names, or this machine.
+        A path may be a URL (``s3://bucket/run``) or a glob (``runs/*/data``). A list of paths is read as one recording;
+        its episode ids then start with the index of the recording in the list (``0-``), unless all are files of one
+        kind. A folder that contains several of Etude's recordings is read in the same way. ``filesystem`` is the
+        pyarrow or fsspec file system of the paths; by default, the URL's, or the local one.
 
-        Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, LeRobot's, and HDF5 and NPZ files in the
-        manner of D4RL are told apart by what is in them.
+        The format is detected from the contents: Etude's, RLlib's (episodes, tables, JSON), Minari's, LeRobot's, or
+        HDF5 and NPZ files as D4RL stores them.
 
-        ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises where it is read,
-        ``repair`` mends what can be and leaves out the rest, ``skip`` leaves out whole segments, and `left_out` counts.
-        None does not look at values. Steps that are there twice are never read as they are.
+        ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises when it is read,
+        ``repair`` repairs what it can and leaves out the rest, ``skip`` leaves out whole segments; `left_out` counts
+        the rows. None does not check values. Duplicate steps are never read as they are.
 
         Raises:
-            DataError: there is none, it is empty or of an unknown format, a file is broken or missing, or the files do
-                not belong together; the message names the file and what to do.
+            DataError: nothing is there, it is empty or of an unknown format, a file is broken or missing, or the files
+                do not belong together; the message names the file and what to do.
         """
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
@@ -81,14 +82,14 @@ class Recording:
         return cls(place, ScreenedUnits(units, on_bad, str(place), faults or (), has_path=has_path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To worker processes goes what was found when it was opened: they open nothing again."""
+        """Pickle with what was found when it was opened, so that worker processes open nothing again."""
         return _received, (self.path, self._screened, self._num_steps, self._num_episodes)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
     def header(self) -> Header:
-        """What holds for the whole."""
+        """The spaces, the env and the metadata of the whole recording."""
         return self._units.header
 
     @property
@@ -108,12 +109,12 @@ class Recording:
 
     @property
     def env(self) -> str | None:
-        """The id of the env that it was recorded in."""
+        """The id of the env it was recorded in; None if unknown."""
         return self.header.env
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What else was kept: connectors, the module's identity, the seed."""
+        """Other metadata, as JSON data: connectors, the module's identity, the seed."""
         return self.header.meta
 
     @property
@@ -128,15 +129,15 @@ class Recording:
 
     @property
     def num_steps(self) -> int:
-        """The rows, lookback included. Other tools' recordings may have to be decoded for it, once."""
+        """The number of rows, including lookback. Other tools' recordings may have to be decoded once to count them."""
         if self._num_steps is None:
             self._num_steps = sum(self._screened.rows(k) for k in range(len(self._units)))
         return self._num_steps
 
     def rows_up_to(self, most: int) -> int:
-        """As `num_steps`; or, where there are more than ``most``, only the rows of the first parts that have as many.
+        """Like `num_steps`, but stop counting at the first part with which the count exceeds ``most``.
 
-        Counting the rows of another tool's recording may take decoding them.
+        Counting the rows of another tool's recording may require decoding them.
         """
         if self._num_steps is not None:
             return self._num_steps
@@ -150,7 +151,7 @@ class Recording:
 
     @property
     def num_episodes(self) -> int:
-        """The distinct episode ids; reads these the first time."""
+        """The number of distinct episode ids; read on first access."""
         if self._num_episodes is None:
             own = self._units.own
             if own is not None and not self.leaves_out:
@@ -172,51 +173,52 @@ class Recording:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The rows that ``on_bad`` has left out so far, by kind of fault; parts not yet read may add to it."""
+        """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
         return self._screened.left_out
 
     @property
     def met(self) -> dict[str, int]:
-        """The faults that ``on_bad`` has met so far by kind, those that could be mended included."""
+        """The number of faults that ``on_bad`` has found so far by kind, including repaired ones."""
         return self._screened.met
 
     @property
     def warnings(self) -> list[str]:
-        """What was met so far that does no harm, such as copies that are read once; one text for each kind."""
+        """Harmless findings so far, such as copies that are read only once: one text for each kind."""
         return self._screened.warnings
 
     @property
     def leaves_out(self) -> bool:
-        """Whether ``on_bad`` leaves bad data out, so that it hangs on the columns asked for which steps are read."""
+        """Whether ``on_bad`` leaves bad data out, so that the steps read depend on the columns requested."""
         return self._screened.mode in ("repair", "skip")
 
     def counts(self, k: int) -> "Findings":
-        """What ``on_bad`` found in part ``k``, for `count` where it was read in another process."""
+        """What ``on_bad`` found in part ``k``, to be passed to `count` in another process."""
         return self._screened.counts(k)
 
     def count(self, k: int, counts: "Findings | None") -> None:
-        """Take in what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
+        """Add what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
         if counts is not None:
             self._screened.count(k, counts)
 
     def left_out_report(self) -> str:
-        """What ``on_bad`` has met and left out so far, in words; empty where nothing was."""
+        """A summary of what ``on_bad`` has found and left out so far; empty if it found nothing."""
         return self._screened.report()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | str | None = None) -> Experience:
-        """The whole recording. Segments that continue others are put behind them and joined to them.
+        """Read the whole recording. Segments are sorted, and joined to the segments that they continue.
 
         Args:
             columns: The step columns to read, by name or root (``obs`` stands for all its parts); None is all.
-            filter: Only rows for which this holds: text, such as ``"reward > 0 and t < 100"`` (see
-                `etude.recordings.where.RowFilter`), or an expression such as ``pyarrow.compute.field("reward") > 0``
-                over scalar columns on the disk. Row groups that can't match are not read. Rows left out cut segments.
+            filter: Keep only rows for which this holds: a text, such as ``"reward > 0 and t < 100"`` (see
+                `etude.recordings.where.RowFilter`), or an expression over stored scalar columns, such as
+                ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read. Removed rows cut
+                segments.
 
         Raises:
             DataError: a column does not exist, or a file can't be decoded.
-            SettingsError: ``filter`` is a text that can't be used.
+            SettingsError: ``filter`` is a text that is not a valid condition.
         """
         names = self._names(columns)
         parts = self._loaded(names, filter)
@@ -228,9 +230,9 @@ class Recording:
     def stream(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | str | None = None, max_rows: int = 65_536
     ) -> Iterator[Experience]:
-        """The recording in order, as pieces of at most ``max_rows`` rows, in bounded memory; see `read`.
+        """Iterate over the recording in order, in pieces of at most ``max_rows`` rows, in bounded memory; see `read`.
 
-        Only segments longer than ``max_rows`` or than a row group come in pieces, each with its ``final_obs``.
+        Only segments longer than ``max_rows`` or than a row group are cut; each piece has its ``final_obs``.
         """
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
@@ -249,26 +251,26 @@ class Recording:
         prefetch: int = 2,
         start: int = 0,
     ) -> Iterator[Columns]:
-        """Batches of exactly ``batch_size`` steps for training, endless by default, in bounded memory.
+        """Iterate over training batches of exactly ``batch_size`` steps, endlessly by default, in bounded memory.
 
-        Every step that is not lookback comes once an epoch. A batch may hold the end of one epoch and the beginning
-        of the next; only the very last batch of finite ``epochs`` may be smaller.
+        Every step except lookback comes once per epoch. A batch may contain the end of one epoch and the start of the
+        next; only the very last batch may be smaller, if ``epochs`` is given.
 
         Args:
-            batch_size: Steps in a batch, at least 1.
+            batch_size: Steps per batch, at least 1.
             columns: Step columns by name or root; also ``next_obs``, ``terminated`` and ``truncated``. None is all
                 step columns.
-            shuffle: Row groups in random order, and their rows through a buffer of ``buffer_size`` rows; an epoch
-                that fits in the buffer is shuffled whole. Else the order of the files.
-            buffer_size: Rows in the buffer. It is memory: rows times the bytes of the columns asked for.
-            seed: The order depends on this alone.
-            epochs: How many times over; None is without end.
-            prefetch: Blocks (of half a buffer at most) that a thread makes ahead; 0 is no thread. The thread ends
+            shuffle: Read row groups in random order and pass their rows through a buffer of ``buffer_size`` rows; an
+                epoch that fits in the buffer is shuffled as a whole. If False, steps come in the order of the files.
+            buffer_size: Rows in the buffer. It takes this many times the bytes of a row of the requested columns.
+            seed: Random seed; equal seeds give the same order.
+            epochs: Number of epochs; None is endless.
+            prefetch: Blocks (of at most half a buffer) that a thread prepares ahead; 0 uses no thread. The thread ends
                 with the iterator.
-            start: The first batch to give, as if that many had been taken before: for going on after a restart.
+            start: Index of the first batch, to resume as if that many batches had been taken before.
 
         Raises:
-            DataError: a column does not exist; or ``next_obs`` is wanted where the recording does not know it.
+            DataError: a column does not exist; or ``next_obs`` is requested but was not recorded everywhere.
         """
         roots = self.columns if columns is None else list(columns)
         stored = [root for root in roots if root not in DERIVED]
@@ -306,11 +308,11 @@ class Recording:
         epochs: int | None = None,
         start: int = 0,
     ) -> Iterator[Experience]:
-        """Batches of exactly ``batch_size`` steps in segments, shuffled, endless by default, in bounded memory.
+        """Iterate over shuffled batches of exactly ``batch_size`` steps in segments, endlessly by default.
 
-        As `batches`, for losses that look along time: segments are cut to at most ``max_len`` steps, each of which
-        knows what was observed after it, and come in random order, without lookback. A batch may end inside one, which
-        then goes on in the next batch.
+        Like `batches`, for losses over sequences. Segments are cut to at most ``max_len`` steps, each with its final
+        observation, and come in random order, without lookback. A batch may end inside a segment, which then continues
+        in the next batch.
         """
         names = self._names(columns)
 
@@ -325,16 +327,16 @@ class Recording:
 
     @property
     def num_parts(self) -> int:
-        """The pieces that can be loaded one at a time."""
+        """The number of parts that can be loaded one at a time."""
         return len(self._units)
 
     def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
-        """Part ``k``, views: whole segments, but for those that the disk has in pieces.
+        """Load part ``k`` as views: whole segments, except those that are stored in pieces.
 
         Args:
-            k: Which.
+            k: Index of the part, less than `num_parts`.
             columns: The step columns, by name or root; None is all.
-            finals: With False, what was observed after segments may be left out; that of images takes long to decode.
+            finals: If False, final observations may be left out; those of images take long to decode.
 
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
@@ -342,11 +344,11 @@ class Recording:
         return self._screened.load(k, self._names(columns), finals=finals)
 
     def validate(self) -> Report:
-        """Look at every row and report every problem; see `etude.recordings.screening.validate`."""
+        """Check every row and report every problem; see `etude.recordings.screening.validate`."""
         return validate(self.path)
 
     def info(self) -> dict[str, Any]:
-        """What the recording holds, counted over every row, as JSON data; see `etude.recordings.episodes`.
+        """Return a summary of the recording as JSON data, counted over every row; see `etude.recordings.episodes`.
 
         Raises:
             DataError: a file can't be decoded.
@@ -376,7 +378,7 @@ class Recording:
         return (self._screened.load(k, names, where, clashes) for k in range(len(self._units)))
 
     def _num_trained(self, names: Sequence[str]) -> int:
-        """The steps that are not lookback; ``on_bad`` may leave out some for what is in the columns ``names``."""
+        """The steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""
         needed = names if self.leaves_out else ()
         return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(len(self._units)))
 
@@ -388,9 +390,9 @@ def _received(path: Place, screened: ScreenedUnits, num_steps: int | None, num_e
 
 
 def recording_of(data: "Recording | DataLike") -> Recording:
-    """``data`` itself if it is a recording; else what `Recording.open` opens there, strictly.
+    """Return ``data`` itself if it is a recording, else open it strictly with `Recording.open`.
 
     Raises:
-        DataError: there is none, or it can't be opened.
+        DataError: nothing is there, or it can't be opened.
     """
     return data if isinstance(data, Recording) else Recording.open(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``repair`` and ``skip`` do about faults: steps cut out, and what is known of a whole recording for that."""
+"""Repairs of the ``repair`` and ``skip`` modes: cutting out steps, and the survey of a whole recording for that."""
 
 import dataclasses
 from collections import Counter, defaultdict, deque
@@ -22,12 +22,12 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 def mended(exp: Experience, faults: Sequence[Fault], *, whole_segments: bool) -> tuple[Experience, Counter[str]]:
-    """``exp`` without what is bad in it, and the steps left out for it by kind.
+    """Remove what is faulty from ``exp``; returns the rest, and the number of steps removed by kind of fault.
 
     Args:
-        exp: The whole.
-        faults: What is bad.
-        whole_segments: Segments with a fault go, and not single steps.
+        exp: The experience to repair.
+        faults: Its faults.
+        whole_segments: Remove whole segments with a fault, rather than single steps.
     """
     lost = np.zeros(exp.num_steps, bool)
     counts: Counter[str] = Counter()
@@ -39,16 +39,16 @@ def mended(exp: Experience, faults: Sequence[Fault], *, whole_segments: bool) ->
 
 
 def _segments_with(exp: Experience, fault: Fault) -> Index:
-    """The rows of the segments that have a fault."""
+    """The rows of all segments that have the fault."""
     which = np.unique(np.searchsorted(exp.offsets, fault.rows, side="right") - 1)
     return ranges(exp.offsets[which], exp.lengths[which])
 
 
 def _steps_lost(exp: Experience, fault: Fault) -> Index:
-    """The steps that have to go for a fault, rising.
+    """The steps that a fault removes, in increasing order.
 
-    Those with it; the step before a bad observation, whose outcome it is; the last step of a segment where what
-    follows is not known, unless the episode terminated there.
+    These are the faulty steps; the step before a bad observation, because that is its outcome; and the last step of a
+    segment with an unknown continuation, unless the episode terminated there.
     """
     segment = np.searchsorted(exp.offsets, fault.rows, side="right") - 1
     if fault.is_final:
@@ -60,14 +60,14 @@ def _steps_lost(exp: Experience, fault: Fault) -> Index:
 
 
 def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
-    """``exp`` without some steps: what follows them is a segment of its own, of the same episode and with its ``t``.
+    """Remove steps from ``exp``. The steps after a gap form a segment of their own, with the same episode and ``t``.
 
-    Observations of lost steps become the final observations of what is before them. Nothing else is made up.
+    The observation of a removed step becomes the final observation of the segment before it. Nothing else is invented.
 
     Args:
-        exp: The whole.
-        lost: bool ``[num_steps]``: the steps to leave out.
-        faults: Final observations among them are taken for unknown.
+        exp: The experience.
+        lost: The steps to remove, bool ``[num_steps]``.
+        faults: Final observations with a fault are treated as unknown.
     """
     segments, offsets = exp.segments, exp.offsets
     known = segments.has_final_obs.copy()
@@ -91,7 +91,7 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
         t_start=own.t_start + into,
         lookback=lookback,
         terminated=own.terminated & at_end,
-        truncated=own.truncated & (at_end | outcome_lost),  # a time limit a step earlier: bootstrapped all the same
+        truncated=own.truncated & (at_end | outcome_lost),  # a time limit a step earlier: still bootstrapped
         has_final_obs=np.where(at_end, known[parent], True),
     )
     rows = ranges(start, stop - start)
@@ -112,41 +112,41 @@ def _finals(exp: Experience, name: str, parent: Index, stop: Index, given: Mask,
 
 @dataclasses.dataclass
 class Changes:
-    """What is to be done with the segments of a part."""
+    """Planned changes to the segments of a part."""
 
     left_out: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """The first row, and the row after the last one."""
+    """Ranges of rows to leave out: the first row, and the row after the last."""
     links: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-    """A segment's last row, what is observed after which is in this part at this row."""
+    """(last row of a segment, part, row): the segment's final observation is found in that row of that part."""
     in_order: bool = False
-    """Its segments have to be put in order."""
+    """Whether its segments must be sorted."""
 
 
 class Mending:
-    """Made by one pass over the key columns: for each part, what is to be left out, linked and put in order.
+    """A plan, from one pass over the key columns, of what to leave out, link and sort in each part.
 
-    Of steps that are there twice and alike, the first stay. Where they contradict each other, none can be believed:
-    both segments go. So do segments that go on after the end of the episode.
+    Of identical duplicate steps, the first stay. Of duplicates that differ, none can be trusted: both segments are left
+    out. Segments after the end of their episode are left out as well.
 
     Args:
         units: The recording.
-        keep_order: Segments out of order are left out, and ends that are not known stay so.
+        keep_order: Leave out segments that are out of order, and leave unknown final observations unknown.
     """
 
     def __init__(self, units: Units, *, keep_order: bool) -> None:
         self._units, self._keep_order = units, keep_order
         self._obs: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
-        self._rows: list[int] = []  # of each part; 0 where nothing of it can be read
+        self._rows: list[int] = []  # of each part; 0 if nothing of it can be read
         self._plans: dict[int, Changes] = defaultdict(Changes)
         self.left_out: Counter[str] = Counter()
-        """Rows, by kind of fault."""
+        """Rows left out, by kind of fault."""
         self.met: Counter[str] = Counter(problem.kind for problem in units.problems)
-        """Segments, by kind of fault; and what the reader of the format has left out already."""
+        """Faulty segments by kind, including problems that the format's reader found."""
         timeline = Timeline(units)
         for k in range(len(units)):
             try:
                 exp = units.keys(k)
-            except DataError:  # met again when it is loaded, and counted then
+            except DataError:  # found again, and counted, when it is loaded
                 self._rows.append(0)
                 continue
             self._rows.append(exp.num_steps)
@@ -159,7 +159,7 @@ class Mending:
         self._plans = dict(self._plans)
 
     def _prints(self, spans: Sequence[Span]) -> dict[Span, Index]:
-        """int64 ``[steps]``: numbers for the contents of the steps of each span; each part is read once."""
+        """For each span, int64 ``[steps]``: a hash of the contents of each step. Each part is read once."""
         roots = (col.OBS, col.ACTION, col.REWARD)
         names = [name for root in roots for name in col.under(self._units.columns, root)]
         by_part: dict[int, list[Span]] = defaultdict(list)
@@ -174,14 +174,14 @@ class Mending:
             for span in here:
                 count = span.stop - span.start
                 if exp is None or exp.num_steps != self._rows[k]:
-                    out[span] = np.arange(count) + hash((span, "unread"))  # like nothing else
+                    out[span] = np.arange(count) + hash((span, "unread"))  # equal to no other
                 else:
                     out[span] = _prints_of(exp, span.row, span.row + count)
         return out
 
     def _settle(self, spans: Sequence[Span], prints: Mapping[Span, Index]) -> None:
-        """Changes what goes and what stays of one agent's episode."""
-        kept: list[tuple[Span, int]] = []  # with how many of their first steps go
+        """Plan what is left out and what stays of one agent's episode."""
+        kept: list[tuple[Span, int]] = []  # with the number of leading steps to leave out
         refused: list[Span] = []
         for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
             length = span.stop - span.start
@@ -212,25 +212,25 @@ class Mending:
                 self._plans[span.part].links.append((last, after.part, after.row + skipped))
 
     def _leave_out(self, span: Span, steps: int, kind: str) -> None:
-        """Changes to leave out the first steps of a span, and what is lookback for them."""
+        """Plan to leave out the first steps of a span, and their lookback."""
         first = span.row - span.lookback if steps else span.row
         self._plans[span.part].left_out.append((first, span.row + steps))
         self.left_out[kind] += span.row + steps - first
         self.met[kind] += 1
 
-    # -- asked for at loading ---------------------------------------------------------------------------------
+    # -- used when parts are loaded ---------------------------------------------------------------------------
 
     def rows(self, k: int) -> int:
-        """The rows of part ``k``, without those that are left out; 0 where nothing of it can be read."""
+        """The rows of part ``k`` except those left out; 0 if nothing of it can be read."""
         plan = self._plans.get(k)
         return self._rows[k] - (sum(stop - start for start, stop in plan.left_out) if plan else 0)
 
     def rows_there(self, k: int) -> int:
-        """The rows of part ``k``; 0 where nothing of it can be read."""
+        """The rows of part ``k``; 0 if nothing of it can be read."""
         return self._rows[k]
 
     def applied(self, k: int, exp: Experience) -> Experience:
-        """Part ``k``, which is ``exp``, with what is planned for it done."""
+        """Apply the plan to part ``k``, which is ``exp``."""
         if not exp.num_segments or k not in self._plans:
             return exp
         plan, at = self._plans[k], self._places(k, exp)
@@ -243,7 +243,7 @@ class Mending:
         return in_order(exp).join() if plan.in_order else exp
 
     def _linked(self, plan: Changes, exp: Experience, at: Index) -> Experience:
-        """Final observations that are not known taken from where the episode goes on."""
+        """Fill in unknown final observations from where the episode continues."""
         segments = exp.segments[np.arange(exp.num_segments)]
         finals = {name: np.array(column) for name, column in exp.final_obs.items()}
         for last, j, row in plan.links:
@@ -258,9 +258,9 @@ class Mending:
         return Experience(exp.steps, exp.offsets, segments, finals)
 
     def _places(self, k: int, exp: Experience) -> Index:
-        """int64 ``[num_steps]``: the row of part ``k``, as it was when it was indexed, that each row of ``exp`` is.
+        """int64 ``[num_steps]``: for each row of ``exp``, the row of part ``k`` when the plan was made.
 
-        They differ only where less could be read with these columns; -1 is a row that was not there.
+        They differ only if less could be read with these columns; -1 is a row that was not there.
         """
         if exp.num_steps == self._rows[k]:
             return np.arange(exp.num_steps)
@@ -273,7 +273,7 @@ class Mending:
         return np.maximum(at, -1)
 
     def _obs_at(self, k: int, row: int, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
-        """The observation in a row of part ``k``; None where it can't be read."""
+        """The observation in a row of part ``k``; None if it can't be read."""
         if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
             try:
                 exp = self._units.load_rest(k, names)[0]
@@ -290,8 +290,8 @@ def _heads(exp: Experience) -> list[tuple[Any, ...]]:
 
 
 def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
-    """By key, the spans of episodes in which something clashes, or an end is known only from what goes on; and the
-    keys of those in which steps are there twice."""
+    """Return the spans, by key, of episodes with a conflict or with an unknown final observation before a continuation;
+    and the keys of the episodes with duplicate steps."""
     found = clashes(spans)
     unknown = (spans["key"][:-1] == spans["key"][1:]) & ~spans["known"][:-1]
     at = [found[kind] for kind in KINDS if kind != "gap"]
@@ -306,7 +306,7 @@ def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
 def _verdict(
     span: Span, kept: Sequence[tuple[Span, int]], refused: Sequence[Span], prints: Mapping[Span, Index]
 ) -> tuple[str, int]:
-    """Why some of a span goes, and how many of its leading steps; nothing goes where the first is empty."""
+    """Why a span is left out, and how many of its leading steps; an empty reason leaves nothing out."""
     length = span.stop - span.start
     if any(other.stop > span.start for other in refused):
         return "contradiction", length
@@ -329,7 +329,7 @@ def _verdict(
 
 
 def _prints_of(exp: Experience, start: int, stop: int) -> Index:
-    """int64 ``[steps]``: a number for the content of each of some rows; the same for the same bytes in one process."""
+    """int64 ``[steps]``: a hash of the contents of each row from ``start`` to ``stop``; stable within one process."""
     parts = []
     for name, column in exp.steps.items():
         if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:

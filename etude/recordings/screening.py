@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule for bad data: what is looked for as units of a recording are loaded, and what is done about it.
+"""Screening: the checks that data must pass when it is loaded, and what happens to data that fails.
 
 Reading, info, convert, merge, training and off-policy evaluation all load units through `ScreenedUnits`; `validate`
-lists what it would refuse. What is looked for: NaN and infinity in observations, actions and rewards; discrete values
-outside their space; segments of which it is not known what follows; steps that are there twice, or after the end of
-their episode, or behind later ones; and what can't be read. `etude.recordings.faults` finds it, in one stream for all.
-Values are looked at in the columns that are asked for.
+lists what it would refuse. The checks, from `etude.recordings.faults`, look for NaN and infinity in observations,
+actions and rewards; discrete values outside their space; segments with an unknown continuation; duplicate steps, steps
+after the end of their episode, and steps out of order; and unreadable data. Values are checked in the requested columns
+only.
 
-Some problems are harmless (`Problem.harmless`), such as a copy that is read once. They are logged as warnings, the
-first of each kind, by the logger ``etude.recordings``.
+Some problems are harmless (`Problem.harmless`), such as a copy that is read once. The logger ``etude.recordings`` logs
+the first of each kind as a warning.
 """
 
 import dataclasses
@@ -41,46 +41,45 @@ MODES: Final = ("strict", "repair", "skip")
 
 @dataclasses.dataclass
 class Findings:
-    """What was found as a part was loaded."""
+    """What was found when a part was loaded."""
 
     lost: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Rows left out, by kind."""
+    """Rows left out, by kind of fault."""
     met: Counter[str] = dataclasses.field(default_factory=Counter)
     """Faults, by kind."""
     harmless: tuple[Problem, ...] = ()
-    """What is only a warning."""
+    """Problems that are only warnings."""
     keys: Experience | None = None
-    """From another process, the segments of the part."""
+    """The segments of the part, if it was loaded in another process."""
 
 
 _log = logging.getLogger("etude.recordings")
 
 
 def check_mode(mode: str | None) -> None:
-    """Raise a SettingsError where ``mode`` is none of `MODES`, nor None."""
+    """Raise a SettingsError if ``mode`` is neither one of `MODES` nor None."""
     if mode is not None and mode not in MODES:
         raise SettingsError(f"on_bad is {mode!r}; known are {', '.join(MODES)}, and None for not looking at values.")
 
 
 class ScreenedUnits:
-    """Loads parts without what is bad in them.
+    """Loads parts of a recording without bad data.
 
-    ``strict`` raises a DataError at the first fault. ``repair`` mends what can be without making anything up, and
-    leaves out the rest. ``skip`` leaves out whole segments (where the disk has one in pieces: the piece), and files
-    that can't be read. What was left out is counted. None looks at nothing but steps that are there twice, which no
-    mode lets through: they would become episodes that never happened.
+    ``strict`` raises a DataError at the first fault. ``repair`` repairs what it can without inventing data, and leaves
+    out the rest. ``skip`` leaves out whole segments (or the piece, if a segment is stored in pieces) and unreadable
+    files. Rows left out are counted. None checks only for duplicate steps, which no mode lets through: they would
+    become episodes that never happened.
 
-    ``repair`` and ``skip`` need to know first where each episode's steps are: before the first part, the key columns of
-    all parts are read once. Of Etude's own recordings that is little; other formats may have to decode their rows.
-    ``strict`` and None learn it as parts are loaded. It takes some 60 bytes of memory a segment. May be used from
-    several threads.
+    ``repair`` and ``skip`` must know where each episode's steps are, so they read the key columns of all parts once
+    before the first part. For Etude's own recordings that is little; other formats may have to decode their rows.
+    ``strict`` and None learn it as parts are loaded. It takes about 60 bytes of memory per segment. Thread-safe.
 
     Args:
-        units: What to look at.
+        units: The units to check.
         mode: ``strict``, ``repair``, ``skip`` or None.
-        path: Where the recording is, for messages.
-        has_path: The shell finds it at ``path``; a `Source`, for instance, is found by Python alone.
-        faults: What could not be opened and is not among ``units``.
+        path: Path of the recording, for messages.
+        has_path: Whether a shell command can use ``path``; a `Source`, for instance, exists in Python only.
+        faults: Problems with what could not be opened and is not among ``units``.
     """
 
     def __init__(
@@ -102,25 +101,25 @@ class ScreenedUnits:
         self._lock = threading.RLock()
         self._mending: Mending | None = None
         self._timeline = self.pass_over()
-        self._found: dict[int, Findings] = {}  # by part; -1 is the whole
+        self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_elsewhere = False
         self._logged: set[str] = set()
         self._has_begun = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To worker processes goes what can't be learned from one part after the other: it is learned now."""
+        """Pickle with what single parts do not tell, computed now, for worker processes."""
         mending = self._learned() if self._timeline is None else None
         return _elsewhere, (self.units, self.mode, self._path, self._faults, self._has_path, mending)
 
     def rows(self, k: int) -> int:
-        """The steps of part ``k`` without those left out for their order; rows with bad values count until loaded."""
+        """The steps of part ``k`` except those left out for their order; rows with bad values count until loaded."""
         return self.units.rows(k) if self._timeline is not None else self._learned().rows(k)
 
     # -- what was found ---------------------------------------------------------------------------------------
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The rows left out so far, by kind of fault. A part that is loaded again is not counted again."""
+        """The number of rows left out so far, by kind of fault. Loading a part again does not count it again."""
         with self._lock:
             found = [findings.lost for findings in self._found.values()]
             found += [self._mending.left_out] if self._mending is not None else []
@@ -128,7 +127,7 @@ class ScreenedUnits:
 
     @property
     def met(self) -> dict[str, int]:
-        """The faults met so far by kind, mended ones included: segments, rows or files."""
+        """The number of faults found so far by kind, including repaired ones: segments, rows or files."""
         with self._lock:
             found = [findings.met for findings in self._found.values()]
             found += [self._mending.met] if self._mending is not None else []
@@ -136,7 +135,7 @@ class ScreenedUnits:
 
     @property
     def warnings(self) -> list[str]:
-        """What was met so far that is harmless, one text for each kind."""
+        """Harmless findings so far, one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
         with self._lock:
             for findings in self._found.values():
@@ -146,26 +145,26 @@ class ScreenedUnits:
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
     def counts(self, k: int) -> Findings:
-        """What was found as part ``k`` was loaded: for `count` in another process."""
+        """What was found when part ``k`` was loaded, to be passed to `count` in another process."""
         with self._lock:
             found = self._found.get(k, Findings())
             if found.keys is not None:
-                self._found[k] = dataclasses.replace(found, keys=None)  # they are told once
+                self._found[k] = dataclasses.replace(found, keys=None)  # they are passed on once
             return found
 
     def count(self, k: int, more: Findings) -> None:
-        """Take in what was found as part ``k`` was loaded, here or in another process; nothing is counted twice.
+        """Add what was found when part ``k`` was loaded, here or in another process; nothing is counted twice.
 
-        What is harmless is logged, the first of each kind.
+        The first harmless finding of each kind is logged.
 
         Raises:
-            DataError: a segment of the part does not go with one of another part.
+            DataError: a segment of the part conflicts with a segment of another part.
         """
         with self._lock:
             if more.keys is not None and not self._is_elsewhere:
                 self._add(k, more.keys, self._timeline)
             found = self._found.setdefault(k, Findings())
-            found.lost |= more.lost  # the larger of each: columns may differ
+            found.lost |= more.lost  # the larger count of each kind: the columns may differ
             found.met |= more.met
             found.harmless = tuple(dict.fromkeys([*found.harmless, *more.harmless]))
             found.keys = more.keys if self._is_elsewhere else None
@@ -175,7 +174,7 @@ class ScreenedUnits:
                     _log.warning("%s", problem.message)
 
     def report(self) -> str:
-        """What was met and left out so far, in words; empty where nothing was."""
+        """A summary of what was found and left out so far; empty if nothing was found."""
         met, lost = self.met, self.left_out
         if not met:
             return ""
@@ -193,20 +192,20 @@ class ScreenedUnits:
         *,
         finals: bool = True,
     ) -> Experience:
-        """Part ``k`` without what is bad in it; see `etude.recordings.units.Units`.
+        """Load part ``k`` without bad data; see `etude.recordings.units.Units`.
 
         Args:
-            k: Which.
-            columns: The step columns, each by its name.
-            where: Only rows for which this holds: an expression of pyarrow's, or the text of a `RowFilter`. Some of
-                Etude's files are read by what Parquet can look at of it.
-            clashes: From `pass_over`, with ``where``: the order of the rows that are left is looked at in it.
-            finals: With False, what was observed after segments may be left out; that of images takes long to decode.
+            k: Index of the part.
+            columns: Full names of the step columns.
+            where: Keep only rows for which this holds: a pyarrow expression, or the text of a `RowFilter`, of which
+                Parquet applies what it can to Etude's own files.
+            clashes: From `pass_over`, if ``where`` is given: checks the order of the remaining rows.
+            finals: If False, final observations may be left out; those of images take long to decode.
 
         Raises:
-            DataError: with ``strict``, there is a fault: named are its place, how many rows have it, and what to do. In
-                all modes but ``repair`` and ``skip``, a step is there twice.
-            SettingsError: ``where`` is a text that is no condition on the steps of this recording.
+            DataError: in the mode ``strict``, there is a fault; the message says where, how many rows have it, and
+                what to do. In all modes but ``repair`` and ``skip``, a step is duplicated.
+            SettingsError: ``where`` is a text that is not a condition on the steps of this recording.
         """
         where = RowFilter(where) if isinstance(where, str) else where
         if self._timeline is not None:
@@ -217,8 +216,10 @@ class ScreenedUnits:
         return exp if where is None else filtered(exp, where, columns)
 
     def pass_over(self) -> Timeline | None:
-        """What one pass, such as one with a filter, looks at the order of steps in; None where the mode settles that
-        before."""
+        """Return a checker of the order of steps for one pass, such as one with a filter.
+
+        None in the modes ``repair`` and ``skip``, which check the order beforehand.
+        """
         if self.mode in ("repair", "skip"):
             return None
         return Timeline(self.units, KINDS[:3] if self.mode == "strict" else KINDS[:1])
@@ -257,7 +258,7 @@ class ScreenedUnits:
         return exp
 
     def _rows_lost(self, k: int) -> int:
-        """The rows of a part that can't be read, as far as that is known."""
+        """The number of rows of an unreadable part, as far as it is known."""
         try:
             return self._learned().rows_there(k) or self.units.rows(k)
         except DataError:
@@ -285,13 +286,13 @@ class ScreenedUnits:
             exp, problems = self.units.load_rest(k, columns)
             bad = next((problem for problem in problems if not problem.harmless), None)
             if bad is not None:
-                self.units.load(k, columns)  # which knows what has caused it
+                self.units.load(k, columns)  # raises the error that caused it
                 raise DataError(bad.message)
         with self._lock:
             self._add(k, exp, clashes if where is not None else self._timeline)
         for fault in find(exp, self._leaves) if self.mode == "strict" else ():
             if fault.kind == "no_final_obs" and where is not None:
-                continue  # the filter has cut there
+                continue  # the filter cut the segment there
             if not fault.harmless:
                 raise DataError(self._said(k, exp, fault))
             problems.append(problem_of(self.units, k, exp, fault))
@@ -304,13 +305,13 @@ class ScreenedUnits:
         where.check_names((), self.units.columns)
         names = list(dict.fromkeys([*columns, *where.columns_in(self.units.columns)]))
         in_arrow = None
-        if self.units.own is not None:  # what is joined has other episode ids here than on the disk
+        if self.units.own is not None:  # joined recordings have other episode ids here than on disk
             columns_of = self.units.nothing(names).steps
             in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
         return _filtered(self.units.load(k, names, in_arrow), where, columns)
 
     def _begin(self) -> None:
-        """Look at what is known of the whole before the first part."""
+        """Check what is known of the whole recording before the first part is loaded."""
         with self._lock:
             if self._faults and self.mode == "strict":
                 raise DataError(self._faults[0].message)
@@ -350,7 +351,7 @@ def _elsewhere(
     has_path: bool,
     mending: Mending | None,
 ) -> ScreenedUnits:
-    """The same in a worker process. What it finds is for the one that counts (`ScreenedUnits.count`)."""
+    """Restore it in a worker process. The main process counts what it finds (`ScreenedUnits.count`)."""
     screened = ScreenedUnits(units, mode, path, faults, has_path=has_path)
     screened._mending, screened._is_elsewhere = mending, True
     return screened
@@ -364,7 +365,7 @@ def _total(*counted: Counter[str]) -> dict[str, int]:
 
 
 def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Experience:
-    """Some columns of the steps for which ``where`` holds; steps that are left out cut segments."""
+    """Some columns of the steps for which ``where`` holds; removed steps cut segments."""
     exp = where.chosen(exp, looks_ahead=False)
     final_obs = {name: column for name, column in exp.final_obs.items() if name in columns}
     return Experience({name: exp.steps[name] for name in columns}, exp.offsets, exp.segments, final_obs)
@@ -378,18 +379,18 @@ _REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What validation found."""
+    """The result of `validate`."""
 
     path: str
     files: int
     rows: int
-    """Rows that could be looked at."""
+    """The number of readable rows."""
     episodes: int
     problems: tuple[Problem, ...]
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong; there may be warnings."""
+        """Whether there are no errors; there may be warnings."""
         return not self.errors
 
     @property
@@ -399,7 +400,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """The problems that do no harm."""
+        """The harmless problems."""
         return tuple(problem for problem in self.problems if problem.harmless)
 
     def __str__(self) -> str:
@@ -412,7 +413,7 @@ class Report:
         return "\n".join(map(printable, [f"{head}: {count}{more}.", *lines, *each, *warnings]))
 
     def summary(self) -> dict[str, str]:
-        """For each kind of problem, how many there are, of how many rows, and whether they can be repaired."""
+        """For each kind of error, how many there are, how many rows they affect, and whether they can be repaired."""
         out = {}
         for kind in sorted({problem.kind for problem in self.errors}):
             alike = [problem for problem in self.errors if problem.kind == kind]
@@ -423,21 +424,21 @@ class Report:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the report as JSON data."""
         return {**dataclasses.asdict(self), "ok": self.ok}
 
 
 def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
-    """Look at every row of the recording at ``path``, of whatever `Recording.open` takes, in bounded memory.
+    """Check every row of a recording, in bounded memory; ``path`` is anything `Recording.open` takes.
 
-    It judges by the rule that reading and training go by (`etude.recordings.screening`): where the report is `ok`, they
-    take the recording as it is. Also found are files that are missing, have other rows than listed, are cut off, can't
-    be decoded or are of another format, and other spaces or columns than the rest. What can't be read does not hide the
-    rest. `Problem.repairable` says what ``on_bad`` can mend, or leave out so that the rest can be used;
-    `Problem.harmless`, what is only a warning.
+    The checks are those of reading and training (`etude.recordings.screening`): if the report is `ok`, they take the
+    recording as it is. It also finds files that are missing, truncated, undecodable, of another format or with other
+    spaces or columns than the rest, or with another number of rows than listed. What can't be read does not hide
+    other problems. `Problem.repairable` says whether ``on_bad`` can repair the problem, or leave it out and use the
+    rest; `Problem.harmless` marks warnings.
 
     Raises:
-        DataError: there is nothing at ``path`` that could be a recording.
+        DataError: nothing at ``path`` could be a recording.
     """
     faults: list[Problem] = []
     try:
@@ -462,7 +463,7 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
 
 
 def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
-    """Look at every unit, and add what is wrong to ``problems``; gives the rows and the episodes."""
+    """Check every unit and add the problems to ``problems``; returns the numbers of rows and of episodes."""
     problems += units.problems
     rows, episodes, timeline = 0, [np.zeros(0, np.int64)], Timeline(units)
     leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}

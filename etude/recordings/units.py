@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of a recording, numbered through: of one format, or of several recordings that are read as one."""
+"""The units of one recording, or of several recordings that are read as one, under a common numbering."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,26 +18,26 @@ from etude.recordings.pieces import filtered
 
 
 class Described(NamedTuple):
-    """One of the recordings that are read as one."""
+    """A recording among those that are read as one."""
 
     format: Format
     contents: Contents
 
     @property
     def name(self) -> str:
-        """Where it is, in words."""
+        """Where it is, for messages."""
         return str(self.contents.files[0]) if self.contents.files else f"a {self.format.name} in memory"
 
 
 class Units:
-    """The units of all ``members``, one behind the other. Can be pickled, and may be used from several threads.
+    """The units of all ``members``, one after another. Can be pickled and is thread-safe.
 
-    Episode ids are unique within one recording: of several, the number of the recording stands in front (``0-``,
-    ``1-``).
+    Episode ids are unique within one recording. If there are several, each id is prefixed with the index of its
+    recording (``0-``, ``1-``).
 
     Args:
         members: The recordings, at least one, with the same columns.
-        header: What holds for all.
+        header: The header of the whole.
     """
 
     def __init__(self, members: Sequence[Described], header: Header) -> None:
@@ -56,15 +56,15 @@ class Units:
 
     @property
     def own(self) -> OwnFormat | None:
-        """Its format where that is Etude's, and it is one recording: then much is known without reading."""
+        """The format if this is a single recording in Etude's format, of which much is known without reading."""
         format = self.members[0].format
         return format if len(self.members) == 1 and isinstance(format, OwnFormat) else None
 
     def rows(self, k: int) -> int:
-        """The steps of unit ``k``; reads it the first time, where nothing else tells.
+        """Return the number of steps of unit ``k``; reads it the first time if that is not known otherwise.
 
         Raises:
-            DataError: nothing tells, and it can't be read.
+            DataError: it is not known, and the unit can't be read.
         """
         member, k_there = self._at(k)
         known = self.members[member].contents.units[k_there].rows
@@ -75,17 +75,17 @@ class Units:
     def load(
         self, k: int, columns: Sequence[str] | None = None, where: pc.Expression | None = None, *, finals: bool = True
     ) -> Experience:
-        """Unit ``k``: whole segments, but for those that the disk has in pieces.
+        """Load unit ``k``: whole segments, except those that are stored in pieces.
 
         Args:
-            k: Which.
-            columns: The step columns, each by its name; None is all.
-            where: Only rows for which this holds. Of Etude's files, row groups that can't match are not read.
-            finals: With False, what was observed after segments may be left out; that of images takes long to decode.
+            k: Index of the unit.
+            columns: Full names of the step columns; None is all.
+            where: Keep only rows for which this holds. Row groups of Etude's files that can't match are not read.
+            finals: If False, final observations may be left out; those of images take long to decode.
 
         Raises:
-            DataError: something in it can't be read; or, of several recordings, a column has another dtype or shape
-                than in another one.
+            DataError: something in it can't be read; or a column has another dtype or shape than in another of several
+                recordings.
         """
         exp = self._read(k, columns, where, finals, None)
         if where is None:
@@ -93,7 +93,7 @@ class Units:
         return exp
 
     def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """What can be read of unit ``k``, and what is wrong with it that can't be seen in its steps, harmless or not.
+        """Load what is readable of unit ``k``; also returns problems that do not show in its steps, harmless or not.
 
         Raises:
             UnreadableError: nothing of it can be read.
@@ -105,11 +105,11 @@ class Units:
         return exp, problems
 
     def keys(self, k: int) -> Experience:
-        """What `load_rest` gives of unit ``k``, without columns."""
+        """Like `load_rest`, but without columns and problems."""
         return self.load_rest(k, ())[0]
 
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
-        """Where a row of unit ``k`` is, as its file counts; ``exp`` is the unit, if it is there already."""
+        """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
         member, k_there = self._at(k)
         format, contents = self.members[member]
         exp = self.keys(k) if exp is None else exp
@@ -120,7 +120,7 @@ class Units:
         return format.place(contents.units[k_there], row, exp)
 
     def nothing(self, columns: Sequence[str]) -> Experience:
-        """No rows, with these columns.
+        """Return an experience of zero rows with these columns.
 
         Raises:
             DataError: no unit can be read.
@@ -136,7 +136,7 @@ class Units:
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")
 
     def _at(self, k: int) -> tuple[int, int]:
-        """The number of the recording that unit ``k`` is of, and of the unit in it."""
+        """The index of the recording that contains unit ``k``, and of the unit in it."""
         member = int(np.searchsorted(self._starts, k, side="right")) - 1
         return member, k - int(self._starts[member])
 
@@ -169,7 +169,7 @@ class Units:
             raise UnreadableError(problem) from error
 
     def _adopted(self, member: int, exp: Experience) -> Experience:
-        """What was read from one of several recordings, under the episode ids that it has here."""
+        """Give what was read from one of several recordings the episode ids that it has here."""
         for name, values in exp.steps.items():
             known, own = self._described.setdefault(name, describe(values)), describe(values)
             if known != own:

@@ -25,18 +25,18 @@ from etude.experience import Experience
 from etude.settings import nearest
 
 Values: TypeAlias = NDArray[Any]
-"""Bool, float64, int64 up to `_EXACT`, or objects: text (or None), and larger whole numbers."""
+"""Arrays of bool, float64, int64 up to `_EXACT`, or object: text (or None), and larger integers."""
 Evaluate: TypeAlias = Callable[[Mapping[str, Values]], Values]
-"""Gives the value of an expression for each row of some columns."""
+"""Evaluates an expression for each row of some columns."""
 
 REDUCERS: Final = ("sum", "mean", "min", "max", "any", "all")
-"""What makes a figure of an episode from a value of each step."""
+"""Functions that reduce a value per step to a figure of the episode."""
 STEP_FACTS: Final = (col.T_INDEX, col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.TERMINATED, col.TRUNCATED)
-"""What each step has beside its columns."""
+"""What each step has in addition to its columns."""
 MAX_LENGTH: Final = 2_000
 MAX_DEPTH: Final = 100
 _EXACT: Final = 2**53
-"""Whole numbers up to this are float64 numbers."""
+"""Integers up to this are exact in float64."""
 
 _TOKENS: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`|\breturn\b")
 _Op: TypeAlias = Callable[[Any, Any], Any]
@@ -52,7 +52,7 @@ _MIRRORED: Final[Mapping[type, type]] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE
 
 
 class Reduction(NamedTuple):
-    """A figure of an episode that is made from its steps, such as ``mean(reward)``."""
+    """A figure of an episode that is computed from its steps, such as ``mean(reward)``."""
 
     how: str
     """One of `REDUCERS`."""
@@ -61,30 +61,30 @@ class Reduction(NamedTuple):
 
 
 class Expression:
-    """An expression over episodes, or, with ``of_steps``, over single steps.
+    """An expression over episodes, or with ``of_steps`` over single steps.
 
-    It is made of comparisons, ``in (1, 2)``, ``and``, ``or``, ``not``, ``+ - * / // %``, ``abs()``, numbers, strings
+    It consists of comparisons, ``in (1, 2)``, ``and``, ``or``, ``not``, ``+ - * / // %``, ``abs()``, numbers, strings
     and names. Over steps, names are columns (``reward``, ``obs[0]``, ```obs/speed```) and `STEP_FACTS`. Over episodes,
-    names are figures of an episode, and ``sum``, ``mean``, ``min``, ``max``, ``any`` and ``all`` of an expression over
+    names are figures of an episode; ``sum``, ``mean``, ``min``, ``max``, ``any`` and ``all`` of an expression over
     steps are figures too: ``mean(reward)``, ``any(obs[0] > 2)``.
 
     Args:
-        text: The expression, of at most 2,000 letters, nested at most 100 deep.
+        text: The expression, at most 2,000 characters long and nested at most 100 levels deep.
         of_steps: Whether it is about single steps.
 
     Raises:
-        SettingsError: it is something else.
+        SettingsError: the text is not such an expression.
     """
 
     def __init__(self, text: str, *, of_steps: bool = False) -> None:
         self.text, self._of_steps = text, of_steps
-        self._written = {"return_": "return"}  # names as written, by what stands for them in Python's grammar
+        self._written = {"return_": "return"}  # names as written, by their replacements in Python's grammar
         self.reductions: dict[str, Reduction] = {}
-        """By their texts."""
+        """By their text."""
         self.names: set[str] = set()
-        """The figures that are named outside of reductions."""
+        """The figures named outside of reductions."""
         self.columns: list[str] = []
-        """The step columns that it looks at."""
+        """The step columns that it uses."""
         if len(text) > MAX_LENGTH:
             raise self._error(f"has {len(text):,} letters, but may have {MAX_LENGTH:,}")
         try:
@@ -116,15 +116,15 @@ class Expression:
             else ("expression", "comparisons of figures of an episode, such as `return > 100 and mean(reward) > 0.5`")
         )
         return SettingsError(
-            f"the {kind} {self.text[:200]!r} can't be used (it {what}). Write {advice}; columns whose names are no "
+            f"the {kind} {self.text[:200]!r} can't be used (it {what}). Write {advice}; column names that are not "
             "plain words go between backticks."
         )
 
     def _compiled(self, node: ast.expr, of_steps: bool) -> Evaluate:
-        """What evaluates ``node``; ``of_steps`` says whether names in it are columns.
+        """Compile ``node`` to a function; ``of_steps`` says whether names in it are columns.
 
         Raises:
-            SettingsError: something can't stand where it does.
+            SettingsError: something is not allowed where it is.
         """
         match node:
             case ast.BoolOp():
@@ -159,14 +159,14 @@ class Expression:
                 text = ast.unparse(node)
                 self.reductions[text] = Reduction(how, self._compiled(argument, True))
                 return lambda v: _loaded(v[text])
-        raise self._error(f"holds `{ast.unparse(node)[:60]}`, which can't stand there")
+        raise self._error(f"holds `{ast.unparse(node)[:60]}`, which is not allowed there")
 
     def _changed(self, op: Callable[[Any], Any], operand: ast.expr, of_steps: bool) -> Evaluate:
         inner = self._compiled(operand, of_steps)
         return lambda v: np.asarray(op(number := _number(inner(v))), number.dtype)
 
     def _comparison(self, node: ast.Compare, of_steps: bool) -> Evaluate:
-        """What evaluates a chain of comparisons; each side is evaluated once."""
+        """Compile a chain of comparisons; each side is evaluated once."""
         *inner, last = node.comparators
         choices = last.elts if isinstance(last, ast.Tuple | ast.List) else None
         sides = [self._compiled(side, of_steps) for side in (node.left, *inner, *([last] if choices is None else []))]
@@ -185,7 +185,7 @@ class Expression:
         return evaluate
 
     def check_names(self, figures: Iterable[str], columns: Iterable[str]) -> None:
-        """Raise a SettingsError where a name is neither among ``figures`` nor, over steps, among ``columns``."""
+        """Raise a SettingsError if a name is neither in ``figures`` nor, over steps, in ``columns``."""
         figures, columns = list(figures), list(columns)
         facts = [fact for fact in STEP_FACTS if fact not in columns]
         for name in sorted(self.names - set(figures)):
@@ -200,27 +200,27 @@ class Expression:
                 )
 
     def of_steps(self, reduction: str, columns: Mapping[str, Values]) -> Values:
-        """float64 ``[rows]``: the value of one of `reductions` for each row of ``columns``; see `step_values`.
+        """Evaluate one of `reductions` for each row of ``columns`` (see `step_values`): float64 ``[rows]``.
 
         Raises:
-            SettingsError: a column has several numbers in each row, or no such one.
+            SettingsError: a column has several numbers per row, or no number with the index used.
         """
         of = self.reductions[reduction].of
         return self._evaluated(lambda v: _number(of(v)).astype(np.float64), columns)
 
     def __call__(self, values: Mapping[str, Values]) -> NDArray[np.bool_]:
-        """bool ``[rows]``: for which it holds.
+        """Return a bool array ``[rows]``: where the condition holds.
 
         Args:
-            values: ``[rows, ...]`` each: figures of episodes, the reductions by their texts among them; or, over steps,
-                what `step_values` gives.
+            values: Arrays ``[rows, ...]``: figures of episodes, including the reductions by their text; or, over steps,
+                the result of `step_values`.
 
         Raises:
-            SettingsError: it gives something else than truth, or compares what can't be compared.
+            SettingsError: its result is not bool, or values can't be compared.
         """
         found = self._evaluated(self._evaluate, values)
         if found.dtype != np.bool_:
-            raise self._error("gives numbers, not yes or no, so it is no condition: compare them with something")
+            raise self._error("gives numbers, not yes or no, so it is not a condition: compare them with something")
         return np.array(found)
 
     def _evaluated(self, evaluate: Evaluate, values: Mapping[str, Values]) -> Values:
@@ -229,7 +229,7 @@ class Expression:
             try:
                 found = np.asarray(evaluate(values))
             except (TypeError, ValueError, IndexError, OverflowError) as error:
-                raise self._error(f"can't be worked out: {error}") from error
+                raise self._error(f"can't be evaluated: {error}") from error
         if found.ndim > 1:
             raise self._error(f"looks at {list(found.shape[1:])} values of each row: name one of them, as in obs[0]")
         return np.broadcast_to(found, (len(next(iter(values.values()), ())),))
@@ -239,7 +239,7 @@ class RowFilter(Expression):
     """A condition on single steps, such as ``reward > 0 and t < 100``.
 
     Raises:
-        SettingsError: it is something else, or names no column.
+        SettingsError: the text is not such a condition, or names no column.
     """
 
     def __init__(self, text: str) -> None:
@@ -248,22 +248,22 @@ class RowFilter(Expression):
             raise self._error("names no column")
 
     def columns_in(self, there: Collection[str]) -> tuple[str, ...]:
-        """The step columns that it looks at, of those that are there; others are facts of the segments."""
+        """The step columns among ``there`` that it uses; other names are facts of the segments."""
         return tuple(name for name in sorted(set(self.columns)) if name in there)
 
     def holds(self, exp: Experience) -> NDArray[np.bool_]:
-        """bool ``[num_steps]``: the steps for which it holds.
+        """Return a bool array ``[num_steps]``: the steps for which it holds.
 
         Raises:
-            SettingsError: it names what is not there, or compares what can't be compared.
+            SettingsError: it names what does not exist, or values can't be compared.
         """
         self.check_names((), exp.steps)
         return self(step_values(exp, self.columns))
 
     def chosen(self, exp: Experience, *, looks_ahead: bool = True) -> Experience:
-        """The steps for which it holds, in segments that know what was observed after each.
+        """Keep the steps for which it holds, in segments with final observations.
 
-        Without ``looks_ahead``, a segment that ends where a step was left out does not know it.
+        Without ``looks_ahead``, a segment that ends where a step was removed has no final observation.
         """
         kept = self.holds(exp)
         if kept.all():
@@ -282,12 +282,12 @@ class RowFilter(Expression):
         return pieces.select(kept[start])
 
     def in_arrow(self, dtypes: Mapping[str, np.dtype[Any]]) -> pc.Expression | None:
-        """A condition for Parquet that holds for every step for which this one holds, and perhaps for others.
+        """Return a condition for Parquet that holds for every step for which this one holds, and perhaps for more.
 
-        It compares single columns with single values, where the column's type has exactly that value.
+        It compares single columns with single values that the column's type represents exactly; None if there are none.
 
         Args:
-            dtypes: Of the columns of one value a step; those of `STEP_FACTS` are known.
+            dtypes: Dtypes of the scalar step columns; those of `STEP_FACTS` are known.
         """
         facts = {col.T_INDEX: "int64", col.TERMINATED: "bool", col.TRUNCATED: "bool"}
         return self._in_arrow(self._root, {**{n: np.dtype(facts.get(n, object)) for n in STEP_FACTS}, **dtypes})
@@ -312,7 +312,7 @@ class RowFilter(Expression):
 
 
 def step_values(exp: Experience, names: Collection[str]) -> dict[str, Values]:
-    """``[num_steps, ...]``: those of ``names`` that each step of ``exp`` has: its columns, and `STEP_FACTS`."""
+    """Return ``[num_steps, ...]`` for those of ``names`` that ``exp`` has, among its columns and `STEP_FACTS`."""
     out: dict[str, Values] = {}
     for name in names:
         if name in exp.steps:
@@ -330,7 +330,7 @@ def step_values(exp: Experience, names: Collection[str]) -> dict[str, Values]:
 
 
 def _is_comparison(node: ast.Compare) -> bool:
-    """Whether it is one of the language: ``in`` only at the end, and followed by numbers or strings."""
+    """Whether it is in the language: ``in`` only at the end, and followed by numbers or strings."""
     *first, last = node.ops
     values = node.comparators[-1]
     if isinstance(last, ast.In | ast.NotIn):
@@ -341,7 +341,7 @@ def _is_comparison(node: ast.Compare) -> bool:
 
 
 def _pairs(node: ast.Compare) -> ast.expr:
-    """A chain, or ``in``, as comparisons of two values each."""
+    """A chain of comparisons, or ``in``, as comparisons of two values each."""
     sides, parts = [node.left, *node.comparators], list[ast.expr]()
     for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
         if isinstance(right, ast.Tuple | ast.List):
@@ -353,7 +353,7 @@ def _pairs(node: ast.Compare) -> ast.expr:
 
 
 def _literal(node: ast.expr) -> bool | int | float | str | None:
-    """The value of a number, possibly negative, a string, or True or False; None for anything else."""
+    """The value of a number (possibly negative), a string, or True or False; None for anything else."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
@@ -368,10 +368,10 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 def _in_parquet(name: str, dtypes: Mapping[str, np.dtype[Any]], op: type, value: Any) -> pc.Expression | None:
-    """A comparison of a column with a value; None where it may be false for a step for which Python's is true."""
+    """A comparison of a column with a value; None if it may be false for a step for which Python's is true."""
     dtype = dtypes.get(name)
     if dtype is None or value is None or (dtype.kind == "f" and (dtype.itemsize < 4 or op is ast.NotEq)):
-        return None  # NaN is unequal to everything, but the statistics of a row group do not know of it
+        return None  # NaN is unequal to everything, but row group statistics do not include it
     try:
         scalar = pa.scalar(value, pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype))
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -386,7 +386,7 @@ def _in_parquet(name: str, dtypes: Mapping[str, np.dtype[Any]], op: type, value:
 
 
 def _loaded(values: Values) -> Values:
-    """A column or constant as one of the kinds of `Values`."""
+    """Convert a column or constant to one of the kinds of `Values`."""
     values = np.asarray(values)
     if values.dtype.kind == "f":
         return values.astype(np.float64, copy=False)
@@ -402,14 +402,14 @@ def _truth(values: Values) -> Values:
 
 
 def _number(values: Values) -> Values:
-    """The same; truth as the whole numbers 0 and 1."""
+    """Check that values are numbers; True and False become the integers 1 and 0."""
     if _is_text(values) is not False:
-        raise TypeError("text is no number to calculate with")
+        raise TypeError("text is not a number")
     return values.astype(np.int64) if values.dtype == np.bool_ else values
 
 
 def _is_text(values: Values) -> bool | None:
-    """Whether they are text, not numbers; None where all are missing, so that nothing says so."""
+    """Whether values are text rather than numbers; None if all are missing, so that it is unknown."""
     if values.dtype != object:
         return False
     first = next((one for one in values.flat if one is not None), None)
@@ -417,7 +417,7 @@ def _is_text(values: Values) -> bool | None:
 
 
 def _calculated(op: _Op, a: Values, b: Values) -> Values:
-    """``op`` of numbers, as Python has it for each pair."""
+    """Apply ``op`` to numbers with Python's semantics."""
     if object not in (a.dtype, b.dtype):
         if op is operator.truediv or "f" in (a.dtype.kind, b.dtype.kind):
             return np.asarray(op(a, b))
@@ -428,7 +428,7 @@ def _calculated(op: _Op, a: Values, b: Values) -> Values:
 
 
 def _compared(op: _Op, a: Values, b: Values) -> Values:
-    """``op`` of two values, as Python has it for each pair.
+    """Apply the comparison ``op`` to values with Python's semantics.
 
     Raises:
         TypeError: text is compared with numbers.
@@ -441,7 +441,7 @@ def _compared(op: _Op, a: Values, b: Values) -> Values:
 
 
 def _by_pairs(op: _Op, a: Values, b: Values) -> Values:
-    """What Python gives for each pair; infinity or NaN where it divides by zero; no text is before or after None."""
+    """Python's result for each pair; infinity or NaN for division by zero; order comparisons with None are False."""
 
     def of_pair(x: Any, y: Any) -> Any:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience to a recording: Parquet files that appear whole or not at all, written in the background."""
+"""Write experience to a recording in the background, as Parquet files that appear whole or not at all."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,7 @@ _UNFINISHED: Final = re.compile(r"\.(.+)-\d{5,}\.parquet(?:\.[0-9a-f]+)?\.tmp")
 
 
 class FileRoller:
-    """The files of one writer; used by its thread alone, but for `check` and ``header``."""
+    """The files of one writer; used only by its thread, except for `check` and ``header``."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class FileRoller:
         self._folder, self._max_rows, self._max_bytes = folder, max_rows, max_bytes
         self._prefix, self._codecs, self._encoding = prefix, dict(codecs), encoding
         self.header = header
-        """Goes into files that are finished from now on."""
-        header.dumps()  # at once, if it can't be kept
+        """Written into files that are finished from now on."""
+        header.dumps()  # raises at once if it can't be stored
         self._writer: pq.ParquetWriter | None = None
         self._schema: pa.Schema | None = None
         self._newest: AnyPath | None = None
-        """The file that this writer has put in its place last."""
+        """The file that this writer published last."""
         self._lock: Lock | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -93,16 +93,16 @@ class FileRoller:
             raise
         own = {number: file for file in self._there if (number := number_of(file.path.name, prefix)) is not None}
         self.next_number = max(own, default=-1) + 1
-        """That of the file which is begun next."""
+        """The number of the next file."""
         facts = own[self.next_number - 1].facts if own else None
         self._rows_before = facts.rows_before + facts.rows if facts else sum(file.num_rows for file in own.values())
-        """Of the series, in files that are finished."""
+        """Rows in finished files with this prefix."""
 
     def check(self, exp: Experience) -> None:
-        """Compare the columns with those of the files that were there before.
+        """Compare the columns with those of the files that existed before.
 
         Raises:
-            DataError: they are not the same.
+            DataError: they differ.
         """
         schema = disk_schema(exp[:0].to_table().schema) if self._there else None
         for file in self._there:
@@ -134,7 +134,7 @@ class FileRoller:
             self.publish()
 
     def check_folder(self) -> None:
-        """Raise a DataError where the folder is not there any more; behind a URL, `publish` looks at that."""
+        """Raise a DataError if the folder no longer exists; behind a URL, `publish` checks that."""
         if self._lock is not None and not self._lock.is_there():
             raise self._went_away(self._lock.path.name)
 
@@ -174,7 +174,7 @@ class FileRoller:
         self._writer.close()
         self._writer = None
         self._sink.close()
-        while True:  # another writer may have been here first, where there are no locks
+        while True:  # without locks, another writer may have taken this name
             try:
                 if not self._path.exists():
                     publish_at(self._aside, self._path)
@@ -187,12 +187,12 @@ class FileRoller:
         self._newest = self._path
 
     def release(self) -> None:
-        """Let others write files of this prefix here; afterwards, nothing can be written."""
+        """Let other writers use this prefix here; afterwards, nothing can be written."""
         if self._lock is not None:
             self._lock.release()
 
     def abandon(self) -> None:
-        """After a failure: let go of the unfinished file."""
+        """Discard the unfinished file after a failure."""
         try:
             if self._writer is not None:
                 writer, self._writer = self._writer, None
@@ -200,28 +200,28 @@ class FileRoller:
                 self._sink.close()
                 self._aside.unlink(missing_ok=True)
         except (OSError, pa.ArrowException):
-            pass  # the first failure is the one that is told
+            pass  # the first failure is the one to report
 
 
 def claimed(folder: Path, prefix: str) -> Lock:
-    """The lock on files of a prefix in a folder.
+    """Lock the files with a prefix in a folder.
 
     Raises:
-        DataError: another writer has it.
+        DataError: another writer holds the lock.
     """
     try:
         return Lock(folder / f".{prefix}.lock")
     except InUseError as owner:
         raise DataError(
-            f"{folder}: another writer is at work here ({owner}). Wait until it has ended, or close it where it is of "
-            f"this process; choose another folder, or give one of them another `prefix` than {prefix!r}."
+            f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it is "
+            f"in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
         ) from None
 
 
 def _clean(lock: Lock, prefix: str) -> None:
-    """Remove unfinished files that killed writers have left beside ``lock``, whatever their prefix is.
+    """Remove unfinished files that killed writers left in the folder of ``lock``, whatever their prefix.
 
-    Those of other writers at work stay. ``lock`` is the own one, on files of ``prefix``.
+    Files of writers that are still running stay. ``lock`` is this writer's own, for ``prefix``.
     """
     for path in list(lock.path.parent.glob(".*.tmp")):
         found = _UNFINISHED.fullmatch(path.name)
@@ -238,7 +238,7 @@ def _clean(lock: Lock, prefix: str) -> None:
 
 
 def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile]:
-    """The data files that ``folder`` holds already; none, unless ``append``."""
+    """The data files already in ``folder``; none, unless ``append``."""
     paths = data_files(folder)
     if paths and not append:
         raise DataError(
@@ -249,7 +249,7 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
     for there in files:
         if there.version == 1:
             raise DataError(
-                f"{folder}: holds a recording of format 1, which nothing can be added to. Convert it with "
+                f"{folder}: holds a recording of format 1, which can't be appended to. Convert it with "
                 "`etude data convert`, and append to that; or choose another folder."
             )
         if there.header is None or there.header.to_json()["spaces"] != header.to_json()["spaces"]:
@@ -258,47 +258,47 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
 
 
 ROW_GROUP_ROWS: Final = 65_536
-"""The most rows of a row group; 16k cost 10-15 % of the reading speed."""
+"""The most rows in a row group; 16k rows made reading 10-15 % slower."""
 ROW_GROUP_BYTES: Final = 64 * 2**20
-"""About the most bytes of a row group in memory: what readers must hold at once."""
+"""The approximate size limit of a row group in memory, in bytes: readers must hold one at once."""
 MAX_ROWS_PER_FILE: Final = 16 * ROW_GROUP_ROWS
 MAX_FILE_SIZE: Final = 256 * 2**20
 MAX_SECONDS: Final = 300.0
-"""Rows that have waited this long are put on the disk at the next write, however few they are."""
+"""Seconds. Rows that have waited longer are put on disk at the next write, however few they are."""
 
 
 class RecordingWriter:
-    """Writes Experience into a folder of Parquet files, in a thread of its own and with bounded memory.
+    """Writes experience into a folder of Parquet files, in a background thread and in bounded memory.
 
-    Use it as a context manager, or call `close`: what was written last is on the disk only then, or after `flush`.
-    At any moment, even after SIGKILL or a power cut, every file with a visible name is whole and can be read.
-    Segments are kept whole, but for those that are longer than a row group, which are cut as `Experience.split` cuts.
-    Rows of context (``lookback``) are left out: they are steps of other segments.
+    Use it as a context manager, or call `close`: the last data is on disk only after that, or after `flush`. At any
+    moment, even after SIGKILL or a power cut, every file with a visible name is complete and readable. Segments are
+    kept whole, except those longer than a row group, which are cut as by `Experience.split`. Lookback rows are left
+    out, because they are steps of other segments.
 
     Args:
-        path: The folder, or its URL, such as ``s3://bucket/run``; made where it does not exist.
+        path: The folder, or its URL, such as ``s3://bucket/run``; created if it does not exist.
         obs_space: The space of the observations as recorded.
         action_space: The space of the actions as recorded.
         env: The id of the env, for readers.
-        meta: More to keep beside the data, as JSON data: connectors, the module's identity, the seed.
+        meta: Other metadata, as JSON data: connectors, the module's identity, the seed.
         columns: The step columns to keep, by name or root; None keeps all.
-        max_rows_per_file: A file holds at most this many rows.
-        max_file_size: A file is closed once it has this many bytes.
-        compression: A codec for all columns, or codecs by column or root of columns, of which the longest counts:
-            ``{"obs/camera": "zstd:3", "obs": "lz4"}``. What holds for ``obs`` holds for ``final_obs``. None: LZ4 for
-            numbers, Zstandard for images and strings. Known are none, snappy, lz4, gzip, brotli and zstd, with a level
-            behind a colon.
-        prefix: What the names of the files begin with. Writers at work in one folder at one time need different ones.
-        append: Add files to the recording that is there, if any: the columns must be the same; else a recording there
+        max_rows_per_file: The most rows in a file, at least 1.
+        max_file_size: A file is closed once it reaches this size, in bytes.
+        compression: A codec for all columns, or codecs by column or root, of which the longest match applies:
+            ``{"obs/camera": "zstd:3", "obs": "lz4"}``. A codec for ``obs`` also applies to ``final_obs``. None uses LZ4
+            for numbers, Zstandard for images and strings. Codecs are none, snappy, lz4, gzip, brotli and zstd,
+            optionally with a level after a colon.
+        prefix: What the file names start with. Writers that use one folder at the same time need different prefixes.
+        append: Add files to an existing recording, which must have the same columns. If False, an existing recording
             is an error.
-        encoding: How numbers are kept. ``plain`` is for tools that do not know Parquet's newer encodings, such as older
-            Spark: files are larger, and read more slowly. Without ``compression``, all its columns take Snappy.
-        filesystem: The pyarrow or fsspec file system that ``path`` is in; None is what its URL names, or this machine.
-            Behind a URL, a file is made on this machine first, and is sent when it is whole.
+        encoding: How numbers are encoded. ``plain`` is for tools that do not know Parquet's newer encodings, such as
+            older versions of Spark: files are larger and slower to read. Its default ``compression`` is Snappy.
+        filesystem: The pyarrow or fsspec file system of ``path``; by default, its URL's, or the local one. For a URL,
+            each file is written locally first, and uploaded when it is complete.
 
     Raises:
-        DataError: the folder holds a recording and ``append`` is False, or one with other spaces.
-        SettingsError: a codec or the encoding is not known.
+        DataError: the folder holds a recording and ``append`` is False, or the recording has other spaces.
+        SettingsError: a codec or the encoding is unknown.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class RecordingWriter:
         self._queue: queue.Queue[_Handover] = queue.Queue(maxsize=1)
         thread = threading.Thread(target=_work, args=(self._queue, self._files), name="etude-writer", daemon=True)
         thread.start()
-        # Also on garbage collection and at the interpreter's exit: the thread must not outlive its writer.
+        # Also called on garbage collection and interpreter exit: the thread must not outlive its writer.
         self._finish = weakref.finalize(self, _finish, self._pending, self._queue, thread, self._files, os.getpid())
 
     def __repr__(self) -> str:
@@ -355,32 +355,32 @@ class RecordingWriter:
 
     @property
     def num_steps(self) -> int:
-        """Rows that are on the disk for good, in this writer's files."""
+        """The number of rows in this writer's finished files."""
         return self._files.published_rows
 
     @property
     def next_file(self) -> int:
-        """The number of the file that is begun next. After `flush`, all that was written is in files before it."""
+        """The number of the next file. After `flush`, everything written is in files before it."""
         return self._files.next_number
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
-        """Keep ``meta`` in place of what was given before, in files that are finished from now on.
+        """Store ``meta`` in place of the earlier metadata in all files that are finished from now on.
 
         Raises:
-            DataError: it holds something that JSON can't.
+            DataError: it contains something that JSON can't store.
         """
         header = dataclasses.replace(self.header, meta=dict(meta))
         header.dumps()
         self.header = self._files.header = header
 
     def write(self, exp: Experience) -> None:
-        """Take ``exp`` to be written; its arrays may be used again as soon as this returns.
+        """Queue ``exp`` to be written; its arrays may be reused as soon as this returns.
 
-        Waits where the disk is slower than the data.
+        Blocks if the disk is slower than the data.
 
         Raises:
-            DataError: the columns do not fit the spaces or what was written before, also by whom this writer appends
-                to; or an earlier write failed.
+            DataError: the columns do not match the spaces, an earlier write, or the recording that is appended to; or
+                an earlier write failed.
         """
         self._check_alive()
         exp = self._chosen(without_lookback(exp.numpy()))
@@ -404,7 +404,7 @@ class RecordingWriter:
             self._hand_over(publish=True)
 
     def flush(self) -> None:
-        """Put everything written so far on the disk, as a file of its own, and wait for it.
+        """Write everything queued so far to disk, as a file of its own, and wait until it is there.
 
         Raises:
             DataError: a write failed.
@@ -416,7 +416,7 @@ class RecordingWriter:
         self._check_alive()
 
     def close(self) -> None:
-        """Put everything on the disk and end the thread. Does nothing the second time.
+        """Write everything to disk and end the thread. Further calls do nothing.
 
         Raises:
             DataError: a write failed.
@@ -482,7 +482,7 @@ class RecordingWriter:
 
 @dataclasses.dataclass(frozen=True)
 class _Handover:
-    """What the thread is asked to do: write a row group, and then perhaps close the file, or end."""
+    """A job for the thread: write a row group, then optionally close the file, or end."""
 
     parts: tuple[Experience, ...]
     publish: bool = False
@@ -495,7 +495,7 @@ _Queue: TypeAlias = "queue.Queue[_Handover]"
 
 def _finish(pending: list[Experience], jobs: _Queue, thread: threading.Thread, files: FileRoller, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a forked process has no such thread; its parent goes on writing
+        return  # a forked process has no such thread; the parent process continues to write
     jobs.put(_Handover(tuple(pending), publish=True, last=True))
     pending.clear()
     thread.join()

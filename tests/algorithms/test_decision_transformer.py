@@ -437,7 +437,7 @@ def test_what_can_not_be_is_refused(data: str) -> None:
         ReturnTransformer(LINE, CHOICE, DecisionTransformerConfig(data="data"))
     with pytest.raises(SettingsError, match="return_to_go says of each step what is known only when"):
         etude.PPO(etude.PPOConfig(env=Alternates, connectors=("return_to_go",)))
-    with pytest.raises(SettingsError, match=r"can't be said of recorded episodes: .* \(return_to_go\) shows there"):
+    with pytest.raises(SettingsError, match=r"is not known for recorded episodes: .* \(return_to_go\) shows there"):
         etude.evaluate_on(made(), data, methods=("fqe",))
     with pytest.raises(SettingsError, match="no return to aim at: set a target"):
         made(env=Alternates).evaluate(1)

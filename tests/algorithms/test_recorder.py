@@ -322,7 +322,7 @@ def test_a_second_run_does_not_record_where_another_one_does(tmp_path: Path, app
     path = tmp_path / "r"
     first, seen = keeping(PPO, PPOConfig(**SMALL, record=RecordConfig(path=str(path))), 1)
     second = PPOConfig(**SMALL, record=RecordConfig(path=str(path), append=append))
-    with pytest.raises(DataError, match=r"another writer is at work here .*close it"):
+    with pytest.raises(DataError, match=r"another writer is using this folder .*close it"):
         PPO(second)
     first.train()
     first.close()

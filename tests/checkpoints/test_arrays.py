@@ -73,8 +73,8 @@ def _file(header, data=b"\0" * 8):
         ({"a": {"dtype": "C9", "shape": [], "data_offsets": [0, 8]}}, "its header can't be read"),
         ({"a": {"dtype": "F64", "shape": [2], "data_offsets": [0, 8]}}, "a shape does not fit its bytes"),
         ({"a": {"dtype": "F64", "shape": [-1], "data_offsets": [8, 0]}}, "a shape does not fit its bytes"),
-        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [8, 16]}}, "`a` lies outside of it"),
-        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [-8, 0]}}, "`a` lies outside of it"),
+        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [8, 16]}}, "`a` is outside of it"),
+        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [-8, 0]}}, "`a` is outside of it"),
     ],
 )
 def test_a_forged_header_is_named(header, message):

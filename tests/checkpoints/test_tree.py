@@ -231,7 +231,7 @@ def _forge(folder):
         (_edit(lambda d: d["state"].update(bytes="9")), "is broken: it lacks checksums of state-"),
         (
             lambda f: (f / "checkpoint.json").write_text('{"format": "etude-checkpoint", "version": NaN}'),
-            r"is broken: it is not JSON \(NaN is no number of JSON\)",
+            r"is broken: it is not JSON \(NaN is not a number in JSON\)",
         ),
         (
             lambda f: (f / "checkpoint.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000),

@@ -225,9 +225,9 @@ def test_nothing_is_written_into_what_is_read(recording, capsys):
     before = sorted(recording.rglob("*"))
     for command in (["convert"], ["sample", "--episodes", "1"], ["filter", "--min-length", "1"]):
         assert main(["data", command[0], str(recording), str(recording / "sub"), *command[1:]]) == 2
-        assert "lies in" in capsys.readouterr().err
+        assert "is inside" in capsys.readouterr().err
     assert main(["data", "convert", str(recording), str(recording)]) == 2
-    assert "is what is to be read" in capsys.readouterr().err
+    assert "is also an input" in capsys.readouterr().err
     assert sorted(recording.rglob("*")) == before
 
 

@@ -315,7 +315,7 @@ def test_two_runs_do_not_record_into_one_folder(tmp_path, capsys):
     with Lock(tmp_path / "data" / ".part.lock"):  # as of a run that has not written anything yet
         for more in ([], ["--record.append"]):
             assert main([*SMALL, *record, *more, "--out", str(tmp_path / "run")]) == 2
-            assert "another writer is at work here" in capsys.readouterr().err
+            assert "another writer is using this folder" in capsys.readouterr().err
     assert main([*SMALL, *record, "--out", str(tmp_path / "run")]) == 0
     assert validate(tmp_path / "data").ok
 

@@ -104,7 +104,9 @@ def test_columns_that_must_be_there():
     for root in ("obs", "action", "reward"):
         steps = {name: column for name, column in exp.steps.items() if name != root}
         lacking = Experience(steps, exp.offsets, exp.segments, exp.final_obs)
-        with pytest.raises(DataError, match=f"the experience: there is no column `{root}`, without which no policy"):
+        with pytest.raises(
+            DataError, match=f"the experience: there is no column `{root}`, which off-policy evaluation requires"
+        ):
             evaluate_on(policy(WANTS), lacking)
 
 
@@ -112,7 +114,7 @@ def test_rewards_that_are_no_numbers():
     exp = played(5, seed=7)
     reward = exp.steps["reward"].copy()
     reward[exp.offsets[2]] = np.nan
-    with pytest.raises(DataError, match="`reward` is nan at t 0 of episode '7-2': no return can be made of it"):
+    with pytest.raises(DataError, match="`reward` is nan at t 0 of episode '7-2': its return can't be computed"):
         evaluate_on(policy(WANTS), exp.with_steps(reward=reward))
 
 

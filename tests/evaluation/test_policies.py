@@ -115,7 +115,9 @@ def test_box_actions_are_valued_by_draws(tmp_path):
     assert found.behaviour.mean == pytest.approx(-5 * (2 / 3 + 2), rel=0.25)
     assert truth > found.behaviour.mean + 5
     assert all(estimate.mean > found.behaviour.mean + 2 for estimate in found.estimates.values())
-    assert "episodes were truncated: dm, dr, wdr and fqe value what would have followed" in " ".join(found.notes)
+    assert "episodes were truncated: dm, dr, wdr and fqe include the value of what would have followed" in " ".join(
+        found.notes
+    )
     with pytest.raises(SettingsError, match="`gamma` is 1, and episodes were truncated"):
         evaluate_on(algorithm, path, methods=["fqe"], gamma=1.0)
     assert evaluate_on(algorithm, path, methods=["wis"], gamma=1.0).gamma == 1.0
@@ -181,7 +183,7 @@ class EchoTask(Task):
 def test_a_task_has_no_probabilities(tmp_path):
     path = own_recording(tmp_path, PPO(PPOConfig(env=Echo, seed=0)), 200)
     task = EchoTask(TaskConfig(env=Echo, seed=0, module=lambda obs, action: torch.nn.Linear(2, 2)))
-    with pytest.raises(SettingsError, match="a Task's own `act` says no probabilities"):
+    with pytest.raises(SettingsError, match="a Task's own `act` gives no probabilities"):
         evaluate_on(task, path)
     found = evaluate_on(task, path, methods=["fqe"], gamma=0.9, fqe=FQEConfig(members=3, steps=500))
     # 1 at each step; the time is not seen, so that any step may be the last of ten
@@ -200,7 +202,7 @@ def test_the_policy_that_played_can_be_fitted():
     for name in ("wis", "wpdis", "pdis"):
         assert found.estimates[name].mean == pytest.approx(known.estimates[name].mean, abs=0.2), name
     assert found.estimates["wpdis"].mean == pytest.approx(exact(WANTS)[0], abs=0.25)
-    with pytest.raises(DataError, match=r"no column `logp`.*behaviour='fit'.*by dm and fqe alone"):
+    with pytest.raises(DataError, match=r"no column `logp`.*behaviour='fit'.*by dm and fqe only"):
         evaluate_on(algorithm, unknown, methods=["wis"])
     assert evaluate_on(algorithm, unknown, methods=["dm"], fqe=SMALL).behaviour_policy is None
 
@@ -272,7 +274,7 @@ def test_data_of_another_kind(tmp_path):
 def test_actions_that_were_not_drawn(tmp_path):
     echo = PPO(PPOConfig(env=Echo, seed=0))
     echo.record(tmp_path / "greedy", 5, seed=1)
-    with pytest.raises(DataError, match=r"greedy: `logp` is 0 throughout: the actions were not drawn"):
+    with pytest.raises(DataError, match=r"greedy: `logp` is 0 throughout: the actions were not sampled"):
         evaluate_on(echo, tmp_path / "greedy")
     exp = played(5, seed=5)
     logp = exp.steps["logp"].copy()

@@ -55,11 +55,11 @@ def test_where_it_can_not_be_written(tmp_path: Path, format: str) -> None:
     own = Recording.open(tmp_path / "own")
     (tmp_path / "full-v0").mkdir()
     (tmp_path / "full-v0" / "x").touch()
-    with pytest.raises(DataError, match=r"full-v0: is there already, and is not empty"):
+    with pytest.raises(DataError, match=r"full-v0: already exists and is not empty"):
         convert(own, tmp_path / "full-v0", format)
-    with pytest.raises(DataError, match=r"x: is there already"):
+    with pytest.raises(DataError, match=r"x: already exists"):
         convert(own, tmp_path / "full-v0" / "x", format)
-    with pytest.raises(DataError, match=r"a-v0: .*is written to local folders alone"):
+    with pytest.raises(DataError, match=r"a-v0: .*can only be written to a local folder"):
         convert(own, "s3://bucket/a-v0", format)
     with pytest.raises(DataError, match=r"a-v0: can't be written"):
         convert(own, tmp_path / "full-v0" / "x" / "a-v0", format)
@@ -90,7 +90,7 @@ def test_what_can_not_be_held(tmp_path: Path, exp: Experience, formats: tuple[st
 def test_an_episode_with_a_hole(tmp_path: Path) -> None:
     exp = numbered([3, 3], episode_id=["e", "e"], t_start=[0, 5], terminated=[False, True], truncated=False)
     for format in ("rllib-episodes", "minari"):
-        with pytest.raises(DataError, match=r"episode 'e' lacks the steps 3 to 4, but .* holds whole episodes alone"):
+        with pytest.raises(DataError, match=r"episode 'e' lacks the steps 3 to 4, but .* can only hold whole episodes"):
             converted(tmp_path / format, format, exp)
     found = converted(tmp_path, "rllib-table", exp).read()
     assert found.segments.t_start.tolist() == [0, 5]
@@ -100,7 +100,7 @@ def test_without_steps_or_rewards(tmp_path: Path) -> None:
     exp = numbered([3])
     record(tmp_path / "none", exp[:0], exp)
     bare = Experience({n: exp.steps[n] for n in ("obs", "action")}, exp.offsets, exp.segments, exp.final_obs)
-    with pytest.raises(DataError, match=r"own: has no column `reward`, which minari can't do without"):
+    with pytest.raises(DataError, match=r"own: has no column `reward`, which minari requires"):
         converted(tmp_path, "minari", bare)
     context = Experience(exp.steps, exp.offsets, exp.segments.replace(lookback=np.array([3])), exp.final_obs)
     record_format_1(tmp_path / "a" / "own", context)
@@ -115,7 +115,7 @@ def test_what_is_changed_is_noted(tmp_path: Path, format: str) -> None:
     written = converted(tmp_path, format, exp)
     assert written.notes == (
         f"column `note` holds text, which {format} has no place for: left out",
-        "what followed 1 steps at which an episode terminated is not known: the observation before stands there, from "
+        "the final observation of 1 terminated segment(s) is unknown: the observation before is repeated, from "
         "which nothing is learned",
     )
     np.testing.assert_array_equal(written.read().final_obs["obs"], [exp.steps["obs"][2], exp.final_obs["obs"][1]])
@@ -127,7 +127,7 @@ def test_steps_after_which_nobody_knows_what_was_observed(tmp_path: Path, format
                    has_final_obs=[False, False, True, False])  # fmt: skip
     written = converted(tmp_path, format, exp)
     assert written.notes[-1] == (
-        "what followed 3 steps, the last of episodes that did not terminate, is not known: these steps are left out"
+        "the final observation of 3 segment(s) that did not terminate is unknown: their last steps are left out"
     )
     found = written.read()
     assert found.steps["obs"][:, :2].tolist() == [[0, 0], [0, 1], [2, 0], [2, 1], [2, 2], [2, 3], [3, 0]]
@@ -141,7 +141,7 @@ def test_steps_of_context_that_stand_nowhere_else(tmp_path: Path) -> None:
     rest = whole.cut(3, lookback=2)[1:]
     record_format_1(tmp_path / "own", rest)
     written = convert(Recording.open(tmp_path / "own"), tmp_path / "out", "rllib-episodes")
-    assert written.notes == ("2 steps are context only (lookback) and of no episode that is there: left out",)
+    assert written.notes == ("2 steps exist only as context (lookback): left out",)
     assert written.read().steps["obs"][:, 1].tolist() == [3, 4, 5]
 
 

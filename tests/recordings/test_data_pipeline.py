@@ -272,7 +272,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
     crew = LoadWorkers(dies_at_5, 2, "processes")
-    with pytest.raises(EtudeError, match="a worker process that loads data has died: it was killed, perhaps for want"):
+    with pytest.raises(EtudeError, match="a worker process that loads data died: it was killed, perhaps for lack"):
         list(crew.done(range(9)))
     crew.close()
 
@@ -309,7 +309,7 @@ def test_threads_end_with_their_pipeline(recording: Recording) -> None:
 
 def test_what_processes_can_not_be_sent_is_named(recording: Recording) -> None:
     own = Preparation(Pipeline([]), Pipeline([]), own=lambda exp, connect: connect(exp))
-    with pytest.raises(SettingsError, match="num_workers are processes, to which this can't be sent"):
+    with pytest.raises(SettingsError, match="num_workers are processes, but this can't be sent"):
         make(recording, 4, prepare=own, num_workers=1, worker_kind="processes")
 
 

@@ -165,7 +165,7 @@ def test_merge_never_mixes_episodes_of_equal_ids(tmp_path):
     assert_equal(by_episode(merged.read()), whole)
     assert (done.written[0].episodes, done.written[0].steps) == (5, 26)
     (note,) = done.notes
-    assert note.startswith(f"2 episodes of {tmp_path / 'b'} got other ids, since theirs were there already: 'e1' is 'e")
+    assert note.startswith(f"2 episodes of {tmp_path / 'b'} got new ids, because theirs were taken: 'e1' is now 'e")
     assert merged.env == "Numbered-v0"
     assert [part["meta"] for part in merged.meta["merged_from"]] == [{}, {"seed": 3}]
     assert validate(tmp_path / "m").ok
@@ -225,11 +225,11 @@ def test_what_cannot_be_done(tmp_path):
         merge_recordings([], tmp_path / "m")
     with pytest.raises(SettingsError, match="`fraction` is 1, but must be between 0 and 1"):
         split_recording(recording, tmp_path / "t", tmp_path / "v", fraction=1)
-    with pytest.raises(SettingsError, match="to one folder: give two"):
+    with pytest.raises(SettingsError, match="to the same folder: give two"):
         split_recording(recording, tmp_path / "t", tmp_path / "t")
-    with pytest.raises(DataError, match="lies in"):
+    with pytest.raises(DataError, match="is inside"):
         split_recording(recording, tmp_path / "t", tmp_path / "t" / "v")
-    with pytest.raises(DataError, match="lies in"):
+    with pytest.raises(DataError, match="is inside"):
         filter_recording(recording, tmp_path / "r" / "f", min_length=1)
     with pytest.raises(SettingsError, match="`seed` is -1"):
         sample_recording(recording, tmp_path / "s", steps=3, seed=-1)
@@ -265,9 +265,7 @@ def test_a_file_that_breaks_off_is_told_with_what_was_written(tmp_path):
     (obs,) = (group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema.startswith("obs"))
     data[obs.data_page_offset + 60] ^= 255
     file.write_bytes(data)
-    with pytest.raises(
-        DataError, match="row group 0 can't be read .* What was written until then is in .*f: remove it"
-    ):
+    with pytest.raises(DataError, match="row group 0 can't be read .* The part already written is in .*f: remove it"):
         filter_recording(recording, tmp_path / "f", min_length=1)
 
 
@@ -277,17 +275,17 @@ def test_nothing_is_written_into_what_is_read(tmp_path):
     one = Recording.open(tmp_path / "r")
     for recording in (one, Recording.open([tmp_path / "r"]), Recording.open(str(tmp_path / "?"))):
         for write in (convert, lambda r, to: merge_recordings([r], to), lambda r, to: sample_recording(r, to, steps=1)):
-            with pytest.raises(DataError, match=r"sub: lies in .*r, to which its files would belong"):
+            with pytest.raises(DataError, match=r"sub: is inside .*r, so its files would become part"):
                 write(recording, tmp_path / "r" / "sub")
-            with pytest.raises(DataError, match="r: is what is to be read"):
+            with pytest.raises(DataError, match="r: is also an input"):
                 write(recording, tmp_path / "r")
-    with pytest.raises(DataError, match="x-v0: lies in"):
+    with pytest.raises(DataError, match="x-v0: is inside"):
         convert(one, tmp_path / "r" / "x-v0", "minari")
     table = Source(str(tmp_path / "r"), columns={"obs": "obs", "action": "action"})
     assert _places(table) == [tmp_path / "r"]
     assert {file: file.read_bytes() for file in (tmp_path / "r").iterdir()} == files
     record("memory://apart/r", numbered([4]))
-    with pytest.raises(DataError, match="memory://apart/r/sub: lies in memory://apart/r,"):
+    with pytest.raises(DataError, match="memory://apart/r/sub: is inside memory://apart/r,"):
         convert(Recording.open("memory://apart/r"), "memory://apart/r/sub")
 
 

@@ -213,5 +213,5 @@ def test_images_and_nested_columns_come_back(tmp_path: Path) -> None:
 def test_a_file_that_only_looks_like_one_of_etude_is_named(tmp_path: Path, folder: Path) -> None:
     table = by_pyarrow(folder)
     pq.write_table(table.drop_columns(["t"]).replace_schema_metadata(None), folder / "x.parquet")
-    with pytest.raises(DataError, match=r"x\.parquet: is no part of a recording: it carries no Etude header"):
+    with pytest.raises(DataError, match=r"x\.parquet: is not part of a recording: it carries no Etude header"):
         Recording.open(folder)

@@ -239,7 +239,7 @@ def test_a_recording_without_data_yet(tmp_path):
 
 def test_a_file_that_is_not_parquet(tmp_path):
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(DataError, match=r"x\.txt: is not a recording"):
+    with pytest.raises(DataError, match=r"x\.txt: is not in a known recording format"):
         Recording.open(tmp_path / "x.txt")
 
 
@@ -404,9 +404,11 @@ def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
 
 def test_folders_with_nothing_that_is_known(tmp_path):
     (tmp_path / "output.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool that is known here"):
+    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known format"):
         Recording.open(tmp_path)
-    with pytest.raises(DataError, match=r"output\.json: is not a recording .* or one Parquet file; .* Source"):
+    with pytest.raises(
+        DataError, match=r"output\.json: is not in a known recording format .* or one Parquet file; .* Source"
+    ):
         Recording.open(tmp_path / "output.json")
     with pytest.raises(DataError, match="An Experience must be written first, with a RecordingWriter"):
         Recording.open(numbered([3]))

@@ -158,7 +158,7 @@ def test_next_obs_that_was_not_recorded_is_named(tmp_path):
     record(tmp_path, numbered([3]), numbered([4], first=2, has_final_obs=False, terminated=False, truncated=True))
     recording = Recording.open(tmp_path)
     assert len(ids(recording.batches(7, epochs=1))) == 7
-    with pytest.raises(DataError, match=r"part-00000\.parquet: what was observed after t 3 of episode 'e2' was not"):
+    with pytest.raises(DataError, match=r"part-00000\.parquet: the observation after t 3 of episode 'e2' was not"):
         next(recording.batches(7, columns=["obs", "next_obs"]))
 
 

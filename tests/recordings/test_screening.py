@@ -169,7 +169,7 @@ def test_copies_contradictions_and_overlaps(tmp_path: Path) -> None:
 
 def test_an_episode_that_goes_on_after_its_end(tmp_path: Path) -> None:
     record(tmp_path, numbered([3]), numbered([4], t_start=[3]))
-    with pytest.raises(DataError, match="row 3: episode 'e0' goes on at t 3, after its end in .*row 2"):
+    with pytest.raises(DataError, match="row 3: episode 'e0' continues at t 3, after its end in .*row 2"):
         opened(tmp_path, "strict")
     for mode in ("repair", "skip"):
         recording, exp = opened(tmp_path, mode)

@@ -133,7 +133,7 @@ def test_a_second_writer_of_one_prefix_is_told_who_is_at_work(tmp_path: Path) ->
     with writer_at(tmp_path) as first:
         first.write(numbered([5]))
         for append in (False, True):
-            with pytest.raises(DataError, match=rf"another writer is at work here \(process {os.getpid()} on .*prefix"):
+            with pytest.raises(DataError, match=rf"another writer is using .* \(process {os.getpid()} on .*prefix"):
                 writer_at(tmp_path, append=append)
     with writer_at(tmp_path, append=True) as second:
         second.write(numbered([6], first=1))
@@ -257,7 +257,7 @@ def test_a_forked_process_takes_nothing_from_its_parent(tmp_path: Path) -> None:
         writer.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(DataError, match="another writer is at work"):
+    with pytest.raises(DataError, match="another writer is using"):
         writer_at(tmp_path, append=True)
     writer.write(numbered([6], first=1))
     writer.close()

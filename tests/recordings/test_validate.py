@@ -158,7 +158,7 @@ def test_an_episode_twice(tmp_path):
 def test_an_episode_that_goes_on_after_its_end(tmp_path):
     record(tmp_path, numbered([3]), numbered([4], t_start=[3]))
     problem = only(validate(tmp_path), "after_end")
-    assert "row 3: episode 'e0' goes on at t 3, after its end in" in problem.message
+    assert "row 3: episode 'e0' continues at t 3, after its end in" in problem.message
 
 
 def test_agents_of_one_episode_are_not_the_same_steps(tmp_path):
@@ -225,7 +225,7 @@ def test_ids_that_are_no_text(tmp_path):
     ids = table["episode_id"].cast(pa.string()).cast(pa.binary())
     pq.write_table(table.set_column(0, "episode_id", ids), path)
     problem = only(validate(path), "wrong_type")
-    assert "column `episode_id` is of type binary, which it can't be" in problem.message
+    assert "column `episode_id` is of type binary, which is not possible" in problem.message
     with pytest.raises(DataError, match="column `episode_id` is of type binary"):
         Recording.open(path)
 
@@ -248,7 +248,7 @@ def test_an_end_without_a_final_observation(tmp_path):
     assert (report.ok, report.errors, report.warnings) == (True, (), (problem,))  # it was truncated
     assert str(report).startswith(f"{tmp_path}: 1 files, 12 rows, 3 episodes: no problems, 1 warning(s).")
     assert (
-        "is not known after the last step of episode 'e1', which was truncated. Who learns values can't"
+        "is not known after the last step of episode 'e1', which was truncated. Value functions can't"
         in problem.message
     )
     exp.segments.truncated[:] = False
@@ -292,7 +292,7 @@ def test_missing_columns_and_foreign_files(tmp_path):
     problems = validate(tmp_path).problems
     assert [p.kind for p in problems] == ["missing_column", "foreign_file"]
     assert "has no column `action`" in problems[0].message
-    assert "x.parquet: is no part of a recording: it carries no Etude header; its columns" in problems[1].message
+    assert "x.parquet: is not part of a recording: it carries no Etude header; its columns" in problems[1].message
 
 
 def test_mismatched_spaces_and_a_broken_json(tmp_path):

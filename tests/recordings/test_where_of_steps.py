@@ -62,7 +62,7 @@ def test_anything_else_is_refused(text: str) -> None:
     ("text", "problem"),
     [
         ("speed > 1", "names the column `speed`. There are obs, action, reward; each step also has t, episode_id"),
-        ("reward", "it is no condition"),
+        ("reward", "it is not a condition"),
         ("reward > 'a'", "text is compared with numbers"),
         ("obs > 1", r"name one of them, as in obs\[0\]"),
         ("obs[3] > 1", "out of bounds"),

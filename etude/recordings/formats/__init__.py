@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools' recordings: only this folder knows their formats, one file each."""
+"""The formats of other tools' recordings, one file each; no code outside this folder knows them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ FORMATS: Final[tuple[type[FileFormat], ...]] = (
     d4rl.D4RLHdf5,
     d4rl.D4RLNpz,
 )
-"""Those that are files; the first that detects a file is its format."""
+"""Formats of single files; the first one that detects a file is its format."""
 _SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
 
 
 def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format, Contents] | None:
-    """Another tool's recording at ``path``, told by what is in it; None where it is none that is known.
+    """Detect another tool's recording at ``path`` from its contents; None if it is of no known format.
 
     Args:
         path: A folder, or one file.
-        faults: Where given, files and lines that can't be read are left out and named here.
+        faults: If given, files and lines that can't be read are left out and named here.
 
     Raises:
         DataError: it can't be opened, or there are files of several formats.
@@ -41,7 +41,7 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
     found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
     files = sorted(found)
     first = files[0] if files else path
-    if faults is not None:  # the first may be one of those that can't be read
+    if faults is not None:  # the first file may be one of those that can't be read
         first = next((file for file in files if format_of(file)), first)
     kind = format_of(first)
     if kind is None:
@@ -49,7 +49,7 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
     others = {file: format_of(file) for file in files if file.suffix != first.suffix}
     for file, other in others.items():
         if other not in (None, kind):
-            message = f"{file}: is of another format than {first}, with which it lies. Put one of them elsewhere, or "
+            message = f"{file}: is of another format than {first} in the same folder. Move one of them elsewhere, or "
             message += "give both in a list."
             if faults is None:
                 raise DataError(message)
@@ -60,10 +60,10 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
 def of_files(
     kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None = None
 ) -> tuple[FileFormat, Contents]:
-    """Files of one kind; with ``faults``, those that can't be read or don't go with the first are named there.
+    """Open files of one kind; with ``faults``, those that can't be read or don't match the first are named there.
 
     Raises:
-        DataError: none can be read; or, without ``faults``, one can't.
+        DataError: none can be read; or, without ``faults``, one of them can't.
     """
     try:
         contents = kind(files).describe()
@@ -94,7 +94,7 @@ def of_files(
 
 
 def format_of(file: AnyPath) -> type[FileFormat] | None:
-    """The format of a file such as this one; None where it is of no kind that is known, or of one that is a folder."""
+    """Return the format of a file; None if it is unknown, or a format of folders."""
     return next((kind for kind in FORMATS if kind.detect(file)), None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow columns as NumPy arrays, a row a step; what is wrong in them is told by its row."""
+"""Convert Arrow columns to NumPy arrays with a row per step; errors name the row."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,14 +14,14 @@ from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS
 
 MOST_AXES: Final = 32
-"""How many lists or structs may lie in each other; NumPy has no more axes."""
+"""The most lists or structs inside each other; NumPy arrays can't have more axes."""
 
 Place: TypeAlias = Callable[[int], str]
-"""A row in words, for errors."""
+"""Describes the location of a row, for errors."""
 
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array; copied only where it is in several pieces."""
+    """Return a column as one array; copied only if it is in several pieces."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:  # combining them would copy it
@@ -33,20 +33,21 @@ def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 Coded: TypeAlias = Callable[[pa.Array, str], NDArray[Any]]
-"""Turns a column of text into numbers; it is given the column's path, too."""
+"""Converts a text column, given with its path, to numbers."""
 
 
 def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -> dict[str, NDArray[Any]]:
-    """A column as arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
+    """Convert a column to arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
 
     Args:
         array: The column.
         name: Its path.
-        place: Names a row in errors.
-        coded: What text becomes; None: text is an error.
+        place: Describes the location of a row, for errors.
+        coded: Converts text; with None, text is an error.
 
     Raises:
-        DataError: it holds other than numbers, empty rows, or lists of different lengths; the row is named.
+        DataError: it contains something other than numbers, empty rows, or lists of different lengths; the message
+            names the row.
     """
     if pa.types.is_struct(array.type):
         _check_depth(name.count("/"), name, place)
@@ -60,7 +61,7 @@ def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -
 
 
 def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
-    """A column of numbers, or of lists of numbers of one length, as ``[rows, ...]``; see `flat`."""
+    """Convert a column of numbers, or of lists of numbers of one length, to ``[rows, ...]``; see `flat`."""
     kind, shape = array.type, None
     if isinstance(kind, pa.BaseExtensionType):
         shape = getattr(kind, "shape", None)
@@ -86,10 +87,10 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
 
 
 def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
-    """A column as text; None where it is empty.
+    """Convert a column to text; None where it is empty.
 
     Raises:
-        DataError: it can't be text, or its bytes are not UTF-8.
+        DataError: it can't be converted, or its bytes are not UTF-8.
     """
     out = np.empty(len(array), object)
     try:
@@ -106,7 +107,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
-    """The numbers inside of lists, one list after the other."""
+    """The numbers inside of lists, one list after another."""
     width = _width(array, name, place)
     return numbers(array.flatten(), name, lambda row: place(row // max(1, width)))
 
@@ -116,7 +117,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
-    """Bytes, as many in each row, as ``[rows, bytes]``."""
+    """Convert byte strings of equal length to ``[rows, bytes]``."""
     lengths = np.asarray(pc.binary_length(array))
     other = np.flatnonzero(lengths != lengths[:1])
     if len(other):
@@ -152,7 +153,7 @@ def _check_nulls(array: pa.Array, name: str, place: Place) -> None:
 
 
 def _width(array: pa.Array, name: str, place: Place) -> int:
-    """How long all lists of a column are."""
+    """The length that all lists of a column have."""
     if pa.types.is_fixed_size_list(array.type):
         width = int(array.type.list_size)
     else:
@@ -171,7 +172,7 @@ def _width(array: pa.Array, name: str, place: Place) -> int:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise a UnicodeDecodeError where the name of a column, or of a member of a struct, is not text."""
+    """Raise a UnicodeDecodeError if the name of a column, or of a member of a struct, is not text."""
     for field in fields:
         _ = field.name
         check_names(field.type.field(i) for i in range(field.type.num_fields))
@@ -181,7 +182,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def write_batches(target: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write an Arrow file of record batches of `MAX_ROWS` rows at most."""
+    """Write an Arrow file of record batches with at most `MAX_ROWS` rows each."""
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         waiting: list[pa.Table] = []
         rows = 0

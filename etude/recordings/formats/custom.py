@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of the user's own: files of any kind, turned into Experience by a function."""
+"""User-defined sources: files of any kind, converted to experience by a function."""
 
 import dataclasses
 import operator
@@ -24,7 +24,7 @@ from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, leaves
 
-# -- raw rows: whole files as bytes, or lines of text, in parts of bounded size --------------------------------------
+# -- raw rows: whole files as bytes, or lines of text ----------------------------------------------------------------
 
 
 Raw = TypeVar("Raw", bytes, str)
@@ -37,21 +37,21 @@ _BLOCK: Final = 2**20
 
 
 class RawRow(NamedTuple, Generic[Raw]):
-    """What a function of the user's gets: a file, or a line of one."""
+    """The input of a user's function: a file, or a line of one."""
 
     path: str
-    """The file."""
+    """The path of the file."""
     data: Raw
-    """The bytes of the file; or the line, as text without its end."""
+    """The bytes of the file; or the line, as text without its line ending."""
     number: int
-    """The line in its file, from 0; 0 where the row is a file."""
+    """The index of the line in its file, from 0; 0 if the row is a file."""
 
     def __repr__(self) -> str:  # type: ignore[misc]  # mypy takes a generic NamedTuple for another type
         return short(self, path=self.path, data=self.data, number=self.number)
 
 
 class ByteSpan(NamedTuple):
-    """Bytes ``start:stop`` of a file; of a text, the lines that begin there."""
+    """Bytes ``start:stop`` of a file; for text, the lines that begin there."""
 
     file: AnyPath
     start: int
@@ -59,7 +59,7 @@ class ByteSpan(NamedTuple):
 
 
 def parts_of(units: Sequence[Sequence[ByteSpan]], budget: int, *, cut: bool) -> list[list[Sequence[ByteSpan]]]:
-    """Units put into parts of about ``budget`` bytes, one unit at least; with ``cut``, a unit may be in several."""
+    """Group units into parts of about ``budget`` bytes, at least one unit each; with ``cut``, units may be divided."""
     parts: list[list[Sequence[ByteSpan]]] = [[]]
     size = 0
     for unit in units:
@@ -80,7 +80,7 @@ def _cut(unit: Sequence[ByteSpan], budget: int) -> Iterator[Sequence[ByteSpan]]:
 
 
 def spans_of(files: Sequence[AnyPath], together: Together) -> list[list[ByteSpan]]:
-    """The files as units: each alone, or those of one folder, in the order given."""
+    """Group files into units: each on its own, or those of one folder, in the order given."""
     units: dict[AnyPath, list[ByteSpan]] = {}
     for file in files:
         try:
@@ -92,7 +92,7 @@ def spans_of(files: Sequence[AnyPath], together: Together) -> list[list[ByteSpan
 
 
 def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
-    """The files of a unit, all at once."""
+    """Yield the files of a unit, all at once."""
     rows = []
     for span in unit:
         try:
@@ -103,13 +103,13 @@ def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
 
 
 class LineCounts:
-    """How many lines begin before a byte of a text; what was counted once is kept."""
+    """Counts the lines that begin before a byte of a text file; counts are cached."""
 
     def __init__(self) -> None:
-        self._ends: dict[AnyPath, tuple[int, ...]] = {}  # the ends of lines in the first 0, 1, 2, ... blocks
+        self._ends: dict[AnyPath, tuple[int, ...]] = {}  # the line ends in the first 0, 1, 2, ... blocks
 
     def before(self, span: ByteSpan) -> int:
-        """The lines that begin before ``span``."""
+        """The number of lines that begin before ``span``."""
         if not span.start:
             return 0
         blocks, rest = divmod(span.start, _BLOCK)
@@ -126,7 +126,7 @@ class LineCounts:
 
 
 def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) -> Iterator[Sequence[RawRow[bytes]]]:
-    """The lines of a unit, not yet decoded: each alone, or all of a file at once; empty files are left out."""
+    """Yield the undecoded lines of a unit: each on its own, or all of a file at once; empty files are left out."""
     for span in unit:
         if together == "line":
             yield from ([row] for row in _lines(span, counts))
@@ -135,13 +135,13 @@ def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) 
 
 
 def _lines(span: ByteSpan, counts: LineCounts) -> Iterator[RawRow[bytes]]:
-    """The lines that begin in a span; their numbers are counted from the file's beginning."""
+    """The lines that begin in a span; their numbers are counted from the start of the file."""
     try:
         number = counts.before(span)
         with span.file.open("rb") as file:
             if span.start:
                 file.seek(span.start - 1)
-                file.readline()  # the rest of a line that began before; at least its end
+                file.readline()  # the rest of a line that began earlier, or at least its end
             while file.tell() < span.stop:
                 line = file.readline()
                 if not line:
@@ -153,7 +153,7 @@ def _lines(span: ByteSpan, counts: LineCounts) -> Iterator[RawRow[bytes]]:
 
 
 def decoded(row: RawRow[bytes]) -> RawRow[str]:
-    """A line as text.
+    """Decode a line as text.
 
     Raises:
         DataError: it is not UTF-8.
@@ -163,7 +163,7 @@ def decoded(row: RawRow[bytes]) -> RawRow[str]:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{row.path}, row {row.number}: is not UTF-8 text (byte {error.start} of the line is "
-            f"{row.data[error.start]:#04x}). Write it anew in UTF-8; or read the file as bytes, with read_binary."
+            f"{row.data[error.start]:#04x}). Convert it to UTF-8; or read the file as bytes, with read_binary."
         ) from error
 
 
@@ -172,18 +172,18 @@ def _unreadable(file: AnyPath, error: OSError) -> DataError:
 
 
 def names_of(path: Any) -> list[str]:
-    """The names that a path is made of."""
+    """The components of a path."""
     return str(path).replace(os.sep, "/").split("/")
 
 
 def common(paths: Sequence[list[str]]) -> int:
-    """How many names all paths begin with."""
+    """The number of leading components that all paths share."""
     first, last = min(paths), max(paths)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def files_of(paths: Paths, filesystem: Any) -> list[AnyPath]:
-    """The files meant, in the order given, those of a folder by their full paths.
+    """Find the files at ``paths``, in the order given; those of a folder are sorted by full path.
 
     Raises:
         DataError: there are none.
@@ -204,21 +204,21 @@ def _inside(folder: AnyPath) -> list[AnyPath]:
     return [path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
 
 
-# -- what a function gives, as Experience that fits the spaces -------------------------------------------------------
+# -- the results of a function, as experience that fits the spaces ---------------------------------------------------
 
 
 Given: TypeAlias = Experience | Mapping[str, Any] | None
 Schema: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""The dtype and the shape of a row of each column."""
+"""The dtype and row shape of each column."""
 
 _SEGMENT: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, "t_start", col.TERMINATED, col.TRUNCATED, col.FINAL_OBS)
 
 
 class Fitter:
-    """Makes Experience of what a function gives, with the same columns every time.
+    """Converts the results of a function to experience with the same columns every time.
 
-    Columns are cast where no number changes: integers of any size, and floats. The first Experience says which columns
-    there are beside those of the spaces, and what they are.
+    Columns are cast if no number changes: integers of any size, and floats. The first result determines which columns
+    there are in addition to those of the spaces, and their dtypes and shapes.
     """
 
     def __init__(self, obs_space: Space, action_space: Space) -> None:
@@ -228,14 +228,15 @@ class Fitter:
         self._known = False
 
     def fitted(self, given: Any, name: str) -> list[Experience]:
-        """One Experience for each thing given that has steps.
+        """Convert a result; returns one experience for each item that has steps.
 
         Args:
-            given: An Experience, a dict of one episode's columns, None, or a list of such.
-            name: The id of an episode that has none.
+            given: An Experience, a dict of one episode's columns, None, or a list of these.
+            name: The id for an episode without one.
 
         Raises:
-            DataError: it is something else, or does not fit; the column, what was found and what is wanted are named.
+            DataError: it is something else, or does not fit; the message names the column, what was found, and what was
+                expected.
         """
         many = given if isinstance(given, list | tuple) else [given]
         made = []
@@ -252,13 +253,13 @@ class Fitter:
         return made
 
     def nothing(self) -> Experience:
-        """No rows, with all columns."""
+        """Return an experience of zero rows with all columns."""
         steps = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in self.schema.items()}
         obs = col.subtree(steps, col.OBS)
         return Experience(steps, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), obs)
 
     def _episode(self, given: Mapping[str, Any], name: str) -> Experience:
-        """A dict of columns as one segment."""
+        """Convert a dict of columns to one segment."""
         columns: Columns = {}
         for key, value in given.items():
             if key not in _SEGMENT:
@@ -295,7 +296,7 @@ class Fitter:
         return Experience(columns, offsets_of(np.array([num])), segments, final)
 
     def _final(self, given: Mapping[str, Any], columns: Columns, num: int) -> Columns:
-        """What was observed after the last step, ``[1, ...]``, taken away from the observations where it is there."""
+        """The final observation, ``[1, ...]``; if it is the last row of the observations, it is removed there."""
         obs = col.subtree(columns, col.OBS)
         if col.FINAL_OBS in given:
             flat = self._flat(col.OBS, given[col.FINAL_OBS])
@@ -308,7 +309,7 @@ class Fitter:
     def _flat(self, key: str, value: Any) -> Columns:
         if reserved(key):
             hint = " Give `obs` one row more than `action`, or `final_obs`." if key == col.NEXT_OBS else ""
-            raise DataError(f"gave the column `{key}`, a name that a recording needs for itself.{hint}")
+            raise DataError(f"gave the column `{key}`, a name that is reserved for recordings.{hint}")
         if key in self._spaces and (key not in self.leaves or not isinstance(value, np.ndarray)):
             try:
                 parts = Flattener(self._spaces[key], key)(value)
@@ -326,7 +327,7 @@ class Fitter:
                 self.schema.setdefault(name, (column.dtype, column.shape[1:]))
         self._check_names(steps)
         final_obs = {name: np.asarray(column) for name, column in exp.numpy().final_obs.items()}
-        if not exp.segments.has_final_obs.all():  # zeros that mean nothing need not fit
+        if not exp.segments.has_final_obs.all():  # meaningless zeros need not fit
             final_obs = {name: _known_or(column, steps[name][0], exp) for name, column in final_obs.items()}
         final_obs = {name: self._cast(name, column, col.FINAL_OBS) for name, column in final_obs.items()}
         fitted = {name: self._cast(name, steps[name], "column") for name in self.schema}
@@ -341,7 +342,7 @@ class Fitter:
                 f"gave no column `{missing[0]}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}"
             )
         if more:
-            raise DataError(f"gave a column `{more[0]}`, which the first rows have not: {', '.join(self.schema)}")
+            raise DataError(f"gave a column `{more[0]}`, which the first rows lack: {', '.join(self.schema)}")
 
     def _cast(self, name: str, column: NDArray[Any], what: str) -> NDArray[Any]:
         dtype, shape = self.schema[name]
@@ -378,7 +379,7 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"gave `{name}`, which is no array of numbers of one shape ({error})") from error
+        raise DataError(f"gave `{name}`, which is not an array of numbers of one shape ({error})") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"gave `{name}` as {array.dtype}, not numbers: turn it into numbers, or leave it out")
     return array
@@ -409,12 +410,12 @@ def _flag(name: str, value: Any, num: int) -> bool:
     if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
         raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give true or false, or one for each of the {num} steps")
     if flags.ndim and flags[:-1].any():
-        raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode goes on after its end")
+        raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode continues after it")
     return bool(flags if not flags.ndim else flags.any())
 
 
 def _known_or(final: NDArray[Any], other: NDArray[Any], exp: Experience) -> NDArray[Any]:
-    """Final observations, with another one in place of those that are not known."""
+    """Final observations, with another one in place of those that are unknown."""
     known = exp.segments.has_final_obs.reshape(-1, *(1,) * (final.ndim - 1))
     return np.where(known, final, other.astype(final.dtype)) if final.shape[1:] == other.shape else final
 
@@ -423,17 +424,17 @@ def _known_or(final: NDArray[Any], other: NDArray[Any], exp: Experience) -> NDAr
 
 
 Raws = Sequence[RawRow[bytes]]
-"""What the function is called with once."""
+"""The rows for a single call of the function."""
 PART_BYTES: Final = 64 * 2**20
-"""What the Experience of a part takes in memory, about."""
+"""The approximate size of a part's experience in memory."""
 _LEAST_BYTES: Final = 64 * 2**10
 _MOST_FAILED: Final = 16
-"""After so many rows without one that can be read, the function is taken to be at fault."""
+"""After this many unreadable rows and no readable one, the function is assumed to be at fault."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CustomSource:
-    """Files, and a function that makes Experience of them; made by `read_binary` and `read_text`."""
+    """Files, and a function that converts them to experience; created by `read_binary` and `read_text`."""
 
     paths: Paths
     to_experience: Callable[..., Any]
@@ -455,31 +456,31 @@ def read_binary(
     together: Literal["file", "folder"] = "file",
     filesystem: Any = None,
 ) -> CustomSource:
-    """Files of any kind (images, audio, XML, protobuf), each given as bytes to a function that makes Experience of it.
+    """Read files of any kind (images, audio, XML, protobuf) by a function that converts their bytes to experience.
 
-    Nothing is read before `Recording.open`, which reads the first file; the others are read when their steps are asked
-    for, in parts of about 64 MiB or 65,536 steps (a part holds one file, or one folder, at least).
+    No file is read until `Recording.open`, which reads the first one. The others are read when their steps are
+    requested, in parts of about 64 MiB or 65,536 steps (but at least one file, or one folder).
 
     Args:
-        paths: A file, a folder (all files in it, however deep, but hidden ones), a glob, or a list of these; a path or
-            a URL. Files of a folder or glob are taken in the order of their full paths.
-        to_experience: Gets a `RawRow` (``path``, ``data``), and gives an `Experience`; or a dict of the columns of one
-            episode: ``obs`` (``[T, ...]``, or ``[T + 1, ...]`` with what was observed at the end), ``action``,
-            ``reward`` and any others, and, where they are known, ``terminated``, ``truncated``, ``final_obs``,
-            ``episode_id``, ``agent_id``, ``module_id`` and ``t_start``; or a list of these; or None, where there is
-            nothing in it. An episode without an id is named after its file.
-        obs_space: What one observation is.
-        action_space: What one action is.
-        env: The id of the env, where there is one.
-        together: ``"folder"``: the function gets a list of all files of one folder at once (an episode whose steps are
-            images). ``"file"``: one at a time.
-        filesystem: A file system of pyarrow's or fsspec's that ``paths`` are in; None: as they say.
+        paths: A file, a folder (all files below it, except hidden ones), a glob, or a list of these; each a path or
+            URL. The files of a folder or glob are sorted by full path.
+        to_experience: Gets a `RawRow` (``path``, ``data``). Returns an `Experience`; or a dict of the columns of one
+            episode: ``obs`` (``[T, ...]``, or ``[T + 1, ...]`` with the final observation), ``action``, ``reward`` and
+            any others, and, where known, ``terminated``, ``truncated``, ``final_obs``, ``episode_id``, ``agent_id``,
+            ``module_id`` and ``t_start``; or a list of these; or None if there is nothing in it. An episode without an
+            id is named after its file.
+        obs_space: The space of one observation.
+        action_space: The space of one action.
+        env: The id of the env, if there is one.
+        together: ``"folder"`` passes a list of all files of a folder in one call (an episode whose steps are images),
+            ``"file"`` one file at a time.
+        filesystem: The pyarrow or fsspec file system of ``paths``; by default, the URL's, or the local one.
 
     Returns:
-        What `Recording.open` takes.
+        A source for `Recording.open`.
 
     Raises:
-        SettingsError: an argument is not what it should be.
+        SettingsError: an argument is invalid.
     """
     _check(to_experience, together, ("file", "folder"))
     return CustomSource(paths, to_experience, obs_space, action_space, env, "binary", together, filesystem)
@@ -495,23 +496,23 @@ def read_text(
     together: Literal["line", "file"] = "line",
     filesystem: Any = None,
 ) -> CustomSource:
-    """Text in UTF-8, each line given to a function that makes Experience of it; see `read_binary`.
+    """Read UTF-8 text by a function that converts lines to experience; see `read_binary`.
 
     Args:
-        paths: As of `read_binary`.
+        paths: As for `read_binary`.
         to_experience: Gets a `RawRow`: ``path``, ``data`` (the line without its end) and ``number`` (from 0).
-        obs_space: What one observation is.
-        action_space: What one action is.
-        env: The id of the env, where there is one.
-        together: ``"line"``: the function gets one line at a time, and a large file is read in parts. ``"file"``: it
-            gets a list of all lines of one file at once.
-        filesystem: As of `read_binary`.
+        obs_space: The space of one observation.
+        action_space: The space of one action.
+        env: The id of the env, if there is one.
+        together: ``"line"`` passes one line at a time, and reads large files in parts. ``"file"`` passes a list of all
+            lines of a file in one call.
+        filesystem: As for `read_binary`.
 
     Returns:
-        What `Recording.open` takes.
+        A source for `Recording.open`.
 
     Raises:
-        SettingsError: an argument is not what it should be.
+        SettingsError: an argument is invalid.
     """
     _check(to_experience, together, ("line", "file"))
     return CustomSource(paths, to_experience, obs_space, action_space, env, "text", together, filesystem)
@@ -525,12 +526,12 @@ def _check(to_experience: Any, together: str, known: Sequence[str]) -> None:
 
 
 class _CustomPlan(NamedTuple):
-    """What holds for all units."""
+    """Data that all units share."""
 
     fitter: Fitter
     counts: LineCounts
     depth: int
-    """How many names the paths of all files begin with."""
+    """The number of leading path components that all files share."""
 
 
 class _CustomUnit(NamedTuple):
@@ -539,14 +540,14 @@ class _CustomUnit(NamedTuple):
 
 
 class CustomFormat(Format):
-    """Files behind a function."""
+    """Files that a user's function converts."""
 
     def __init__(self, source: CustomSource) -> None:
         self._source = source
         self.name = f"custom-{source.kind}"
 
     def describe(self) -> Contents:
-        """What is there: the first rows are read, until there are steps.
+        """Return the contents, reading the first rows until there are steps.
 
         Raises:
             DataError: there are no files, or no steps in them; or the first ones can't be read.
@@ -563,7 +564,7 @@ class CustomFormat(Format):
         return Contents(header, list(plan.fitter.schema), units, files)
 
     def _budget(self, units: Sequence[Sequence[ByteSpan]], plan: _CustomPlan, files: Sequence[AnyPath]) -> int:
-        """How many bytes of files make a unit, by what the first ones with steps become."""
+        """The number of file bytes in a unit, estimated from the first rows with steps."""
         size, failed = 0, list[DataError]()
         for spans in units:
             for raws in self._raws(spans, plan):
@@ -587,7 +588,7 @@ class CustomFormat(Format):
     # -- reading -----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """What the function makes of the unit's rows."""
+        """Return what the function makes of the unit's rows."""
         found: list[Experience] = []
         own: _CustomUnit = unit.data
         for spans in own.spans:
@@ -605,13 +606,13 @@ class CustomFormat(Format):
         return Experience.concat(found) if found else _only(own.plan.fitter.nothing(), columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is: in which row of a file, and which step of what was made of it."""
+        """Locate a row: its row in a file, and the step in the function's result."""
         own: _CustomUnit = unit.data
         for raws in (raws for spans in own.spans for raws in self._raws(spans, own.plan)):
             try:
                 num = sum(exp.num_steps for exp in self._made(raws, own.plan))
             except DataError:
-                continue  # its steps are not counted
+                continue  # such steps are not counted
             if row < num:
                 return Place(f"{self._place(raws)}, step {row}", raws[0].path, raws[0].number)
             row -= num
@@ -623,7 +624,7 @@ class CustomFormat(Format):
         return text_rows(spans, self._source.together, plan.counts)
 
     def _made(self, raws: Raws, plan: _CustomPlan) -> list[Experience]:
-        """The Experience that the function makes of some rows, checked."""
+        """The checked experience that the function makes of some rows."""
         source, place = self._source, self._place(raws)
         rows = [decoded(row) for row in raws] if source.kind == "text" else list(raws)
         alone = source.together == "line" or (source.kind, source.together) == ("binary", "file")
@@ -634,7 +635,7 @@ class CustomFormat(Format):
         except Exception as error:
             name = type(error).__name__
             raise DataError(
-                f"{place}: to_experience raised {name}: {error}. Mend the function, or leave the row out (give None)."
+                f"{place}: to_experience raised {name}: {error}. Fix the function, or leave the row out (return None)."
             ) from error
         try:
             return plan.fitter.fitted(given, self._name(raws, plan.depth))
@@ -654,8 +655,8 @@ class CustomFormat(Format):
         return f"{raws[0].path}{lines}"
 
     def _name(self, raws: Raws, depth: int) -> str:
-        """The id of an episode that has none: where it lies, as far as files differ in it."""
-        names = names_of(absolute(raws[0].path))  # the same in any process, whatever its folder
+        """The id for an episode without one: its path, as far as the files' paths differ."""
+        names = names_of(absolute(raws[0].path))  # the same in any process, whatever its working folder
         name = "/".join(names[depth - 1 : -1] if self._source.together == "folder" else names[depth:])
         return f"{name}:{raws[0].number}" if self._source.together == "line" else name
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings that are long arrays, a row a step, in D4RL's names (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
+"""Recordings as long arrays with a row per step, named as in D4RL (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
-``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations``
-and ``infos/...``, in an HDF5 or a NumPy ``.npz`` file. Episodes stand one after the other and end where a flag is set.
-Without ``next_observations``, what was observed after the last step of an episode is not known. Rewards, flags and
-whole-number actions may be of shape ``[N, 1]``.
+An HDF5 or NumPy ``.npz`` file contains ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and
+optionally ``next_observations`` and ``infos/...``. Episodes follow each other and end where a flag is set. Without
+``next_observations``, the final observation of an episode is unknown. Rewards, flags and integer actions may have shape
+``[N, 1]``.
 """
 
 import abc
@@ -52,9 +52,9 @@ DONE: Final = ("dones", "done")
 
 
 _RANGE_ROWS: Final = 2**20
-"""Rows that are looked at together for the smallest and the largest number."""
+"""Rows that are read at a time to find the smallest and the largest number."""
 _NPZ_VERSION: Final = 1
-"""Of what is unpacked of NPZ files; a change of it makes the cache's entries anew."""
+"""Version of the unpacked NPZ files; changing it invalidates cache entries."""
 
 
 class ArrayFile(Protocol):
@@ -63,10 +63,10 @@ class ArrayFile(Protocol):
     path: AnyPath
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Shape and dtype by name (groups with a slash); None for what is not plain numbers."""
+        """Return shape and dtype by name (groups with a slash); None for what is not plain numbers."""
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Some rows of an array."""
+        """Read some rows of an array."""
 
 
 class _ArrayColumn(NamedTuple):
@@ -77,15 +77,15 @@ class _ArrayColumn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _SegmentTable:
-    """Segments of one file, one behind the other, cut where they are too long for a unit; an array of each."""
+    """Consecutive segments of one file, cut where they are too long for a unit, as arrays with an item per segment."""
 
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     t_start: NDArray[np.int64]
     episode: NDArray[np.int64]
-    """The number of the episode in the file."""
+    """The index of the episode in the file."""
     is_last: NDArray[np.bool_]
-    """Nothing of the episode follows."""
+    """Whether the episode does not continue in the next segment."""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
 
@@ -96,7 +96,7 @@ class _SegmentTable:
 class _ArrayUnit(NamedTuple):
     file: ArrayFile
     prefix: str
-    """Of episode ids, where there are several files."""
+    """Prefix of episode ids, if there are several files."""
     pieces: _SegmentTable
     columns: Mapping[str, _ArrayColumn]
 
@@ -107,20 +107,20 @@ class FlatArrays(FileFormat):
     @staticmethod
     @abc.abstractmethod
     def opened(path: AnyPath) -> ArrayFile:
-        """A file, as far as its names, shapes and dtypes go."""
+        """Open a file and read its names, shapes and dtypes."""
 
     def describe(self) -> Contents:
-        """What is there: flags are read, and whole numbers where no space is known without them.
+        """Return the contents, reading the flags, and integers whose range the space depends on.
 
         Raises:
-            DataError: a file can't be read, its arrays do not go together, or they are not those of the first file.
+            DataError: a file can't be read, its arrays do not match, or differ from those of the first file.
         """
         found = _ArrayDescription([self.opened(path) for path in self.files])
         columns = [name for name in found.columns if not col.is_under(name, col.NEXT_OBS)]
         units: list[Unit] = []
         for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
             prefix = f"{f}-" if len(found.files) > 1 else ""
-            bounds = grouped(pieces.stop - pieces.start).tolist()  # a unit lies in one file
+            bounds = grouped(pieces.stop - pieces.start).tolist()  # a unit is in a single file
             for first, stop in itertools.pairwise(bounds):
                 own = pieces[first:stop]
                 row = int(own.start[0])
@@ -129,7 +129,7 @@ class FlatArrays(FileFormat):
         return Contents(found.header(), columns, units, self.files)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Whole episodes, or pieces of those that are longer than a unit."""
+        """Read whole episodes, or pieces of those longer than a unit."""
         own: _ArrayUnit = unit.data
         pieces = own.pieces
         steps = {name: _rows(own, name, int(pieces.start[0]), int(pieces.stop[-1])) for name in columns}
@@ -146,13 +146,13 @@ class FlatArrays(FileFormat):
         return Experience(steps, offsets, segments, final_obs)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is, as its file counts."""
+        """Locate a row, by the row count of its file."""
         row += unit.row or 0
         return Place(f"{unit.file}, row {row}", str(unit.file), row)
 
 
 class _ArrayDescription:
-    """What files say of themselves."""
+    """The common description of several files."""
 
     def __init__(self, files: Sequence[ArrayFile]) -> None:
         self.files = files
@@ -179,9 +179,9 @@ class _ArrayDescription:
                     self._refuse(file, stored, found, lengths)
                 dropped[name] = "not plain numbers, one row a step"
             elif not needed and reserved(name):
-                dropped[name] = "a recording keeps something of its own under this name"
+                dropped[name] = "the name is reserved for recordings"
             else:
-                # d3rlpy and Stable-Baselines3 keep one choice a step as [N, 1].
+                # d3rlpy and Stable-Baselines3 store one choice a step as [N, 1].
                 is_choice = name == col.ACTION and found[0][1:] == (1,) and found[1].kind in "iub"
                 out[name] = _ArrayColumn(stored, () if is_choice else found[0][1:], found[1].newbyteorder("="))
         if col.REWARD in out:
@@ -214,7 +214,7 @@ class _ArrayDescription:
             )
 
     def _check(self, file: ArrayFile) -> int:
-        """The rows of a file, which must have the columns of the first."""
+        """Return the number of rows of a file, which must have the columns of the first file."""
         columns = self._found(file, {})
         if columns != self.columns:
             names = sorted(n for n in {*columns, *self.columns} if columns.get(n) != self.columns.get(n))
@@ -251,7 +251,7 @@ class _ArrayDescription:
         return values.astype(bool)
 
     def _pieces(self, file: ArrayFile, rows: int) -> _SegmentTable:
-        """The segments of a file."""
+        """Find the segments of a file."""
         terminated, truncated = self._flags_of(file, rows)
         ends = np.flatnonzero(terminated | truncated) + 1
         offsets = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
@@ -261,7 +261,7 @@ class _ArrayDescription:
         return _SegmentTable(start, stop, start - offsets[:-1][parent], parent, is_last, *flags)
 
     def header(self) -> Header:
-        """What holds for the whole; dtypes of columns are as in the spaces then."""
+        """Return the header; afterwards, the dtypes of columns are those of the spaces."""
         obs_space, action_space = (self._inferred(root) for root in (col.OBS, col.ACTION))
         dtypes = {
             n: leaf_dtype(s) for n, s in {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}.items()
@@ -272,7 +272,7 @@ class _ArrayDescription:
         meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
         names = {name for file in self.files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
-            meta["inferred"]["done"] = "read as terminated, but where truncated: time limits can't be told apart"
+            meta["inferred"]["done"] = "read as terminated unless truncated: time limits can't be told apart"
         if not names & {*TERMINATED, *TRUNCATED, *DONE}:
             meta["inferred"]["ends"] = "no flag says where episodes end: each file is one piece of an episode"
         if self._dropped:
@@ -301,7 +301,7 @@ def _rows(unit: _ArrayUnit, name: str, start: int, stop: int) -> NDArray[Any]:
 def _final_obs(
     unit: _ArrayUnit, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-    """What was observed after each segment: from the next observations, or the next row of the same episode."""
+    """The final observation of each segment: from the next observations, or the next row of the same episode."""
     pieces = unit.pieces
     start, stop = int(pieces.start[0]), int(pieces.stop[-1])
     given = bool(col.under(unit.columns, col.NEXT_OBS))
@@ -329,17 +329,17 @@ def _listed(columns: Mapping[str, _ArrayColumn]) -> str:
 
 SUFFIXES: Final = (".hdf5", ".h5")
 DEEPEST: Final = 8
-"""Groups in groups that are looked into; links may make circles."""
+"""The deepest nesting of groups that is searched, because links may form circles."""
 
 
 class D4RLHdf5(FlatArrays):
-    """HDF5 files in the manner of D4RL."""
+    """HDF5 files as in D4RL."""
 
     name = "d4rl-hdf5"
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
-        """Whether ``path`` is an HDF5 file that holds ``observations`` and ``actions`` at its top."""
+        """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
         if not path.is_file() or path.suffix not in SUFFIXES:
             return False
         try:
@@ -378,11 +378,11 @@ class _Hdf5File:
                 self._arrays[where] = None
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Shape and dtype by name."""
+        """Return shape and dtype by name."""
         return self._arrays
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Some rows of an array."""
+        """Read some rows of an array."""
         with opened(self.path) as root:
             group, *_ = root, None
             *parents, member = name.split("/")
@@ -400,7 +400,7 @@ class _Hdf5File:
 
 
 MOST_PACKED: Final = 1100
-"""How many times larger than its bytes in the file an array can be; deflate reaches 1,032."""
+"""The largest ratio of an array's size to its bytes in the file; deflate reaches 1,032."""
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, TypeError, MemoryError),
@@ -409,16 +409,17 @@ _BROKEN = (
 
 
 class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files in the manner of D4RL.
+    """NumPy ``.npz`` files as in D4RL.
 
-    Compressed arrays have no rows: small files are held in memory, large ones are unpacked into the cache.
+    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
+    cache.
     """
 
     name = "npz"
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
-        """Whether ``path`` is an ``.npz`` file that holds ``observations`` and ``actions``."""
+        """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
         if not path.is_file() or path.suffix != ".npz":
             return False
         try:
@@ -462,11 +463,11 @@ class _NpzFile:
         return DataError(f"{self.path}: can't be read as .npz ({first_line(error)}). Restore it from a copy.")
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Shape and dtype by name."""
+        """Return shape and dtype by name."""
         return self._members
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Some rows of an array."""
+        """Read some rows of an array."""
         if name in self._loaded:
             return self._loaded[name][start:stop]
         try:
@@ -488,7 +489,7 @@ class _NpzFile:
             yield stream
 
     def _unpack(self, folder: Path) -> None:
-        """Put all arrays of plain numbers into ``folder``, each as a file that is called by its place among all."""
+        """Unpack all arrays of plain numbers into ``folder``, as files named by their index."""
         for i, (name, kind) in enumerate(self._members.items()):
             if kind is not None:
                 with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
@@ -496,10 +497,10 @@ class _NpzFile:
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype from the head of an ``.npy`` file of ``size`` bytes; None for other than plain numbers."""
+    """Shape and dtype from the header of an ``.npy`` file of ``size`` bytes; None if it is not plain numbers."""
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
-        return None  # 3.0 is for names of fields
+        return None  # 3.0 is only needed for field names
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guess at which columns of a table are what, for a person to check. Nothing reads a table by it.
+"""Guess what the columns of a table mean, for a person to check. No table is read according to a guess alone.
 
 The rules, in order; they look at the first `MOST_ROWS` rows:
 
-1. A column is taken for what it is called (`CALLED`, in lower case, with ``_`` between words), if its values fit: flags
-   are true or false, propensities lie in (0, 1], and so on. Of several, the first in the list is taken.
-2. Without a column called as an action, it is the only text column with at most `MOST_CHOICES` different values.
-3. Observations are a column called so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
-   all others that can be: numbers, truth, and text with at most `MOST_CHOICES` different values. Constants are left
-   out, and so are ids: names that end in ``id``, and text or whole numbers that differ in every row.
-4. Without a flag, an episode ends at its last row (``terminated=last-row``). Without flags and without an episode's id,
-   each row is an episode (``terminated=every-row``), as in the log of a bandit, unless ``t`` starts anew.
+1. A column is taken for what its name says (`CALLED`, in lower case, with ``_`` between words), if its values fit:
+   flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken.
+2. Without a column named as an action, it is the only text column with at most `MOST_CHOICES` different values.
+3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
+   all others that can be: numbers, booleans, and text with at most `MOST_CHOICES` different values. Constants are left
+   out, and so are ids: names that end in ``id``, and text or integers that differ in every row.
+4. Without a flag, an episode ends at its last row (``terminated=last-row``). Without flags and without an episode id,
+   each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
 """
 
 import dataclasses
@@ -61,57 +61,57 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
         col.OBS: ("obs observation observations state states context features",),
     }.items()
 }
-"""What columns are called in the field, the most telling names first."""
+"""Common column names in the field, the most specific ones first."""
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnFacts:
-    """What is known of a column of a table, from its first rows."""
+    """Facts about a column of a table, from its first rows."""
 
     type: str
-    """As Arrow calls it."""
+    """The name of its Arrow type."""
     distinct: int | None
-    """How many different values there are; None for lists and the like."""
+    """The number of different values; None for lists and similar types."""
     missing: int
-    """How many rows are empty."""
+    """The number of empty rows."""
     examples: tuple[str, ...]
-    """The first few values, as text."""
+    """The first values, as text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A guess at the ``columns`` of a `Source`."""
+    """A guess of the ``columns`` of a `Source`."""
 
     columns: Mapping[str, str | tuple[str, ...]]
-    """For each of our columns the table's; ``COLUMN`` where none was found for one that is needed."""
+    """The table's columns by Etude's names; ``COLUMN`` if none was found for a required one."""
     unsure: tuple[str, ...]
-    """What to check; empty where each column is called what it is."""
+    """What to check; empty if every column is named for what it is."""
     found: Mapping[str, ColumnFacts]
-    """The columns of the table."""
+    """Facts about each column of the table."""
     rows: int
-    """The rows of the table."""
+    """The number of rows in the table."""
 
     @property
     def words(self) -> str:
-        """As the command line takes it: ``--columns obs=speed,load action=command``."""
+        """The guess as a command line option: ``--columns obs=speed,load action=command``."""
         return " ".join(["--columns", *(shlex.quote(f"{name}={_word(own)}") for name, own in self.columns.items())])
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the guess as JSON data."""
         return {**dataclasses.asdict(self), "words": self.words}
 
 
 def guess_columns(data: Any, filesystem: Any = None) -> Guess:
-    """Guess which columns of a table are what, by the rules above. Check the guess: it knows names and types only.
+    """Guess what the columns of a table mean. Check the guess: it is based on names and types only.
 
     Args:
-        data: As `Source.data`: a path, a URL, a glob, a folder, a list of them, or a table in memory.
-        filesystem: As `Source.filesystem`.
+        data: A path, URL, glob, folder, list of them, or a table in memory; see `Source.data`.
+        filesystem: The file system of the paths; see `Source.filesystem`.
 
     Raises:
-        DataError: there is no table, or it can't be read; or it has no rows, or no columns.
+        DataError: there is no table, it can't be read, or it has no rows or no columns.
     """
     groups = [group for group in groups_of(data, filesystem) if group.num_rows]
     if not groups:
@@ -135,13 +135,13 @@ def _word(own: str | Sequence[str]) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """``EpisodeId`` and ``episode id`` are ``episode_id``."""
+    """Turn names such as ``EpisodeId`` and ``episode id`` into ``episode_id``."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"\W+", "_", split).strip("_").lower()
 
 
 class _Guessing:
-    """The columns of a table, those that were taken, and what is not sure."""
+    """The columns of a table, the roles found so far, and what is uncertain."""
 
     def __init__(self, table: pa.Table) -> None:
         names = [name for name in dict.fromkeys(table.schema.names) if table.schema.names.count(name) == 1]
@@ -184,7 +184,7 @@ class _Guessing:
                 self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
         if role in (col.LOGP, col.TRUNCATED, DONE) and {PROPENSITY, col.TERMINATED} & self._taken.keys():
             other = {col.LOGP: PROPENSITY, DONE: col.TERMINATED}.get(role)
-            good = [] if other in self._taken else good  # the same once more
+            good = [] if other in self._taken else good  # the same information again
         if good:
             self._take(role, good[0])
             if len(good) > 1:
@@ -285,7 +285,7 @@ class _Guessing:
 
 
 def _decoded(array: Any) -> pa.Array:
-    """One array; of a dictionary its values."""
+    """Return a column as one array, with dictionaries decoded."""
     array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
@@ -293,7 +293,7 @@ def _decoded(array: Any) -> pa.Array:
 def _shown(value: pa.Scalar) -> str:
     try:
         return str(value.as_py())[:40]
-    except (ValueError, OverflowError):  # a time that Python does not have
+    except (ValueError, OverflowError):  # a time that Python can't represent
         return "?"
 
 
@@ -310,7 +310,7 @@ def _is_number(array: pa.Array) -> bool:
 
 
 def _range(array: pa.Array) -> tuple[float, float]:
-    """The smallest and largest number; NaN where there are none."""
+    """The smallest and largest number; NaN if there are none."""
     found: Mapping[str, Any] = pc.min_max(array).as_py() if _is_number(array) else {"min": None, "max": None}
     low, high = (np.nan if found[key] is None else float(found[key]) for key in ("min", "max"))
     return low, high
@@ -353,4 +353,4 @@ _FITS: Final[Mapping[str, tuple[Callable[[pa.Array], bool], str]]] = {
     PROPENSITY: (_is_chance, "probabilities above 0 and at most 1"),
     col.LOGP: (_is_log, "logarithms of probabilities"),
 }
-"""Which values can be what, and in words."""
+"""The check of the values for each role, and a description of valid ones."""

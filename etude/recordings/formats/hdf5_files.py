@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5 files, read with care: plain numbers that lie in the file itself, their sizes checked before memory is taken.
+"""Read HDF5 files safely: only plain numbers stored in the file itself, with sizes checked before allocating memory.
 
 An HDF5 file may point to other files (external links, external and virtual storage), and may claim datasets far larger
-than itself; neither is followed. Nothing in HDF5 that h5py reads as a number runs code.
+than itself; both are refused. Nothing in HDF5 that h5py reads as a number runs code.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from etude.files import AnyPath, RemotePath
 from etude.urls import first_line
 
 BROKEN: Final = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
-"""What h5py raises where bytes make no sense."""
+"""What h5py raises for invalid bytes."""
 MOST_PACKED: Final = 1100
-"""How many times larger than its bytes in the file an array can be; deflate, the usual filter, reaches 1,032."""
+"""The largest ratio of an array's size to its bytes in the file; deflate, the usual filter, reaches 1,032."""
 _METADATA_CACHE: Final = 2**16
-"""Bytes that HDF5 begins to keep of what describes datasets. Each is opened once: keeping 2 MB of it, which is HDF5's
-own choice, makes opening them a third slower. It grows where that helps."""
+"""Initial size in bytes of HDF5's cache of metadata. Each dataset is opened only once, so HDF5's default of 2 MB makes
+opening a third slower. The cache grows where that helps."""
 
 
 def h5py_module() -> Any:
-    """The package h5py.
+    """Import and return h5py.
 
     Raises:
         DataError: it is not installed.
@@ -42,10 +42,10 @@ def h5py_module() -> Any:
 
 @contextmanager
 def opened(path: AnyPath) -> Iterator[Any]:
-    """The root group (low level) of an HDF5 file; it is closed at the end.
+    """Open an HDF5 file and yield its root group (low level); the file is closed at the end.
 
     Raises:
-        DataError: the file can't be opened, or what is read from it inside the block can't be decoded.
+        DataError: the file can't be opened, or something read from it inside the block can't be decoded.
     """
     h5py = h5py_module()
     try:
@@ -61,19 +61,19 @@ def opened(path: AnyPath) -> Iterator[Any]:
 
 
 def unreadable(path: AnyPath, error: BaseException) -> DataError:
-    """What to say where the library can't make sense of a file."""
+    """Return the error for a file that the library can't read."""
     return DataError(
         f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy, or download it again."
     )
 
 
 def names_of(group: Any) -> list[str]:
-    """The members of a group, in text order."""
+    """Return the members of a group, sorted as text."""
     return sorted(name.decode("utf-8", "replace") for name in group)
 
 
 class Opener:
-    """Opens datasets of one file and checks them; remembers the types that it has seen, which is what costs time."""
+    """Opens and checks datasets of one file; remembers the types seen, because looking them up is slow."""
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path
@@ -87,12 +87,12 @@ class Opener:
         return type(self), (self._path,)
 
     def group(self, parent: Any, name: str, where: str) -> Any:
-        """The group ``name`` in ``parent``; ``where`` names it in errors."""
+        """Return the group ``name`` in ``parent``; ``where`` names it in errors."""
         self._check_link(parent, name.encode(), where)
         return self._h5py.h5g.open(parent, name.encode())
 
     def is_group(self, parent: Any, name: str, where: str) -> bool:
-        """Whether the member ``name`` is a group, not a dataset."""
+        """Return whether the member ``name`` is a group rather than a dataset."""
         self._check_link(parent, name.encode(), where)
         kind = self._h5py.h5o.get_info(parent, name.encode()).type
         return bool(kind == self._h5py.h5o.TYPE_GROUP)
@@ -100,7 +100,7 @@ class Opener:
     def _check_link(self, parent: Any, name: bytes, where: str) -> None:
         try:
             kind = parent.links.get_info(name).type
-        except (KeyError, RuntimeError):  # which, depends on the release of h5py
+        except (KeyError, RuntimeError):  # depends on the version of h5py
             have = ", ".join(names_of(parent)[:12]) or "nothing"
             raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.") from None
         if kind != self._h5py.h5l.TYPE_HARD:
@@ -110,10 +110,10 @@ class Opener:
             )
 
     def dataset(self, parent: Any, name: str, where: str) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-        """The dataset ``name`` in ``parent``, its shape and its dtype.
+        """Return the dataset ``name`` in ``parent``, its shape and its dtype.
 
         Raises:
-            DataError: it is missing, lies elsewhere, is larger than the file can hold, or no plain numbers.
+            DataError: it is missing, stored elsewhere, larger than the file can hold, or not plain numbers.
         """
         self._check_link(parent, name.encode(), where)
         dataset = self._h5py.h5d.open(parent, name.encode())
@@ -124,19 +124,19 @@ class Opener:
         return dataset, shape, dtype
 
     def filled(self, parent: Any, name: bytes, out: NDArray[Any], like: int = 0) -> int | None:
-        """Read a dataset into ``out``, with as few calls as can be, where nothing about it asks for a closer look.
+        """Read a dataset into ``out`` with as few calls as possible, if it needs no closer look.
 
-        That is so where it is one run of bytes of this file, and holds plain numbers, as many as ``out`` and of a type
-        that fits in its own. `dataset` and `read` are for what is not so, and say what is wrong.
+        That holds if it is one run of bytes in this file, with as many plain numbers as ``out`` and of a type that fits
+        its dtype. For other datasets, use `dataset` and `read`, which say what is wrong.
 
         Args:
-            parent: The group that it is in.
+            parent: The group that contains it.
             name: Its name there.
             out: Not empty, C-contiguous.
-            like: What this gave for the dataset of that name in another group: types are compared with that one first.
+            like: The result for the dataset of that name in another group, whose type is compared first.
 
         Returns:
-            A number that stands for its type; None where nothing was read.
+            A number for its type; None if nothing was read.
         """
         h5py = self._h5py
         try:
@@ -151,14 +151,14 @@ class Opener:
             dtype = self._known[like][1]
             if dtype != out.dtype and (dtype.kind not in "biuf" or not np.can_cast(dtype, out.dtype, "safe")):
                 return None
-            # Given the space of ``out``, HDF5 itself sees to it that there are as many numbers.
+            # Given the space of ``out``, HDF5 itself checks that there are as many numbers.
             dataset.read(self._space_of(out), h5py.h5s.ALL, out, self._type_of(out))
         except BROKEN:
             return None
         return like
 
     def dtype_of(self, item: Any) -> np.dtype[Any]:
-        """The dtype of a dataset or an attribute."""
+        """Return the dtype of a dataset or an attribute."""
         return self._known[self._index_of(item.get_type(), item)][1]
 
     def _index_of(self, kind: Any, item: Any) -> int:
@@ -172,7 +172,7 @@ class Opener:
     def _space_of(self, out: NDArray[Any]) -> Any:
         space = self._spaces.get(out.shape)
         if space is None:
-            if len(self._spaces) > 10_000:  # of as many lengths of episodes
+            if len(self._spaces) > 10_000:  # one for each length of episodes
                 self._spaces.clear()
             space = self._spaces[out.shape] = self._h5py.h5s.create_simple(out.shape)
         return space
@@ -192,8 +192,8 @@ class Opener:
             kind = layout.get_layout()
             if kind not in (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED):
                 raise DataError(
-                    f"{self._path}: the numbers of `{where}` do not lie in this file (external or virtual storage, or "
-                    "never written). Copy them into it with h5repack."
+                    f"{self._path}: the numbers of `{where}` are not stored in this file (external or virtual storage, "
+                    "or never written). Copy them into it with h5repack."
                 )
             if claimed > room and layout.get_nfilters():
                 room = int(dataset.get_storage_size()) * MOST_PACKED
@@ -204,7 +204,7 @@ class Opener:
             )
 
     def read(self, dataset: Any, out: NDArray[Any], start: int | None = None) -> None:
-        """Read a whole dataset, or its rows from ``start``, into ``out`` (C-contiguous), converted to its dtype."""
+        """Read a dataset, or its rows from ``start`` on, into ``out`` (C-contiguous), converted to its dtype."""
         space = self._h5py.h5s.ALL
         memory = self._h5py.h5s.ALL
         if start is not None:

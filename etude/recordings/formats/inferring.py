@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces and dtypes of columns: as a space says where no number is lost, else as the numbers are."""
+"""Infer spaces and dtypes of columns."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -15,14 +15,14 @@ from etude.experience.table import KEYS
 from etude.spaces import NamedDiscrete, Space
 
 MOST_CHOICES: Final = 65_536
-"""Whole numbers from 0 up to this many are taken for choices; larger ones are numbers."""
+"""Integers from 0 to below this number are treated as choices; larger ones as numbers."""
 
 Range: TypeAlias = tuple[Any, Any]
-"""The smallest and the largest whole number at each place of a row."""
+"""The smallest and the largest integer at each position of a row."""
 
 
 def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a column whose space is ``leaf`` and whose numbers are ``found``: the wider, where they differ."""
+    """Return the dtype of a column with space ``leaf`` and data of dtype ``found``: the wider one, if they differ."""
     wanted = np.dtype(leaf.dtype)
     if np.can_cast(found, wanted, "safe"):
         return wanted
@@ -30,7 +30,7 @@ def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Space:
-    """``space`` with the dtypes of its columns; where one is wider than in the space, a space of that dtype."""
+    """Return ``space`` with the dtypes of its columns, where they differ from the space's."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(k, widened(sub, f"{root}{SEPARATOR}{k}", dtypes)) for k, sub in space.spaces.items()])
     if isinstance(space, spaces.Tuple):
@@ -55,24 +55,24 @@ def inferred_space(
     ranges: Mapping[str, Range],
     names: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Space:
-    """The space of columns that come without one. This is the one rule, for whatever format they are read from.
+    """Infer the space of columns that come without one. All formats use these rules.
 
-    - One whole number a step, never negative and at most 65,535: ``Discrete``, as large as the largest number asks for,
-      next observations included.
-    - Several of them in an action: ``MultiDiscrete``, each place of which is sized by the same rule.
-    - Text: a `NamedDiscrete` of all that is there, sorted, so that neither rows nor files in another order change it.
-    - Truth: ``Discrete(2)``, or ``MultiBinary`` where there are several.
-    - All other numbers: a ``Box`` of their dtype without bounds.
-    - Several columns: a ``Dict`` of these, or a ``Tuple`` where they are called 0, 1, 2 and so on.
+    - A scalar integer that is never negative and at most 65,535: ``Discrete``, with the largest number (including
+      next observations) as its last choice.
+    - Several such integers in an action: ``MultiDiscrete``, with each component sized by the same rule.
+    - Text: a `NamedDiscrete` of all texts, sorted, so that it does not depend on the order of rows or files.
+    - A boolean: ``Discrete(2)``; several: ``MultiBinary``.
+    - All other numbers: an unbounded ``Box`` of their dtype.
+    - Several columns: a ``Dict``, or a ``Tuple`` if they are named 0, 1, 2 and so on.
 
     Args:
-        columns: The dtype of each column under ``root``, and the shape of a row of it.
-        root: ``obs`` or ``action``, or a column of them.
-        ranges: Of the columns for which `needs_range` holds; see `widen`.
-        names: Of columns of text, all that is in them.
+        columns: The dtype and row shape of each column under ``root``.
+        root: ``obs`` or ``action``, or a column below them.
+        ranges: The ranges of the columns for which `needs_range` holds; see `widen`.
+        names: All texts in each text column.
 
     Raises:
-        DataError: there are none; or a column has more than 65,536 different texts.
+        DataError: there are no columns; or a column has more than 65,536 different texts.
     """
     if not columns:
         raise DataError(f"`{root}` holds nothing: no numbers are in it")
@@ -101,9 +101,9 @@ def inferred_space(
 
 
 def joint_space(a: Space, b: Space) -> Space | None:
-    """What `inferred_space` would give for the numbers of two columns together, of which it gave ``a`` and ``b``.
+    """Return the space that `inferred_space` would infer for the data of both ``a`` and ``b``, which it inferred.
 
-    None where these differ in more than the size of their numbers.
+    None if they differ in more than the range of their numbers.
     """
     if isinstance(a, spaces.Dict) and isinstance(b, spaces.Dict) and list(a.spaces) == list(b.spaces):
         joint = {key: joint_space(part, b.spaces[key]) for key, part in a.spaces.items()}
@@ -131,19 +131,19 @@ def joint_space(a: Space, b: Space) -> Space | None:
 
 
 def described(columns: Columns) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """The dtype of each column, and the shape of a row of it."""
+    """Return the dtype and row shape of each column."""
     return {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
 
 
 def needs_range(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-    """Whether the space of a column hangs on the smallest and largest of its numbers."""
+    """Whether the inferred space of a column depends on the range of its numbers."""
     return dtype.kind in "iu" and (not shape or col.is_under(name, col.ACTION))
 
 
 def widen(ranges: dict[str, Range], columns: Columns) -> None:
-    """Take more rows of whole numbers into account: the smallest and largest at each place of a row, by column.
+    """Extend the ranges of integer columns, for each position of a row, by more rows.
 
-    Next observations count as observations: some states, such as those that end an episode, are only among them.
+    Next observations count as observations, because some states, such as final ones, appear only there.
     """
     for own, values in columns.items():
         name = col.OBS + own[len(col.NEXT_OBS) :] if col.is_under(own, col.NEXT_OBS) else own
@@ -155,5 +155,5 @@ def widen(ranges: dict[str, Range], columns: Columns) -> None:
 
 
 def reserved(name: str) -> bool:
-    """Whether a recording keeps something of its own under ``name``, so that no column of steps may have it."""
+    """Whether a recording uses ``name`` itself, so that no step column may have it."""
     return name in KEYS or any(col.is_under(name, root) for root in (col.FINAL_OBS, col.NEXT_OBS))

@@ -2,10 +2,10 @@
 """LeRobot datasets of version 3 (https://huggingface.co/docs/lerobot/lerobot-dataset-v3).
 
 A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episodes`` the episodes, and each row of
-``data/*/*.parquet`` is a step. Images are PNG or JPEG in Parquet, or frames of the videos of a camera.
+``data/*/*.parquet`` is a step. Images are stored as PNG or JPEG in Parquet, or as frames of a camera's videos.
 
-What the format leaves open is decided here: see `Dataset` for the columns, and `Dataset._ends` for where episodes end.
-A dataset doesn't hold what was observed after the last step of an episode.
+`Dataset` defines how features map to columns, and `Dataset._ends` where episodes end, because the format leaves both
+open. A dataset does not contain the observation after the last step of an episode.
 """
 
 import io
@@ -45,34 +45,34 @@ OBSERVATION: Final = "observation"
 EPISODE, FRAME, TIME, TASK, INDEX = "episode_index", "frame_index", "timestamp", "task_index", "index"
 _FLAGS: Final = (col.TERMINATED, col.TRUNCATED, "done", "success")
 _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
-"""What Pillow calls images of so many channels."""
+"""Pillow's names for images with this number of channels."""
 _PIXELS: Final = {1: "gray", 3: "rgb24"}
-"""What ffmpeg calls them."""
+"""ffmpeg's names for them."""
 _UNIT_BYTES: Final = 64 << 20
 _KEPT_BYTES: Final = 64 << 20
-"""Row groups that are kept, while units are read in order."""
+"""Size of the cache of row groups, while units are read in order."""
 _LEAST_ROWS: Final = 128
-"""The steps of a unit, however large their images are."""
+"""The least number of steps in a unit, however large their images are."""
 _MOST_BYTES: Final = 32 << 20
-"""A step that is larger is taken for a mistake."""
+"""The largest plausible step; larger ones are taken for mistakes."""
 _MOST_FRAMES: Final = 1 << 40
 _SECONDS: Final = 300
-"""The time that decoding one video for one unit may take."""
+"""Time limit for decoding one video for one unit."""
 
 
 class Feature(NamedTuple):
-    """What LeRobot calls a column."""
+    """A LeRobot feature, which becomes a column."""
 
     key: str
     kind: str
     """``number``, ``image``, ``video`` or ``text``."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of a row; of an image: height, width, channels."""
+    """The shape of a row; for an image: height, width, channels."""
 
 
 class FrameSpan(NamedTuple):
-    """Rows that are read together: ``first`` to ``stop - 1`` of the file of index ``file``."""
+    """Rows that are read together: ``first`` to ``stop - 1`` of the file with index ``file``."""
 
     file: int
     first: int
@@ -80,12 +80,12 @@ class FrameSpan(NamedTuple):
 
 
 def detect(path: AnyPath) -> bool:
-    """Whether ``path`` is the folder of a LeRobot dataset, of whatever version."""
+    """Return whether ``path`` is the folder of a LeRobot dataset, of any version."""
     return path.is_dir() and (path / INFO).is_file()
 
 
 class LeRobot(Format):
-    """A dataset in ``folder``."""
+    """The LeRobot dataset in ``folder``."""
 
     name = "lerobot"
 
@@ -93,10 +93,10 @@ class LeRobot(Format):
         self.folder = folder
 
     def describe(self) -> Contents:
-        """What is there: the rows in the order of the files, cut between episodes where that can be.
+        """Return the contents: the rows in the order of the files, cut between episodes where possible.
 
         Raises:
-            DataError: it is of a version that is not read, or broken.
+            DataError: it is broken, or of an unsupported version.
         """
         own = Dataset(self.folder)
         units = [
@@ -106,7 +106,7 @@ class LeRobot(Format):
         return Contents(own.header, own.columns, units, own.files, own.lost())
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """The steps of a unit; of what can't be read, whole episodes are left out."""
+        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
         dataset: Dataset
         dataset, whole = unit.data
         try:
@@ -128,7 +128,7 @@ class LeRobot(Format):
         return Experience.concat(good)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is; rows are counted from 0 in their file."""
+        """Locate a row; rows are counted from 0 in their file."""
         dataset: Dataset
         dataset, whole = unit.data
         if exp.num_steps == unit.rows:
@@ -139,26 +139,26 @@ class LeRobot(Format):
             try:
                 found = np.flatnonzero((dataset.frames(span) == [int(exp.segments.episode_id[i]), frame]).all(axis=1))
             except DataError:
-                continue  # it is one of those left out
+                continue  # it was left out
             if len(found):
                 return dataset.place(span, int(found[0]))
         return super().place(unit, row, exp)
 
 
 class Dataset:
-    """What a dataset says of itself, and how its rows are read. Holds none of its data but the row groups read last.
+    """The description of a dataset, and a reader of its rows. Caches only the most recently read row groups.
 
-    The columns are called so:
+    Features become columns as follows:
 
-    - ``action``; several features ``action.x`` are the parts ``action/x``.
-    - Of the features ``observation.x``, one alone is ``obs``; several are the parts ``obs/x``, with ``/`` for further
+    - ``action``; several features ``action.x`` become the parts ``action/x``.
+    - A single feature ``observation.x`` becomes ``obs``; several become the parts ``obs/x``, with ``/`` for further
       dots.
-    - ``reward`` is ``next.reward`` or ``reward``; 0 where there is neither.
-    - Other features, ``timestamp`` and ``task_index`` among them, are columns of their own, with ``/`` for dots.
-      ``header.meta["dropped"]`` says what is not read.
+    - ``next.reward`` or ``reward`` becomes ``reward``; 0 if there is neither.
+    - Other features, including ``timestamp`` and ``task_index``, become columns of their own, with ``/`` for dots.
+      ``header.meta["dropped"]`` lists what is not read.
 
-    Spaces are unbounded, images between 0 and 255; whole numbers and truth follow the one rule of
-    `etude.recordings.formats.inferring`. Spaces that Etude has written into ``info.json`` are taken from there.
+    Spaces are unbounded, except images, which are between 0 and 255; integers and booleans follow the rules of
+    `etude.recordings.formats.inferring`. If Etude wrote spaces into ``info.json``, those are used.
     """
 
     def __init__(self, folder: AnyPath) -> None:
@@ -172,7 +172,7 @@ class Dataset:
             raise DataError(f"{folder}: holds no data: there is no data/*/*.parquet. Restore it from a copy.")
         self._metadata = [footers.whole(found) for found in footers.footers(self.files)]
         groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
-        self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # where row groups begin, and the last ends
+        self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # bounds of row groups
         self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
         self._kept: DecodedCache[pa.Table] = DecodedCache(_KEPT_BYTES)
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
@@ -193,16 +193,16 @@ class Dataset:
         return out
 
     def _one_of(self, *keys: str) -> Feature | None:
-        """The first of these features that is one number a step."""
+        """The first of these features that is one number per step."""
         found = (self._features.get(key) for key in keys)
         return next((f for f in found if f and f.kind == "number" and math.prod(f.shape) == 1), None)
 
     def videos(self) -> list[str]:
-        """The cameras whose frames are in videos."""
+        """The keys of cameras whose frames are in videos."""
         return [feature.key for feature in self._columns.values() if feature.kind == "video"]
 
     def _named(self) -> tuple[dict[str, Feature], dict[str, Space]]:
-        """The features by column, and the spaces that Etude has given, if these fit."""
+        """The features by column, and the spaces that Etude wrote, if they fit."""
         names, given = self._own_names()
         if not names:
             seen = [key for key, feature in self._features.items() if feature.kind != "text"]
@@ -225,7 +225,7 @@ class Dataset:
         return {name: self._features[key] for key, name in names.items()}, given
 
     def _own_names(self) -> tuple[dict[str, str], dict[str, Space]]:
-        """The columns of observations and actions by their keys, and the spaces, as Etude has written them."""
+        """The columns of observations and actions by feature, and their spaces, as Etude wrote them."""
         try:
             given = {root: space_from_json(self.info["etude"]["spaces"][root]) for root in (col.OBS, col.ACTION)}
         except (KeyError, TypeError, SpaceError):
@@ -236,7 +236,7 @@ class Dataset:
         return (names, given) if all(fits) and len(names) == len(found) else ({}, {})
 
     def _episodes_of(self, videos: Sequence[str]) -> Columns:
-        """What is known of the episodes, by their numbers: lengths, and where their frames are."""
+        """The facts about episodes, sorted by episode number: lengths, and where their frames are."""
         names = [EPISODE, "length"]
         names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
         tables: list[Columns] = []
@@ -256,7 +256,7 @@ class Dataset:
         return {name: values[order] for name, values in found.items()}
 
     def _header(self, given: dict[str, Space]) -> Header:
-        """Spaces and facts; gives the columns the dtypes and shapes of their spaces."""
+        """Build the header, and give the columns the dtypes and shapes of their spaces."""
         inferred = {} if col.REWARD in self._columns else {col.REWARD: "no feature holds rewards: 0"}
         under = {root: list(col.subtree(self._columns, root)) for root in (col.OBS, col.ACTION)}
         both = [*under[col.OBS], *under[col.ACTION]]
@@ -280,7 +280,7 @@ class Dataset:
         return Header(given[col.OBS], given[col.ACTION], robot if isinstance(robot, str) and robot else None, meta)
 
     def _ranges(self, names: Sequence[str]) -> dict[str, Range]:
-        """The smallest and largest whole numbers of some columns."""
+        """The ranges of some integer columns."""
         ranges: dict[str, Range] = {}
         for span, name in itertools.product(self.spans() if names else (), names):
             feature = self._columns[name]._replace(shape=_one(self._columns[name].shape))
@@ -291,7 +291,7 @@ class Dataset:
         return ranges
 
     def _tasks(self) -> list[str]:
-        """The tasks in words, by their number."""
+        """The descriptions of tasks, by task number."""
         path = self.folder / "meta/tasks.parquet"
         if not path.is_file():
             return []
@@ -306,9 +306,9 @@ class Dataset:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def spans(self) -> list[FrameSpan]:
-        """The rows in pieces of at most 65,536 rows or about 64 MiB, but 128 rows at least, cut between episodes.
+        """Divide the rows into pieces of at most 65,536 rows or about 64 MiB, but at least 128 rows, between episodes.
 
-        Only where an episode is longer than that, or lies in two files, it is cut.
+        An episode is only cut if it is longer than that, or stored in two files.
         """
         row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
         limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
@@ -320,17 +320,17 @@ class Dataset:
         return units
 
     def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:
-        """The rows of each episode of a unit, by the lengths of all episodes before it."""
+        """The rows of each episode in a unit, from the lengths of all episodes before it."""
         return [FrameSpan(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
 
     def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
-        """The rows at which a unit, an episode inside of it and the row after it begin."""
+        """The row indices at which a unit and the episodes inside it begin, and its end."""
         ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: span.file].sum()
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
     def read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
-        """The steps of a unit; an episode that goes on in the next one has the same id there, and following ``t``.
+        """Read the steps of a unit; an episode that continues in the next one keeps its id, with increasing ``t``.
 
         Raises:
             DataError: a row can't be decoded; the message names the file, row group, row and column.
@@ -370,9 +370,9 @@ class Dataset:
         return Experience(steps, offsets, segments, finals)
 
     def _following(self, span: FrameSpan, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
-        """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode.
+        """The observation after a unit, ``[1, ...]``; empty if the next row is not this frame of the episode.
 
-        The same features ``keys`` are read as of the unit: these rows are there already, in most cases.
+        Reads the same features ``keys`` as for the unit, so that most of the time the rows are cached.
         """
         later = (file for file in range(span.file + 1, len(self.files)) if self.rows[file])
         file = span.file if span.stop < self.rows[span.file] else next(later, None)
@@ -386,7 +386,7 @@ class Dataset:
         return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
 
     def _at(self, span: FrameSpan, episode: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places of episodes in `episodes`."""
+        """The indices of episodes in `episodes`."""
         known = self.episodes[EPISODE]
         at = np.searchsorted(known, episode)
         unknown = np.flatnonzero(np.append(known, -1)[np.minimum(at, len(known))] != episode)
@@ -398,16 +398,16 @@ class Dataset:
     def _ends(
         self, table: pa.Table, span: FrameSpan, last: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Where episodes terminate and where they are truncated, bool ``[rows]`` each.
+        """Return where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
-        ``next.terminated`` and ``next.truncated`` say it. ``next.done`` without them means terminated; but truncated
-        where ``next.success`` is there and False. ``next.success`` alone counts in an episode's last row. An episode
-        whose last row has no flag was stopped by time: it is truncated.
+        The flags are ``next.terminated`` and ``next.truncated``. Without them, ``next.done`` means terminated, or
+        truncated if ``next.success`` exists and is False. ``next.success`` alone counts in an episode's last row. An
+        episode whose last row has no flag was stopped by a time limit: it is truncated.
 
         Args:
             table: The rows.
-            span: Which these are.
-            last: Whether a row is the last of its episode, by its length.
+            span: Their location.
+            last: Whether a row is the last of its episode, by its length; bool ``[rows]``.
         """
         there = {flag: f._replace(shape=(), dtype=np.dtype(np.float64)) for flag, f in self._flags.items() if f}
         flags = {flag: self._values(table, span, feature) != 0 for flag, feature in there.items()}
@@ -447,12 +447,12 @@ class Dataset:
             and (other := out.ravel() != found.ravel()).any()
         ):
             row = int(other.argmax()) // max(1, math.prod(feature.shape))
-            said = f"{found.ravel()[other][0]}, which is no {feature.dtype}"
+            said = f"{found.ravel()[other][0]}, which is not a {feature.dtype}"
             raise DataError(f"{self._where(span, row)}: column `{feature.key}` holds {said}. Correct one of them.")
         return out
 
     def _keys(self, features: Iterable[Feature]) -> list[str]:
-        """What these features need of a file."""
+        """The columns that these features need from a file."""
         keys = [TIME if feature.kind == "video" else feature.key for feature in features if feature.key]
         return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
@@ -465,7 +465,7 @@ class Dataset:
         return table.slice(span.first - int(bounds[groups[0]]), span.stop - span.first)
 
     def _groups(self, file: int, groups: Sequence[int], keys: Sequence[str]) -> tuple[pa.Table, int]:
-        """Some row groups of a file, and the bytes that these take."""
+        """Read some row groups of a file; also returns their size in bytes."""
         path, metadata = self.files[file], self._metadata[file]
         _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
         try:
@@ -474,7 +474,7 @@ class Dataset:
                 table.validate()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             for group in groups if len(groups) > 1 else ():
-                self._groups(file, [group], keys)  # the one that can't be read is named
+                self._groups(file, [group], keys)  # to name the one that can't be read
             said = f"row group {groups[0]} can't be decoded ({first_line(error)}). Restore the file from a copy."
             raise DataError(f"{path}: {said}") from error
         return table, table.nbytes
@@ -485,7 +485,7 @@ class Dataset:
         return np.stack([self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)], axis=1)
 
     def lost(self) -> list[Problem]:
-        """Steps and episodes that ``info.json`` counts, but that are not there."""
+        """Problems for steps and episodes that ``info.json`` counts but that are missing."""
         path, problems = self.folder / INFO, []
         for what, found in (("frames", self.rows.sum()), ("episodes", len(self.episodes[EPISODE]))):
             said = self.info.get(f"total_{what}")
@@ -495,7 +495,7 @@ class Dataset:
         return problems
 
     def place(self, span: FrameSpan, row: int) -> Place:
-        """Where a row of a unit is."""
+        """Locate a row of a unit."""
         at, file = span.first + row, str(self.files[span.file])
         group = int(np.searchsorted(self._bounds[span.file], at, side="right")) - 1
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
@@ -506,7 +506,7 @@ class Dataset:
     # -- frames of videos -------------------------------------------------------------------------------------
 
     def video(self, key: str, at: int) -> AnyPath:
-        """The video in which the frames of a camera are for the episode at place ``at`` of `episodes`.
+        """Return the video with a camera's frames for the episode at index ``at`` of `episodes`.
 
         Raises:
             DataError: ``video_path`` in ``info.json`` leads out of the folder, or has other fields than LeRobot's.
@@ -527,7 +527,7 @@ class Dataset:
         return self.folder / str(path)
 
     def _frames(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
-        """The frames of a camera; ``at`` are the places of the rows' episodes."""
+        """The frames of a camera; ``at`` are the indices of the rows' episodes."""
         stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
         stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
         files = [self.episodes[f"videos/{feature.key}/{name}_index"][at] for name in ("chunk", "file")]
@@ -553,14 +553,14 @@ class Dataset:
 
 
 def key_of(name: str, leaf: Space | None = None) -> str:
-    """LeRobot's name for a column, from which `LeRobot` knows it; ``leaf`` is the simple space of an observation."""
+    """Return LeRobot's name for a column, from which `LeRobot` restores it; ``leaf`` is an observation's leaf space."""
     if name == col.OBS:
         return f"{OBSERVATION}.{'image' if leaf is not None and is_image(leaf.dtype, leaf.shape) else 'state'}"
     return (OBSERVATION + name[len(col.OBS) :] if col.is_under(name, col.OBS) else name).replace(col.SEPARATOR, ".")
 
 
 def is_image(dtype: Any, shape: Sequence[int] | None) -> bool:
-    """Whether such arrays are written as images: LeRobot's own writer takes three channels, the last axis."""
+    """Return whether such arrays are written as images: LeRobot's writer expects three channels in the last axis."""
     return dtype == np.uint8 and shape is not None and len(shape) == 3 and shape[2] == 3
 
 
@@ -594,10 +594,10 @@ def _info_of(folder: AnyPath) -> dict[str, Any]:
 
 
 def _feature(key: str, said: Mapping[str, Any]) -> Feature:
-    """A feature of ``info.json``; ValueError and the like say why it is not read."""
+    """Parse a feature of ``info.json``; a ValueError or similar says why it is not read."""
     dtype, shape, about = said.get("dtype"), said.get("shape"), said.get("info")
     if not key.isprintable() or {"/", "\\"} & set(key) or "" in key.split(".") or len(key) > 200:
-        raise ValueError("its name is no name of a column")
+        raise ValueError("its name can't be a column's name")
     if dtype == "string":
         return Feature(key, "text", np.dtype(object), ())
     if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
@@ -620,7 +620,7 @@ def _feature(key: str, said: Mapping[str, Any]) -> Feature:
 
 
 def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
-    """The columns under ``root`` of the features ``prefix`` or ``prefix.x``, by their keys."""
+    """The columns under ``root`` for the features ``prefix`` or ``prefix.x``, by feature."""
     parts = [prefix] if prefix in keys else [key for key in keys if key.startswith(f"{prefix}.")]
     if len(parts) == 1:
         return {parts[0]: root}
@@ -636,7 +636,7 @@ def _clashes(name: str, others: Iterable[str]) -> bool:
 
 
 def _one(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a row; LeRobot says ``[1]`` of a single number."""
+    """The shape of a row; LeRobot writes ``[1]`` for a single number."""
     return () if shape == (1,) else shape
 
 
@@ -655,12 +655,12 @@ def _whole_number(key: str) -> Feature:
 def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
     for key in keys:
         if schema.names.count(key) != 1:
-            how = "is there more than once" if key in schema.names else "is missing"
+            how = "exists more than once" if key in schema.names else "is missing"
             raise DataError(f"{where}: column `{key}` {how}; there are {', '.join(schema.names)[:500]}.")
 
 
 def _whole(table: pa.Table, name: str, path: AnyPath) -> NDArray[Any]:
-    """A column of ``meta/episodes``, whole numbers but for times."""
+    """A column of ``meta/episodes``: integers, except for times."""
     values = numbers(one_array(table[name]), name, lambda row: f"{path}: row {row}")
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
@@ -670,7 +670,7 @@ def _whole(table: pa.Table, name: str, path: AnyPath) -> NDArray[Any]:
 
 
 def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
-    """Images in Parquet, decoded: uint8 ``[rows, height, width, channels]``."""
+    """Decode images in Parquet: uint8 ``[rows, height, width, channels]``."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         array = pc.struct_field(array, "bytes")
     if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
@@ -682,7 +682,7 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
             if not value.is_valid:
                 raise ValueError("its bytes are not in the row; files beside are not read")
             image = Image.open(io.BytesIO(value.as_py()), formats=["PNG", "JPEG"])
-            if image.size != (width, height) or image.mode not in (_MODES[channels], "P"):  # before it takes memory
+            if image.size != (width, height) or image.mode not in (_MODES[channels], "P"):  # before decoding it
                 raise ValueError(
                     f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {_MODES[channels]}"
                 )
@@ -696,11 +696,11 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
 def _decoded(
     path: AnyPath, first: float, last: float, fps: float, shape: tuple[int, ...], where: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """The frames of a video from ``first`` to ``last`` seconds, one at least, and their times.
+    """Decode the frames of a video from ``first`` to ``last`` seconds, at least one; also returns their times.
 
-    ffmpeg opens this file alone, as MP4, and gives no more frames than are expected, and none that are larger.
+    ffmpeg may only open this file, as MP4, and returns no more frames than expected, and no larger ones.
     """
-    from etude.envs.render import ffmpeg  # only where there are videos
+    from etude.envs.render import ffmpeg  # only needed for videos
 
     if not isinstance(path, Path) or not path.is_file():
         why = "is not on this machine: copy the dataset" if not isinstance(path, Path) else "is not there: restore it"

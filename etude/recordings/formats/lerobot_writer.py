@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes LeRobot datasets of version 3, laid out as LeRobot 0.4 does it; images are PNG in Parquet."""
+"""Write LeRobot datasets of version 3 in the layout of LeRobot 0.4; images are stored as PNG in Parquet."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from etude.spaces import leaves, space_to_json
 
 FPS: Final = 30
 CHUNK_FILES, FILE_MEGABYTES, VIDEO_MEGABYTES = 1000, 100, 200
-"""LeRobot's own limits: the files of a chunk, and about the size of a file."""
+"""LeRobot's own limits: the number of files in a chunk, and the approximate sizes of files."""
 _GROUP_BYTES: Final = 16 << 20
 _PATH: Final = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
@@ -37,22 +37,22 @@ _PANDAS: Final = {
     ],
     "pandas_version": "2.0.0",
 }
-"""Has pandas, with which LeRobot reads the tasks, take their words for the index."""
+"""Metadata that makes pandas, with which LeRobot reads the tasks, use their descriptions as the index."""
 _Stats: TypeAlias = dict[str, NDArray[Any]]
 
 
 class LeRobotWriter:
-    """Writes whole episodes, a segment each.
+    """Writes whole episodes, one per segment.
 
     Args:
-        folder: Where to; it is there.
-        header: What is written; the tasks, names and robot of a LeRobot dataset that it came from are kept.
-        columns: The step columns; all of numbers.
-        fps: Steps a second, from which times are counted; None is that of the dataset that it came from, else 30.
-        name: What the task is called where there is none; the id of the env is better.
+        folder: An existing folder.
+        header: The header of the recording; tasks, names and robot of an original LeRobot dataset are kept.
+        columns: The step columns, all numeric.
+        fps: Steps per second, from which times are computed; None is that of the original dataset, or 30.
+        name: The task's description if there is neither a task nor an env id.
 
     Raises:
-        DataError: two columns would have one name.
+        DataError: two columns would have the same name.
     """
 
     whole_episodes = True
@@ -80,7 +80,7 @@ class LeRobotWriter:
         self._episodes = self._steps = 0
 
     def write(self, exp: Experience) -> None:
-        """Take these episodes."""
+        """Write these episodes."""
         if exp.segments.has_final_obs.any() and not self.notes:
             self.notes.append("what was observed after the last step of an episode has no place in LeRobot: left out")
         row_bytes = sum(column[:1].nbytes for column in exp.steps.values())
@@ -97,7 +97,7 @@ class LeRobotWriter:
         task = exp.steps[TASK] if len(self._tasks) > 1 else np.zeros(len(frame), np.int64)
         if len(task) and not 0 <= int(task.min()) <= int(task.max()) < len(self._tasks):
             raise DataError(
-                f"column `{TASK}` goes from {task.min()} to {task.max()}, but {len(self._tasks)} are named."
+                f"column `{TASK}` goes from {task.min()} to {task.max()}, but there are {len(self._tasks)} tasks."
             )
         values |= {TIME: np.asarray(stamps, np.float32), FRAME: frame}
         values |= {EPISODE: self._episodes + exp.segment_of_step(), INDEX: self._steps + np.arange(len(frame))}
@@ -128,7 +128,7 @@ class LeRobotWriter:
         self._episodes, self._steps = self._episodes + count, self._steps + len(frame)
 
     def close(self) -> None:
-        """Finish all files, and describe the dataset."""
+        """Finish all files, and write the dataset's metadata."""
         self._data.close()
         self._meta.close()
         if not self._steps:
@@ -166,7 +166,7 @@ class LeRobotWriter:
 
 
 class _Files:
-    """Parquet files that roll by size, in numbered folders."""
+    """Parquet files of limited size, in numbered folders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._next = folder, 0
@@ -174,7 +174,7 @@ class _Files:
         self._path = folder
 
     def add(self, table: pa.Table, prefix: str = "") -> dict[str, int]:
-        """Write a row group; gives where. With ``prefix``, this stands in the table too, under names with it."""
+        """Write a row group and return its location. With ``prefix``, the table gets columns for it, too."""
         if self._writer and self._path.stat().st_size + table.nbytes > FILE_MEGABYTES * 2**20:
             self.close()
         self._next += self._writer is None
@@ -190,7 +190,7 @@ class _Files:
         return place
 
     def close(self) -> None:
-        """Finish the file that is open."""
+        """Finish the open file."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
@@ -222,7 +222,7 @@ def _png(image: NDArray[np.uint8]) -> bytes:
 
 
 def _hub(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A feature in the words of Hugging Face's ``datasets``."""
+    """A feature as described by Hugging Face's ``datasets``."""
     shape, value = said["shape"], {"dtype": said["dtype"], "_type": "Value"}
     if said["dtype"] == "image":
         return {"_type": "Image"}
@@ -235,7 +235,7 @@ def _hub(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats_of(values: NDArray[Any], offsets: NDArray[np.int64]) -> _Stats:
-    """LeRobot's statistics of a column, an episode a row: along the last axis, over all others."""
+    """LeRobot's statistics of a column, with a row per episode: for the last axis, over all others."""
     flat = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
     bounds = offsets * (len(flat) // max(1, len(values)))
     number, first = np.diff(bounds)[:, None], bounds[:-1]
@@ -247,13 +247,13 @@ def _stats_of(values: NDArray[Any], offsets: NDArray[np.int64]) -> _Stats:
     out = {"min": rising[first], "max": rising[bounds[1:] - 1], "mean": mean, "std": std}
     out["count"] = np.diff(offsets)[:, None]
     for name, share in _QUANTILES.items():
-        at = first + np.maximum(np.ceil(share * number[:, 0]).astype(np.int64) - 1, 0)  # a number that is there
+        at = first + np.maximum(np.ceil(share * number[:, 0]).astype(np.int64) - 1, 0)  # an existing number
         out[name] = rising[at].astype(np.float64)
     return out
 
 
 def _image_stats(images: NDArray[np.uint8], offsets: NDArray[np.int64]) -> _Stats:
-    """The same of images, between 0 and 1 by channel, from as many pixels as LeRobot takes."""
+    """The statistics of images, between 0 and 1 by channel, from as many pixels as LeRobot uses."""
     out = []
     for first, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         count = max(min(100, stop - first), min(int((stop - first) ** 0.75), 10_000))
@@ -266,7 +266,7 @@ def _image_stats(images: NDArray[np.uint8], offsets: NDArray[np.int64]) -> _Stat
 
 
 def _joined(stats: _Stats) -> _Stats:
-    """The statistics of all episodes as LeRobot joins them: quantiles are means, weighted by length."""
+    """Combine the statistics of all episodes as LeRobot does: quantiles are means, weighted by length."""
     weight = stats["count"].reshape(-1, *[1] * (stats["mean"].ndim - 1))
     total = weight.sum(axis=0)
     out = {name: (stats[name] * weight).sum(axis=0) / total for name in ("mean", *_QUANTILES)}

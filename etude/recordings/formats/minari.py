@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minari datasets (https://minari.farama.org), in its HDF5, Arrow and Parquet layouts.
 
-A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are what the env received. What
-an env said at its reset has no step to stand at and is left out: ``info/<name>`` holds what came with the rewards.
+A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are what the env received. An
+env's infos at reset belong to no step and are left out: ``info/<name>`` holds those that came with the rewards.
 """
 
 import itertools
@@ -44,7 +44,7 @@ METADATA: Final = "metadata.json"
 
 
 def read_metadata(path: AnyPath) -> dict[str, Any]:
-    """The object in ``metadata.json``."""
+    """Read the object in ``metadata.json``."""
     try:
         data = loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
@@ -55,7 +55,7 @@ def read_metadata(path: AnyPath) -> dict[str, Any]:
 
 
 def env_id(metadata: Mapping[str, Any]) -> str | None:
-    """The id of the env, where the metadata hold one."""
+    """Return the id of the env, if the metadata contains one."""
     try:
         spec = json.loads(metadata.get("env_spec") or "{}")
     except (ValueError, TypeError, RecursionError):
@@ -65,7 +65,7 @@ def env_id(metadata: Mapping[str, Any]) -> str | None:
 
 
 def is_image(leaf: Space) -> bool:
-    """Whether Minari packs values of this space as JPEG where ``jpeg_encoding`` is on."""
+    """Return whether Minari stores values of this space as JPEG if ``jpeg_encoding`` is on."""
     if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8 or len(leaf.shape) not in (2, 3):
         return False
     return bool(min(leaf.shape[:2]) >= 32 and (leaf.low == 0).all() and (leaf.high == 255).all())
@@ -74,7 +74,7 @@ def is_image(leaf: Space) -> bool:
 def leaves_of(
     space: Space, name: str, path: tuple[str, ...], tuple_member: Callable[[int], str]
 ) -> Iterator[tuple[str, tuple[str, ...], Space]]:
-    """The simple spaces inside ``space``: their columns here and their paths there."""
+    """Yield the leaf spaces inside ``space``: each one's column name, path in Minari, and space."""
     if isinstance(space, spaces.Dict):
         for key, sub in space.spaces.items():
             yield from leaves_of(sub, f"{name}{SEPARATOR}{key}", (*path, str(key)), tuple_member)
@@ -86,10 +86,10 @@ def leaves_of(
 
 
 def space_of(text: Any, where: str) -> Space:
-    """A space from Minari's JSON.
+    """Parse a space from Minari's JSON.
 
     Raises:
-        DataError: it does not describe a space, or one that Etude does not know.
+        DataError: it does not describe a space, or one that Etude does not support.
     """
     try:
         space = _made(json.loads(text) if isinstance(text, str) else text)
@@ -123,7 +123,7 @@ def _made(data: Any) -> Space:
 
 
 def json_of(space: Space) -> dict[str, Any]:
-    """A space as Minari describes it, to be written as JSON: the inverse of `space_of`."""
+    """Return Minari's description of a space, to be written as JSON; the inverse of `space_of`."""
     if isinstance(space, spaces.Box):
         bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
         return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
@@ -149,14 +149,14 @@ ROOTS: Final = {col.OBS: "observations", col.ACTION: "actions"}
 
 
 URL: Final = "minari://"
-"""What stands before the id of a dataset."""
+"""The prefix of dataset ids."""
 
 
 def local_dataset(name: str) -> str:
-    """The folder of the dataset ``minari://ID``, where Minari keeps what it has downloaded or written.
+    """Return the folder of the dataset ``minari://ID``, where Minari stores datasets.
 
     Raises:
-        DataError: it is not there.
+        DataError: it does not exist.
     """
     home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path("~", ".minari", "datasets").expanduser())
     wanted = name.removeprefix(URL)
@@ -170,14 +170,14 @@ def local_dataset(name: str) -> str:
 
 
 def detect(path: AnyPath) -> bool:
-    """Whether ``path`` is a Minari dataset, its ``data`` folder, its HDF5 file, or a folder that holds datasets."""
+    """Return whether ``path`` is a Minari dataset, its ``data`` folder, its HDF5 file, or a folder of datasets."""
     if path.is_file():
         return path.name == FILE and (path.parent / METADATA).is_file()
     return path.is_dir() and bool(_datasets(path))
 
 
 def _datasets(path: AnyPath) -> list[AnyPath]:
-    """The ``data`` folders at or under ``path``, three levels down at most (namespaces may nest)."""
+    """The ``data`` folders at or under ``path``, at most three levels down (namespaces may be nested)."""
     for folder in (path, path / "data"):
         if _is_dataset(folder):
             return [folder]
@@ -203,13 +203,13 @@ def _is_dataset(folder: AnyPath) -> bool:
 
 
 class _MinariPlan(NamedTuple):
-    """What holds for all units."""
+    """Data that all units share."""
 
     reader: EpisodeReader
     paths: Mapping[str, Sequence[str]]
     columns: Mapping[str, MinariColumn]
     rows_more: Mapping[str, int]
-    """How many rows more than steps an episode has of a column, where it has any."""
+    """How many more rows than steps an episode has of a column, if any."""
 
 
 class _MinariUnit(NamedTuple):
@@ -222,7 +222,7 @@ class Minari(Format):
     """A Minari dataset.
 
     Args:
-        path: Its folder, the ``data`` folder in it, its HDF5 file, or a folder that holds only this dataset.
+        path: Its folder, the ``data`` folder in it, its HDF5 file, or a folder that contains only this dataset.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -240,7 +240,7 @@ class Minari(Format):
         self.name = f"minari-{self._kind}"
 
     def describe(self) -> Contents:
-        """What is there: its episodes in the order of their numbers.
+        """Return the contents: its episodes, sorted by number.
 
         Raises:
             DataError: it is broken.
@@ -254,7 +254,7 @@ class Minari(Format):
         return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Whole episodes."""
+        """Read whole episodes."""
         own: _MinariUnit = unit.data
         try:
             return _loaded(own, columns)
@@ -271,7 +271,7 @@ class Minari(Format):
         return Experience.concat(good)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is: in which episode, and which step of it."""
+        """Locate a row: its episode, and its step in it."""
         i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
         name = next(name for name in unit.data.names if _id(name) == exp.segments.episode_id[i])
         where, step = unit.data.plan.reader.where(name), row - int(exp.offsets[i])
@@ -279,7 +279,7 @@ class Minari(Format):
 
 
 class _DatasetDescription:
-    """What a dataset says of itself, and what its first episode holds."""
+    """The description of a dataset, from its metadata and its first episode."""
 
     def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
         self.folder, self._metadata, self._kind = folder, metadata, kind
@@ -300,16 +300,16 @@ class _DatasetDescription:
         self.step_columns = [name for name in self._columns if name not in (col.TERMINATED, col.TRUNCATED)]
 
     def plan(self) -> _MinariPlan:
-        """What units are read by."""
+        """Return what is needed to read units."""
         obs = {name: 1 for name in self._columns if col.is_under(name, col.OBS)}
         return _MinariPlan(self.reader, self._paths, self._columns, self._info_shift | obs)
 
     def _add_space(self, root: str, adapted: list[str]) -> Space:
-        """The space of observations or actions, its columns found in the first episode."""
+        """The space of observations or actions; also finds its columns in the first episode."""
         text = self._metadata.get(f"{'observation' if root == col.OBS else 'action'}_space")
         where = f"{self.folder / METADATA}: `{'observation' if root == col.OBS else 'action'}_space`"
         if text is None:
-            raise DataError(f"{where} is missing. Minari writes it unless the env was given alone: add it.")
+            raise DataError(f"{where} is missing. Minari omits it if only the env was given: add it.")
         space = space_of(text, where)
         for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self.reader.tuple_member):
             image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)
@@ -329,7 +329,7 @@ class _DatasetDescription:
         return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
 
     def _is_packed(self, path: Sequence[str]) -> bool:
-        """Images of versions before 0.5.3, or of data written without JPEG, are plain arrays."""
+        """Whether images are encoded; those from versions before 0.5.3, or written without JPEG, are plain arrays."""
         try:
             return len(self.reader.column(self.episodes.names[0], path, image=False).shape) == 1
         except DataError:
@@ -342,7 +342,7 @@ class _DatasetDescription:
             self._paths[name], self._columns[name] = (member,), MinariColumn((), dtype, found.rows)
 
     def _add_infos(self) -> None:
-        """Those infos that every episode has alike, as numbers; the others are named."""
+        """Add the infos that are alike in every episode, as numbers; the others are listed as dropped."""
         first = self.reader.infos(self.episodes.names[0])
         others = [self.reader.infos(name) for name in self.episodes.names[1:]] if first else []
         length = int(self.episodes.lengths[0])
@@ -371,7 +371,7 @@ class _DatasetDescription:
         return meta
 
     def lost(self) -> list[Problem]:
-        """Episodes or steps that the metadata count, but that are not there."""
+        """Problems for episodes or steps that the metadata counts but that are missing."""
         totals = (len(self.episodes.names), int(self.episodes.lengths.sum()))
         problems = []
         for what, found in zip(("total_episodes", "total_steps"), totals, strict=True):
@@ -426,7 +426,7 @@ def _check_ends(unit: _MinariUnit, done: NDArray[np.bool_], offsets: NDArray[np.
         row = int(inside.argmax())
         i = int(np.searchsorted(offsets, row, side="right")) - 1
         raise DataError(
-            f"{unit.plan.reader.where(unit.names[i])}: the episode goes on after its end: a flag is "
+            f"{unit.plan.reader.where(unit.names[i])}: the episode continues after its end: a flag is "
             f"set at step {row - int(offsets[i])} of {int(offsets[i + 1] - offsets[i])}."
         )
 
@@ -446,7 +446,7 @@ def _alike(column: MinariColumn, other: MinariColumn | None) -> bool:
 
 
 def _without(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    if len(values) > 50 * len(rows):  # a copy of each stretch between them is faster than looking at every row
+    if len(values) > 50 * len(rows):  # copying the stretches between them is faster than a mask over all rows
         starts, stops = [0, *(rows + 1).tolist()], [*rows.tolist(), len(values)]
         return np.concatenate([values[a:b] for a, b in zip(starts, stops, strict=True)])
     keep = np.ones(len(values), bool)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The episodes of a Minari dataset, in its HDF5, Arrow and Parquet layouts: by name, their columns by path.
+"""Read the episodes of a Minari dataset by name, and their columns by path, in its HDF5, Arrow and Parquet layouts.
 
-In Arrow and Parquet files the last row of an episode holds the final observation; its action, reward and flags are
+In Arrow and Parquet files, the last row of an episode holds the final observation; its action, reward and flags are
 padding.
 """
 
@@ -28,15 +28,15 @@ from etude.urls import first_line
 
 @dataclasses.dataclass(frozen=True)
 class MinariColumn:
-    """One column of an episode."""
+    """A column of an episode."""
 
     shape: tuple[int, ...]
     """The shape of a row."""
     dtype: np.dtype[Any]
     rows: int
-    """How many rows the episode has of it."""
+    """The number of rows that the episode has of it."""
     image: bool = False
-    """Rows are JPEG images."""
+    """Whether the rows are JPEG images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +45,31 @@ class Episodes:
 
     names: list[str]
     lengths: NDArray[np.int64]
-    """The steps of each; there is one more observation."""
+    """The number of steps of each; there is one more observation."""
     seeds: list[int | None]
-    """What the env was reset with."""
+    """The seeds with which the env was reset."""
 
 
 class EpisodeReader(Protocol):
-    """Reads one layout. A column's path is made of Minari's names: ``("observations", "pos")``."""
+    """Reads one layout. The path of a column consists of Minari's names: ``("observations", "pos")``."""
 
     def files(self) -> list[AnyPath]:
-        """The data files."""
+        """Return the data files."""
 
     def where(self, name: str) -> str:
-        """An episode in words, for errors."""
+        """Describe an episode, for errors."""
 
     def tuple_member(self, index: int) -> str:
-        """The name of a Tuple's part in this layout."""
+        """Return the name of a Tuple's part in this layout."""
 
     def index(self) -> Episodes:
-        """The episodes that are there, in order of their numbers."""
+        """Return the existing episodes, sorted by number."""
 
     def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """The infos of one episode by path; None where one is not made of plain numbers."""
+        """Return the infos of one episode by path; None for those that are not plain numbers."""
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """The shape and dtype of one column's rows in one episode."""
+        """Return the shape and dtype of one column's rows in one episode."""
 
     def read(
         self,
@@ -77,14 +77,14 @@ class EpisodeReader(Protocol):
         wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
         rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
-        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
 
 
 def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
-    """JPEG images as uint8 ``shape``, their number first.
+    """Decode JPEG images to uint8 ``shape``, the first axis of which is the number of images.
 
     Raises:
-        DataError: there are not so many, or one can't be decoded or has another size.
+        DataError: the number of images differs, or one can't be decoded or has another size.
     """
     if len(packed) != shape[0]:
         raise DataError(f"{where} holds {len(packed)} images, but {shape[0]} go with the other columns.")
@@ -92,7 +92,7 @@ def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) 
     for i, data in enumerate(packed):
         try:
             image = Image.open(io.BytesIO(data), formats=["JPEG"])
-            if (image.height, image.width) != shape[1:3]:  # before its pixels take memory
+            if (image.height, image.width) != shape[1:3]:  # before decoding its pixels
                 raise ValueError(f"it is {image.height}x{image.width}, not {'x'.join(map(str, shape[1:3]))}")
             out[i] = np.asarray(image)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -100,26 +100,26 @@ def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) 
     return out
 
 
-# -- Arrow and Parquet: a folder an episode, each with one file of T + 1 rows ----------------------------------------
+# -- Arrow and Parquet: a folder per episode, each with one file of T + 1 rows ---------------------------------------
 
 
 class ArrowEpisodes:
-    """Reads episodes by number; see `EpisodeReader`."""
+    """Reads episodes in Arrow or Parquet files; see `EpisodeReader`."""
 
     def __init__(self, folder: AnyPath, suffix: str) -> None:
         self._folder = folder
         self._suffix = suffix
 
     def files(self) -> list[AnyPath]:
-        """All files of all episodes."""
+        """Return all files of all episodes."""
         return [path for name in self._names() for path in self._files_of(name)]
 
     def where(self, name: str) -> str:
-        """An episode in words, for errors."""
+        """Describe an episode, for errors."""
         return str(self._folder / name)
 
     def tuple_member(self, index: int) -> str:
-        """The name of a Tuple's part in this layout."""
+        """Return the name of a Tuple's part in this layout."""
         return str(index)
 
     def _names(self) -> list[str]:
@@ -134,7 +134,7 @@ class ArrowEpisodes:
         return files
 
     def index(self) -> Episodes:
-        """The episodes that are there, in order of their numbers."""
+        """Return the existing episodes, sorted by number."""
         names = self._names()
         lengths = np.array([self._num_rows(name) - 1 for name in names], np.int64)
         for name, length in zip(names, lengths, strict=True):
@@ -154,12 +154,12 @@ class ArrowEpisodes:
             raise _unreadable_arrow(path, error) from error
 
     def _table(self, path: AnyPath) -> pa.Table:
-        """One file; Arrow's is mapped, so that only the columns in use are read."""
+        """Read one file; Arrow files are memory-mapped, so that only the columns in use are read."""
         try:
             if self._suffix == ".parquet":
                 return self._parquet(path).read()
             table = pa.ipc.open_file(input_file(path, mapped=True)).read_all()
-            table.validate(full=True)  # buffers and offsets may be anything in a broken file
+            table.validate(full=True)  # a broken file may contain any buffers and offsets
             check_names(table.schema)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _unreadable_arrow(path, error) from error
@@ -173,7 +173,7 @@ class ArrowEpisodes:
             raise _unreadable_arrow(self._folder / name, error) from error
 
     def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """The infos of one episode by path; None where one is not made of plain numbers."""
+        """Return the infos of one episode by path; None for those that are not plain numbers."""
         out: dict[str, MinariColumn | None] = {}
         table = self._episode(name)
         if "infos" in table.column_names:
@@ -185,7 +185,7 @@ class ArrowEpisodes:
         return out
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """The shape and dtype of one column's rows in one episode."""
+        """Return the shape and dtype of one column's rows in one episode."""
         table = self._episode(name)
         if image:
             return MinariColumn((), np.dtype(np.uint8), table.num_rows, image=True)
@@ -198,7 +198,7 @@ class ArrowEpisodes:
         wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
         rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
-        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
         out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
         at = dict.fromkeys(wanted, 0)
         for i, name in enumerate(names):
@@ -227,7 +227,7 @@ class ArrowEpisodes:
         target[:] = values.reshape(target.shape)
 
     def _values(self, table: pa.Table, path: Sequence[str], name: str) -> NDArray[Any]:
-        """A column as ``[rows]`` or ``[rows, n]``: Arrow keeps arrays of several axes flat."""
+        """A column as ``[rows]`` or ``[rows, n]``; arrays of several axes are stored flat in Arrow."""
         where = f"{self.where(name)}: column `{'/'.join(path)}`"
         array = _member(table, path, where)
         if array.null_count:
@@ -251,7 +251,7 @@ def _member(table: pa.Table, path: Sequence[str], where: str) -> pa.Array:
     if path[0] not in table.column_names:
         raise DataError(f"{where} is missing; there are {', '.join(table.column_names)}.")
     if table.column_names.count(path[0]) > 1:
-        raise DataError(f"{where} is there more than once.")
+        raise DataError(f"{where} exists more than once.")
     array = one_array(table[path[0]])
     for member in path[1:]:
         if not pa.types.is_struct(array.type) or array.type.get_field_index(member) < 0:
@@ -283,14 +283,14 @@ def _unreadable_arrow(path: AnyPath, error: Exception) -> DataError:
     )
 
 
-# -- HDF5: a group an episode ----------------------------------------------------------------------------------------
+# -- HDF5: a group per episode ---------------------------------------------------------------------------------------
 
 
 FILE = "main_data.hdf5"
 
 
 class _Reading:
-    """One column of some episodes, as far as it is read."""
+    """The progress of reading one column of some episodes."""
 
     def __init__(self, out: NDArray[Any], rows: Sequence[int], path: tuple[str, ...], column: MinariColumn) -> None:
         self.out, self.rows, self.path, self.column = out, rows, path, column
@@ -299,26 +299,26 @@ class _Reading:
 
 
 class Hdf5Episodes:
-    """Reads episodes by number; see `EpisodeReader`."""
+    """Reads episodes in an HDF5 file; see `EpisodeReader`."""
 
     def __init__(self, folder: AnyPath) -> None:
         self.path = folder / FILE
         self._opener = Opener(self.path)
 
     def files(self) -> list[AnyPath]:
-        """The one file."""
+        """Return the file."""
         return [self.path]
 
     def tuple_member(self, index: int) -> str:
-        """The name of a Tuple's part in this layout."""
+        """Return the name of a Tuple's part in this layout."""
         return f"_index_{index}"
 
     def where(self, name: str) -> str:
-        """An episode in words, for errors."""
+        """Describe an episode, for errors."""
         return f"{self.path}: {name}"
 
     def index(self) -> Episodes:
-        """The episodes that are there, in order of their numbers."""
+        """Return the existing episodes, sorted by number."""
         with opened(self.path) as root:
             numbers = [int(m[1]) for name in names_of(root) if (m := re.fullmatch(r"episode_(\d{1,18})", name))]
             names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
@@ -337,9 +337,9 @@ class Hdf5Episodes:
         return shape[0] if shape else 0
 
     def _whole_number(self, group: Any, name: bytes) -> int | None:
-        """A number that an episode carries."""
+        """An integer attribute of an episode; None if it does not exist."""
         h5py = h5py_module()
-        if not h5py.h5a.exists(group, name):  # asking takes half as long as failing to open it
+        if not h5py.h5a.exists(group, name):  # takes half as long as failing to open it
             return None
         attribute = h5py.h5a.open(group, name)
         if attribute.shape != () or self._opener.dtype_of(attribute).kind not in "iu":
@@ -349,7 +349,7 @@ class Hdf5Episodes:
         return int(value)
 
     def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """The infos of one episode by path; None where one is not made of plain numbers."""
+        """Return the infos of one episode by path; None for those that are not plain numbers."""
         out: dict[str, MinariColumn | None] = {}
         with opened(self.path) as root:
             group = self._opener.group(root, name, name)
@@ -371,7 +371,7 @@ class Hdf5Episodes:
             out[path] = MinariColumn(tuple(shape[1:]), dtype, shape[0]) if shape else None
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """The shape and dtype of one column's rows in one episode."""
+        """Return the shape and dtype of one column's rows in one episode."""
         with opened(self.path) as root:
             group, member, where = self._at(root, name, path)
             if image:
@@ -387,7 +387,7 @@ class Hdf5Episodes:
         wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
         rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
-        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
         with opened(self.path) as root:
             out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
             plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
@@ -401,7 +401,7 @@ class Hdf5Episodes:
         return out
 
     def _read_next(self, group: Any, one: "_Reading", name: str, i: int) -> None:
-        """Read what episode ``name``, the one of index ``i``, has of a column."""
+        """Read a column of episode ``name``, which has index ``i`` in the unit."""
         target = one.out[one.at : one.at + one.rows[i]]
         one.at += one.rows[i]
         found = None
@@ -425,7 +425,7 @@ class Hdf5Episodes:
         self._opener.read(dataset, target)
 
     def _packed(self, group: Any, member: str, where: str) -> list[bytes]:
-        """The packed images of an episode: rows of bytes, or byte strings of any length."""
+        """The encoded images of an episode: rows of bytes, or byte strings of any length."""
         h5py = h5py_module()
         dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
         base = h5py.check_vlen_dtype(dataset.dtype)

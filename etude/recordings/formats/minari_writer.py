@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes Minari datasets in the HDF5 layout (https://minari.farama.org/content/dataset_standards)."""
+"""Write Minari datasets in the HDF5 layout (https://minari.farama.org/content/dataset_standards)."""
 
 import json
 import re
@@ -23,22 +23,22 @@ from etude.recordings.layout import Header
 from etude.spaces import Nester
 
 VERSION: Final = "0.5.4"
-"""The Minari whose layout this is."""
+"""The version of Minari that has this layout."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+-v\d+")
 _KEPT: Final = ("code_permalink", "author", "author_email", "algorithm_name", "description", "env_spec")
 
 
 class MinariWriter:
-    """Writes whole episodes that are done, a segment each. Images are kept as they are, not as JPEG.
+    """Writes whole, finished episodes, one per segment. Images are stored without loss, not as JPEG.
 
     Args:
-        folder: Where to; it is there.
-        header: What is written; what it holds of a Minari dataset that it came from is kept.
-        columns: The step columns; all of numbers. Those of a module, such as ``logp``, have no place in the layout.
-        path: What the folder will be called in the end: ``<name>-v<number>``.
+        folder: An existing folder.
+        header: The header of the recording; its metadata from an original Minari dataset is kept.
+        columns: The step columns, all numeric. The layout has no place for those of a module, such as ``logp``.
+        path: The final path of the folder, named ``<name>-v<number>``.
 
     Raises:
-        DataError: the folder's name is none of a dataset.
+        DataError: the folder's name is not valid for a dataset.
     """
 
     whole_episodes = True
@@ -56,11 +56,11 @@ class MinariWriter:
         self.notes: list[str] = []
         if others:
             self.notes.append(
-                f"{', '.join(others)}: neither of an observation, action, reward nor info, and Minari has no place for "
+                f"{', '.join(others)}: not an observation, action, reward or info, and Minari has no place for "
                 "anything else: left out"
             )
         if any(col.is_under(name, col.INFO) for name in columns):
-            self.notes.append("infos at an env's reset are not known: NaN or 0 stands there")
+            self.notes.append("infos at an env's reset are unknown: NaN or 0 in their place")
         self._nesters = {root: Nester(space, root) for root, space in by_root.items()}
         seeds = header.meta.get("seeds")
         self._seeds: Mapping[str, Any] = seeds if isinstance(seeds, dict) else {}
@@ -73,12 +73,12 @@ class MinariWriter:
         self._episodes = self._steps = 0
 
     def write(self, exp: Experience) -> None:
-        """Take these episodes."""
+        """Write these episodes."""
         for i in range(exp.num_segments):
             self._write_one(exp[i])
 
     def close(self) -> None:
-        """Finish the file, and describe the dataset."""
+        """Finish the file, and write the dataset's metadata."""
         self._file.close()
         (self._folder / METADATA).write_text(json.dumps(self._metadata()))
 
@@ -107,13 +107,13 @@ class MinariWriter:
         self._steps += exp.num_steps
 
     def _put_number(self, group: Any, name: str, number: float) -> None:
-        """An attribute, by h5py's lower level, which takes a tenth of the time."""
+        """Write an attribute by h5py's lower level, in a tenth of the time."""
         value = np.asarray(number)
         kind = self._h5py.h5t.py_create(value.dtype)
         self._h5py.h5a.create(group, name.encode(), kind, self._scalar).write(value)
 
     def _put(self, group: Any, members: Mapping[str, Any]) -> None:
-        """Arrays as datasets in a group, what is nested as groups."""
+        """Write arrays as datasets in a group, and nested ones as groups."""
         for name, value in members.items():
             key = str(name).encode()
             if isinstance(value, tuple):
@@ -126,7 +126,7 @@ class MinariWriter:
             dataset.write(self._h5py.h5s.ALL, self._h5py.h5s.ALL, np.ascontiguousarray(value))
 
     def _layout_of(self, value: NDArray[Any]) -> Any:
-        """Images are packed one by one, without loss; other arrays lie as they are."""
+        """Compress images one by one, without loss; store other arrays as they are."""
         if value.dtype != np.uint8 or value.ndim < 3:
             return None
         layout = self._h5py.h5p.create(self._h5py.h5p.DATASET_CREATE)
@@ -154,7 +154,7 @@ class MinariWriter:
 
 
 def _from_reset(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """The infos with a row for the env's reset before them, which Etude does not keep."""
+    """The infos with a row for the env's reset in front, which Etude does not store."""
     return {name: _from_reset(v) if isinstance(v, Mapping) else _later(v) for name, v in infos.items()}
 
 
@@ -164,7 +164,7 @@ def _later(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _spec_of(env: str | None) -> str | None:
-    """Gymnasium's description of an env, as far as it is known here; None where Minari could not read it."""
+    """Gymnasium's description of an env, if it is known here; None if Minari could not read it."""
     try:
         return None if env is None else (gym.registry.get(env) or EnvSpec(env)).to_json()
     except (TypeError, ValueError, gym.error.Error):

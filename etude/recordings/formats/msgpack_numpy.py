@@ -2,9 +2,8 @@
 """msgpack with NumPy arrays in it, as the package msgpack-numpy writes them; nothing is unpickled.
 
 An array is a map with the binary keys ``nd type kind shape data``, a scalar one with ``nd type data``. Lists whose
-entries are alike but for their numbers, as the steps of an episode are, are read and written as columns without making
-an object for each entry: their bytes repeat with one stride, so that each number of the entry is a strided view of
-them.
+entries only differ in their numbers, such as the steps of an episode, are read and written as columns without creating
+an object for each entry: their bytes repeat with a fixed stride, so that each number of an entry is a strided view.
 
 Source: the formats of msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md) and of msgpack-numpy 0.4.
 """
@@ -21,13 +20,13 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 
-# -- what entries have in common -------------------------------------------------------------------------------------
+# -- the common layout of entries ------------------------------------------------------------------------------------
 
 
 Path = tuple[str, ...]
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, msgpack.UnpackException)
 DTYPE: Final = re.compile(r"[<>|=]?(b1|\?|[iu][1248]|f[248])")
-"""The dtypes that are read: booleans, integers and floats."""
+"""The supported dtypes: booleans, integers and floats."""
 
 _INTS: Final = {0xCC: "u1", 0xCD: ">u2", 0xCE: ">u4", 0xCF: ">u8", 0xD0: "i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8"}
 _FLOATS: Final = {0xCA: ">f4", 0xCB: ">f8"}
@@ -35,11 +34,11 @@ _NUMBERS: Final = _INTS | _FLOATS
 
 
 class _Other(Exception):
-    """An entry holds something that is no number: it is read the slow way."""
+    """An entry contains something other than numbers, so it is read the slow way."""
 
 
 class Slot(NamedTuple):
-    """Where one number or array lies in the bytes of an entry."""
+    """The position of one number or array in the bytes of an entry."""
 
     path: Path
     start: int
@@ -47,11 +46,12 @@ class Slot(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     kind: str
-    """``fix`` and ``negfix``: integers in one byte; ``bool``: the bytes of false and true; else ``data``."""
+    """``fix`` and ``negfix`` are integers in one byte; ``bool`` the bytes of false and true; ``plain`` a number with a
+    tag; ``data`` the bytes of an array."""
 
 
 class Template(NamedTuple):
-    """The bytes of an entry: the slots, and the constant bytes between them."""
+    """The layout of an entry: the slots, and the constant bytes between them."""
 
     size: int
     slots: tuple[Slot, ...]
@@ -59,7 +59,7 @@ class Template(NamedTuple):
 
 
 def template_of(data: bytes, first: int) -> Template | None:
-    """The template of the entry that begins at ``first``; None where it holds anything but numbers."""
+    """Return the template of the entry at ``first``; None if it contains anything but numbers."""
     slots: list[Slot] = []
     try:
         end = _slots(data, first, (), slots)
@@ -111,7 +111,7 @@ def _map_slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
 
 
 def _array_slot(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
-    """The map of an array or scalar, the bytes of which come last in it."""
+    """Find the bytes of an array or scalar, which come last in its map."""
     unpacker = msgpack.Unpacker(raw=False)
     unpacker.feed(data[at : at + 256])
     head, key = {}, None
@@ -134,10 +134,10 @@ def _array_slot(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
 
 
 def header_of(head: dict[Any, Any], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and shape of an array of ``size`` bytes.
+    """Return the dtype and shape of an array of ``size`` bytes.
 
     Raises:
-        ValueError: it is not of plain numbers, or the sizes do not agree.
+        ValueError: it does not hold plain numbers, or the sizes do not agree.
     """
     kind, name = head.get(b"kind", b""), head.get(b"type")
     if kind not in (b"", "") or not isinstance(name, str) or not DTYPE.fullmatch(name):
@@ -159,16 +159,16 @@ Columns = dict[Path, NDArray[Any]]
 
 
 def unpack(data: bytes) -> Any:
-    """The document ``data``: plain values, dicts, lists and NumPy arrays.
+    """Decode the document ``data``: plain values, dicts, lists and NumPy arrays.
 
     Raises:
-        DataError: it is not valid msgpack, or holds an object array, which would need unpickling.
+        DataError: it is not valid msgpack, or contains an object array, which would need unpickling.
     """
     return MsgpackReader(data).value()
 
 
 class MsgpackReader:
-    """Walks one document from its beginning to its end. Every method raises a DataError where it is not valid."""
+    """Reads a document from beginning to end. Every method raises a DataError if the document is invalid."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -179,30 +179,30 @@ class MsgpackReader:
 
     @property
     def place(self) -> int:
-        """The bytes read so far."""
+        """The number of bytes read so far."""
         place: int = self._unpacker.tell()
         return place
 
     def raw(self) -> bytes:
-        """The bytes of the next value, not decoded."""
+        """Return the undecoded bytes of the next value."""
         start = self.place
         self.skip()
         return self.data[start : self.place]
 
     def passes(self, raw: bytes) -> bool:
-        """Go past these bytes, whole values all of them, where they come next."""
+        """Skip the bytes ``raw``, which are whole values, if they come next; returns whether they did."""
         found = self.data.startswith(raw, self._unpacker.tell())
         if found:
             self._unpacker.read_bytes(len(raw))
         return found
 
     def next_is_list(self) -> bool:
-        """The next value is a list."""
+        """Return whether the next value is a list."""
         byte = self._peek()
         return 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD)
 
     def next_is_map(self) -> bool:
-        """The next value is a map."""
+        """Return whether the next value is a map."""
         byte = self._peek()
         return 0x80 <= byte <= 0x8F or byte in (0xDE, 0xDF)
 
@@ -212,21 +212,21 @@ class MsgpackReader:
         return self.data[self.place]
 
     def map_size(self) -> int:
-        """The entries of the map that comes next; their keys and values follow."""
+        """Read the header of a map and return its number of entries; their keys and values follow."""
         try:
             return int(self._unpacker.read_map_header())
         except MALFORMED as error:
             raise _malformed(error) from error
 
     def list_size(self) -> int:
-        """The entries of the list that comes next; they follow."""
+        """Read the header of a list and return its number of entries, which follow."""
         try:
             return int(self._unpacker.read_array_header())
         except MALFORMED as error:
             raise _malformed(error) from error
 
     def key(self) -> str | int:
-        """The next value, a key of a map."""
+        """Read the next value as a key of a map."""
         at = self._unpacker.tell()
         is_short_text = at < len(self.data) and self.data[at] & 0xE0 == 0xA0
         try:
@@ -238,7 +238,7 @@ class MsgpackReader:
         return value
 
     def scalar(self) -> Any:
-        """The next value, which may be a map only where it stands for a number."""
+        """Read the next value, which may be a map only if that stands for a number."""
         at = self._unpacker.tell()
         if at < len(self.data) and (0x80 <= self.data[at] <= 0x9F or 0xDC <= self.data[at] <= 0xDF):
             return self.value()
@@ -248,15 +248,15 @@ class MsgpackReader:
             raise _malformed(error) from error
 
     def skip(self) -> None:
-        """Go past the next value."""
+        """Skip the next value."""
         try:
             self._unpacker.skip()
         except MALFORMED as error:
             raise _malformed(error) from error
 
     def value(self) -> Any:
-        """The next value."""
-        data = self.raw()  # makes sure that every size is backed by bytes, before anything is allocated
+        """Read the next value."""
+        data = self.raw()  # checks that every size is backed by bytes, before anything is allocated
         try:
             return msgpack.unpackb(
                 data,
@@ -269,14 +269,14 @@ class MsgpackReader:
             raise _malformed(error) from error
 
     def entries(self, template: Template | None = None) -> tuple[Columns | list[Any], Template | None]:
-        """The list that comes next, as columns by path where its entries are alike, else as values.
+        """Read the next list: as columns by path if its entries have the same layout, else as values.
 
         Args:
-            template: What entries of such a list looked like before; tried first.
+            template: The layout of entries of an earlier such list; tried first.
 
         Returns:
             The columns ``[N, ...]`` (the path of a bare number or array is ``()``) or the list of values, and the
-            template that fitted, if one did.
+            template that fitted, if any.
         """
         start = self.place
         num = self.list_size()
@@ -296,7 +296,7 @@ class MsgpackReader:
         return values, None
 
     def _fitted(self, first: int, num: int, template: Template) -> Columns | None:
-        """The columns, where all entries are as the template says."""
+        """The columns, if all entries match the template."""
         if first + num * template.size > len(self.data):
             return None
         entries = np.frombuffer(self.data, np.uint8, num * template.size, first).reshape(num, template.size)
@@ -318,14 +318,14 @@ class MsgpackReader:
 
 
 def _native(values: NDArray[Any], plain: bool) -> NDArray[Any]:
-    """In the machine's byte order; plain msgpack integers have no size of their own and become int64."""
+    """Convert to native byte order; plain msgpack integers have no size of their own and become int64."""
     if plain and values.dtype.kind in "iu":
         return values.astype(np.uint64 if values.dtype.itemsize == 8 and values.dtype.kind == "u" else np.int64)
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _value_of(value: dict[Any, Any]) -> Any:
-    """A map, or the array or scalar that it stands for."""
+    """Return a map, or the array or scalar that it stands for."""
     if b"nd" not in value:
         if b"complex" in value:
             raise ValueError("it holds a complex number")
@@ -353,11 +353,11 @@ def _malformed(error: BaseException) -> DataError:
 Entries: TypeAlias = NDArray[np.uint8]
 """``[rows, bytes]``: the bytes of each entry."""
 Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree] | Sequence[Tree]"
-"""Columns of the same number of rows, nested: a mapping becomes a map in each entry, a sequence a list."""
+"""Nested columns with the same number of rows: a mapping becomes a map in each entry, a sequence a list."""
 
 
 def packed(value: Any) -> bytes:
-    """A plain value, or a NumPy scalar, as msgpack."""
+    """Pack a plain value, or a NumPy scalar, as msgpack."""
     if isinstance(value, np.generic):
         value = {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
     out: bytes = msgpack.packb(value)
@@ -365,11 +365,12 @@ def packed(value: Any) -> bytes:
 
 
 def entries(tree: Tree, *, plain: bool = False) -> Entries:
-    """The entries of columns.
+    """Pack columns as entries.
 
     Args:
         tree: The columns, each ``[rows, ...]``, of booleans, integers or floats.
-        plain: Single numbers, all floats, are msgpack's own; else they are NumPy's scalars, which keep their dtype.
+        plain: Pack scalars, which must be floats, as msgpack's own; by default as NumPy scalars, which keep their
+            dtype.
     """
     parts: list[bytes | Entries] = []
     _add(tree, parts, plain)
@@ -384,19 +385,19 @@ def entries(tree: Tree, *, plain: bool = False) -> Entries:
 
 
 def list_of(rows: Entries) -> bytes:
-    """A list of these entries."""
+    """Pack entries as a list."""
     return list_header(len(rows)) + rows.tobytes()
 
 
 def list_header(size: int) -> bytes:
-    """What stands before the entries of a list."""
+    """The bytes before the entries of a list."""
     if size < 16:
         return bytes([0x90 | size])
     return b"\xdc" + struct.pack(">H", size) if size < 1 << 16 else b"\xdd" + struct.pack(">I", size)
 
 
 def map_header(size: int) -> bytes:
-    """What stands before the keys and values of a map."""
+    """The bytes before the keys and values of a map."""
     if size < 16:
         return bytes([0x80 | size])
     return b"\xde" + struct.pack(">H", size) if size < 1 << 16 else b"\xdf" + struct.pack(">I", size)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that RLlib packed: pickles of arrays and plain values, as they are or as base64 of LZ4 frames.
+"""Columns that RLlib packed: pickles of arrays and plain values, either plain or as base64 of LZ4 frames.
 
-Nothing is unpickled: pickles are programs. `unpickle` has a stack of its own. It knows the opcodes that plain values
-and NumPy arrays need, calls nothing but the functions below, which stand for a few names of NumPy, and refuses
-everything else by name.
+Nothing is unpickled by `pickle`, because pickles are programs. `unpickle` has a stack of its own. It supports the
+opcodes that plain values and NumPy arrays need, calls only the functions below, which stand for a few names of NumPy,
+and refuses everything else by name.
 
-A `pickle.Unpickler` whose ``find_class`` gives only these functions would be faster, but less safe, also behind a list
-of allowed opcodes. It hashes the keys of a dict before anyone can look at them, and the process crashes where a key is
-a tuple nested a million deep (4 KB in a file). A memo index, or the length of bytes, makes it allocate gigabytes before
-it finds that the data is short. Its BUILD changes attributes of whatever is on its stack. To rule that out takes the
-same stack again. `pickletools.genops` would list the opcodes, but takes longer than all the rest.
+A `pickle.Unpickler` whose ``find_class`` returns only these functions would be faster but less safe, even behind a list
+of allowed opcodes. It hashes the keys of a dict before they can be checked, and the process crashes if a key is a tuple
+nested a million deep (4 KB in a file). A memo index, or the length of bytes, makes it allocate gigabytes before it
+finds that the data is short. Its BUILD changes attributes of whatever is on its stack. Ruling that out takes the same
+stack again. `pickletools.genops` would list the opcodes, but takes longer than everything else.
 
 Sources: the opcodes are described in Python's ``pickletools``; the frame's layout in
 https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md.
@@ -32,21 +32,21 @@ from numpy.typing import NDArray
 from etude.errors import DataError
 
 PACKED: Final = "BCJNG"
-"""What every packed text begins with: the magic number of LZ4 frames in base64."""
+"""The prefix of every packed text: the magic number of LZ4 frames in base64."""
 
 _MAGIC: Final = b"\x04\x22\x4d\x18"
 _MAX_BYTES: Final = 1 << 31
-_MAX_RATIO: Final = 255  # no LZ4 block can hold more: one byte stands for 255 at most
+_MAX_RATIO: Final = 255  # the limit of LZ4 blocks: one byte stands for at most 255
 
 
 class _Refused(Exception):
-    """What the pickle asks for is not given; the text says what."""
+    """The pickle needs something unsupported, which the text names."""
 
 
 # -- pickles ------------------------------------------------------------------------------------------------------
 
 _MAX_GROWTH: Final = 4
-"""The bytes that calls may make for each byte of a pickle. Those of an array stand in it once, and are copied."""
+"""The most bytes that calls may create per byte of a pickle. An array's bytes appear in it once, and are copied."""
 _VALUES: Final[dict[str, Callable[[bytes], Any]]] = {
     **{"NONE": lambda raw: None, "NEWTRUE": lambda raw: True, "NEWFALSE": lambda raw: False},
     **{"EMPTY_TUPLE": lambda raw: (), "EMPTY_LIST": lambda raw: [], "EMPTY_DICT": lambda raw: {}},
@@ -58,12 +58,12 @@ _VALUES: Final[dict[str, Callable[[bytes], Any]]] = {
     ),
     **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"), lambda raw: raw),
 }
-"""Opcodes that put a value on the stack, made from the bytes that follow them."""
+"""Opcodes that push a value made from the bytes that follow them."""
 _TAKEN: Final = {
     **{"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "STACK_GLOBAL": 2, "POP": 1},
     **{"TUPLE": -1, "APPENDS": -1, "SETITEMS": -1},
 }
-"""How many values an opcode takes from the stack; -1: all since the last mark."""
+"""The number of values that an opcode pops; -1 is all since the last mark."""
 _OTHERS: Final = ("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "GLOBAL", "REDUCE", "BUILD")
 _KNOWN: Final = {*_VALUES, *_TAKEN, *_OTHERS, "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
 _OPCODES: Final = {
@@ -71,7 +71,7 @@ _OPCODES: Final = {
     for op in pickletools.opcodes
     if op.name in _KNOWN
 }
-"""By code: name, size of the argument (below 0: by `_COUNTED`, or lines), what makes a value of it, and `_TAKEN`."""
+"""By code: name, size of the argument (negative: see `_COUNTED`, or lines), function of its value, and `_TAKEN`."""
 _COUNTED: Final = {
     **{pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4},
     **{pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8},
@@ -80,10 +80,10 @@ _COUNTED: Final = {
 
 
 def unpickle(data: bytes) -> Any:
-    """The value in a pickle of plain values and arrays of numbers.
+    """Return the value of a pickle of plain values and arrays of numbers.
 
     Raises:
-        DataError: it holds anything else, which is named, or is broken.
+        DataError: it is broken, or contains anything else, which the message names.
     """
     try:
         return _finished(_read(data))
@@ -98,7 +98,7 @@ def _read(data: bytes) -> Any:
     marks: list[int] = []
     memo: dict[int, Any] = {}
     at = size = 0
-    """Where it stands in ``data``, and the bytes that calls have made."""
+    """The position in ``data``, and the number of bytes that calls have created."""
     name = ""
     while name != "STOP":
         code, raw = data[at], b""
@@ -158,13 +158,13 @@ def _read(data: bytes) -> Any:
 
 
 def _size(value: Any) -> int:
-    """The bytes that a call has made."""
+    """The bytes that a call has created."""
     value = value.value if isinstance(value, _Array) else value
     return len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
 
 
 def _flat(value: Any) -> Any:
-    """A remembered value to use again. Only a small flat one: others used many times could grow without end."""
+    """A memoized value for reuse, if it is small and flat; others, used many times, could grow without limit."""
     if isinstance(value, list | dict) or (
         isinstance(value, tuple) and (len(value) > 64 or any(isinstance(v, tuple | list | dict) for v in value))
     ):
@@ -174,16 +174,16 @@ def _flat(value: Any) -> Any:
 
 def _append(target: Any, items: list[Any]) -> None:
     if not isinstance(target, list):
-        raise _Refused("items of something that is no list")
+        raise _Refused("items of something that is not a list")
     target.extend(items)
 
 
 def _set_items(target: Any, items: list[Any]) -> None:
     if not isinstance(target, dict) or len(items) % 2:
-        raise _Refused("items of something that is no dict")
+        raise _Refused("items of something that is not a dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
         if not isinstance(key, str | int | float | bool | None):
-            raise _Refused("a dict with keys that are no plain values")
+            raise _Refused("a dict with keys that are not plain values")
         target[key] = value
 
 
@@ -195,13 +195,13 @@ def _named(module: Any, name: Any) -> Any:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    if not isinstance(function, FunctionType) or not isinstance(arguments, tuple):  # only `_NAMES` puts functions there
-        raise _Refused("a call of something that is no function")
+    if not isinstance(function, FunctionType) or not isinstance(arguments, tuple):  # only `_NAMES` contains functions
+        raise _Refused("a call of something that is not a function")
     return function(*arguments)
 
 
 def _finished(value: Any) -> Any:
-    """The value with arrays in the place of what stood for them; names are no values."""
+    """Replace placeholders of arrays by the arrays; names are not values."""
     if isinstance(value, list | tuple):
         return type(value)(_finished(v) for v in value)
     if isinstance(value, dict):
@@ -215,13 +215,13 @@ def _finished(value: Any) -> Any:
     return value
 
 
-# -- what stands for the names of NumPy -----------------------------------------------------------------------------
+# -- substitutes for NumPy's names ----------------------------------------------------------------------------------
 
 _CODES: Final = re.compile(r"[<>|=]?(?:b1|\?|[iu][1248]|f[248]|[bBhHiIqQefd])")
 
 
 class _Dtype:
-    """A dtype in the making: its code, then its byte order."""
+    """A dtype under construction: its code, then its byte order."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -235,7 +235,7 @@ class _Dtype:
 
 
 class _Array:
-    """An array that ``_reconstruct`` began and whose state follows."""
+    """An array created by ``_reconstruct``, whose state follows."""
 
     value: NDArray[Any] | None = None
 
@@ -247,7 +247,7 @@ class _Array:
 
 
 def _array(raw: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> NDArray[Any]:
-    """An array over bytes of the file; nothing is allocated before the sizes agree."""
+    """An array over bytes of the file; nothing is allocated until the sizes agree."""
     if order not in ("C", "F") or axes is not None:
         raise _Refused(f"an array in the order {str(order)[:20]!r}")
     if isinstance(raw, np.ndarray) and raw.dtype == np.uint8:
@@ -310,7 +310,7 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
 
 
 def unpack(text: str | bytes) -> Any:
-    """The value in packed text: an array, or plain values with arrays in them.
+    """Return the value in packed text: an array, or plain values that contain arrays.
 
     Raises:
         DataError: it is not base64 of an LZ4 frame of such a pickle.
@@ -319,25 +319,25 @@ def unpack(text: str | bytes) -> Any:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         shown = text[:24] if isinstance(text, str) else bytes(text[:24]).decode("latin1")
-        raise DataError(f"{shown!r} is not a packed array: it is no base64 text ({error})") from error
+        raise DataError(f"{shown!r} is not a packed array: it is not base64 text ({error})") from error
     return unpickle(decompress(frame))
 
 
 def decompress(frame: bytes) -> bytes:
-    """The content of an LZ4 frame.
+    """Decompress an LZ4 frame.
 
     Raises:
-        DataError: it is none, it is broken, or it says that it holds more than it can.
+        DataError: it is not one, it is broken, or it claims more content than possible.
     """
     if frame[:4] != _MAGIC or len(frame) < 7:
         raise DataError("it is not a packed array: it holds no LZ4 frame")
     limit = min(_MAX_BYTES, _MAX_RATIO * len(frame))
     try:
-        if not frame[4] & 0x08:  # the header does not say how long the content is
+        if not frame[4] & 0x08:  # the header does not contain the length of the content
             return _streamed(frame, limit)
         size = int.from_bytes(frame[6:14], "little")
         if size > limit:
-            raise DataError(f"an LZ4 frame of {len(frame):,} bytes says that it holds {size:,}, which can't be")
+            raise DataError(f"an LZ4 frame of {len(frame):,} bytes claims to hold {size:,}, which is impossible")
         content: bytes = pa.decompress(frame, decompressed_size=size, codec="lz4", asbytes=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"an LZ4 frame can't be decoded ({str(error)[:200]})") from error
@@ -353,14 +353,14 @@ def _streamed(frame: bytes, limit: int) -> bytes:
 
 
 def unpack_rows(texts: Sequence[str]) -> list[Any]:
-    """The values of many packed texts. Those that differ only in an array's bytes are decoded at once."""
+    """Unpack many packed texts. Those that only differ in an array's bytes are decoded at once."""
     values: list[Any] = []
-    known: dict[int, tuple[bytes, bytes, NDArray[Any]]] = {}  # by size: what stands around the bytes; an array
+    known: dict[int, tuple[bytes, bytes, NDArray[Any]]] = {}  # by size: the bytes around an array, and it
     for text in texts:
         try:
             data = decompress(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError, TypeError):
-            unpack(text)  # tells what is wrong
+            unpack(text)  # raises an error that says what is wrong
             raise
         like = known.get(len(data))
         if like is not None and data.startswith(like[0]) and data.endswith(like[1]):
@@ -378,5 +378,5 @@ def unpack_rows(texts: Sequence[str]) -> list[Any]:
 
 
 def _is_payload(data: bytes, at: int, size: int) -> bool:
-    """The bytes at ``at`` are those of a BYTEARRAY8 of this size: nothing else in the pickle depends on them."""
+    """Whether the bytes at ``at`` are a BYTEARRAY8 of this size, so that nothing else in the pickle depends on them."""
     return at >= 9 and data[at - 9 : at] == b"\x96" + size.to_bytes(8, "little")

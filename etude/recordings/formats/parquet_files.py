@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files of other tools: read row group by row group, and written in folders of files that roll by size."""
+"""Parquet files of other tools: read by row group, and written to folders of files of limited size."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class DecodedCache(Generic[T]):
-    """Values that are dear to make, by key; those used last are kept, of so many bytes together, one at least.
+    """A cache of expensive values, by key, that keeps the most recently used ones up to a size limit, but at least one.
 
-    Threads that ask for the same key at one time get one value, which one of them makes. A copy in another process
-    begins empty.
+    If several threads ask for the same key at the same time, one of them makes the value for all. A copy in another
+    process starts empty.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -34,7 +34,7 @@ class DecodedCache(Generic[T]):
         return type(self), (self._max_bytes,)
 
     def get(self, key: Hashable, make: Callable[[], tuple[T, int]]) -> T:
-        """The value of ``key``; ``make`` gives it and its bytes, where it is not kept."""
+        """Return the value of ``key``; if it is not cached, ``make`` returns it and its size in bytes."""
         with self._lock:
             if key in self._values:
                 self._values[key] = self._values.pop(key)
@@ -58,35 +58,35 @@ class DecodedCache(Generic[T]):
 
 
 KEPT_BYTES: Final = 64 * 2**20
-"""Decoded row groups that are kept, so that units of one row group do not decode it each time."""
+"""Size of the cache of decoded row groups, so that several units in a row group do not decode it each time."""
 
 
 class ParquetFiles:
-    """The Parquet files of one recording, in order; footers are read when it is made.
+    """The Parquet files of one recording, in order. Creating it reads their footers.
 
     Raises:
-        DataError: a file is not whole.
+        DataError: a file is not complete.
     """
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = list(paths)
         self.metadata = [footers.whole(found) for found in footers.footers(self.paths)]
         self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
-        """Every row group: the index of its file, and its own in it."""
+        """Every row group: the index of its file, and its index in it."""
         self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
         self._kept: DecodedCache[pa.Table] = DecodedCache(KEPT_BYTES)
 
     def schema(self, file: int) -> pa.Schema:
-        """The Arrow schema of a file, without looking at what extension types say of themselves."""
+        """Return the Arrow schema of a file, without interpreting extension types."""
         return self.metadata[file].schema.to_arrow_schema()
 
     def read(self, group: int, columns: Sequence[str], *, text_codes: Sequence[str] = ()) -> pa.Table:
-        """Columns of one row group (an index into `groups`); those read last stay in memory.
+        """Read columns of one row group; recently read ones stay in memory.
 
         Args:
-            group: Which one.
-            columns: Their names.
-            text_codes: The columns of text that come dictionary-encoded.
+            group: An index into `groups`.
+            columns: Names of columns.
+            text_codes: Text columns that are returned dictionary-encoded.
 
         Raises:
             DataError: the bytes can't be decoded.
@@ -112,15 +112,15 @@ class ParquetFiles:
         return table
 
     def place(self, group: int, row: int) -> str:
-        """Where a row of a row group is, in words; rows are counted from 0 in their file."""
+        """Describe the location of a row of a row group; rows are counted from 0 in their file."""
         return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"
 
     def file_of(self, group: int) -> AnyPath:
-        """The file that a row group is in."""
+        """Return the file that contains a row group."""
         return self.paths[self.groups[group][0]]
 
     def file_row(self, group: int, row: int) -> int:
-        """The index, in its file, of a row of a row group."""
+        """Return the index in its file of a row of a row group."""
         file, own = self.groups[group]
         return row + sum(int(self.metadata[file].row_group(g).num_rows) for g in range(own))
 
@@ -129,11 +129,11 @@ class ParquetFiles:
 
 
 MAX_BYTES: Final = 64 << 20
-"""A file is closed once it has this many bytes before compression: Ray Data reads files in parallel."""
+"""A file is closed once it has this many bytes before compression, because Ray Data reads files in parallel."""
 
 
 class ParquetFolder:
-    """Writes tables with one schema to ``part-00000.parquet`` and so on, a row group each."""
+    """Writes tables with one schema to ``part-00000.parquet`` and so on, as one row group each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,7 +142,7 @@ class ParquetFolder:
         self._size = 0
 
     def add(self, table: pa.Table) -> None:
-        """Write a row group."""
+        """Write a table as a row group."""
         if self._writer is None:
             path = self._folder / f"part-{self._next:05d}.parquet"
             self._writer = pq.ParquetWriter(
@@ -156,7 +156,7 @@ class ParquetFolder:
             self.close()
 
     def close(self) -> None:
-        """Finish the file that is open."""
+        """Finish the open file."""
         if self._writer is not None:
             self._writer.close()
         self._writer, self._size = None, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RLlib's names, nested values and spaces in Etude's: flat columns, and one dtype for a column everywhere."""
+"""Convert RLlib's names, nested values and spaces to Etude's flat columns, with one dtype per column in a recording."""
 
 import base64
 import io
@@ -29,30 +29,30 @@ NAMES: Final = {
     "state_in": col.STATE_IN,
     "state_out": col.STATE_OUT,
 }
-"""RLlib's names of what a module put out beside the action, and ours."""
+"""RLlib's names of module outputs other than the action, and Etude's."""
 _RESERVED: Final = (
     *(col.OBS, col.ACTION, col.REWARD, col.INFO, col.NEXT_OBS, col.FINAL_OBS, *NAMES.values()),
     *(col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED),
 )
 
 ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
-"""What a reader of RLlib's recordings says about actions in ``header.meta["actions"]``."""
+"""The note about actions in ``header.meta["actions"]`` of RLlib's recordings."""
 
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
 def own_name(name: str) -> str:
-    """Our name for one of RLlib's columns; names that we have no word for stay, unless they are words of ours."""
+    """Return Etude's name for one of RLlib's columns; unknown names stay, unless they are reserved in Etude."""
     if name in NAMES:
         return NAMES[name]
     return f"extra/{name}" if name.split(col.SEPARATOR)[0] in _RESERVED else name
 
 
 def flat_entries(values: Sequence[Any], space: Space | None, root: str) -> Columns:
-    """A list of one value a step, as flat columns ``[N, ...]`` under ``root``.
+    """Flatten a list of one value per step to columns ``[N, ...]`` under ``root``.
 
     Raises:
-        DataError: the values are not alike, or not numbers.
+        DataError: the values differ in structure, or are not numbers.
     """
     if isinstance(space, spaces.Dict) or (space is None and values and isinstance(values[0], dict)):
         keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(values[0])
@@ -72,10 +72,10 @@ def flat_entries(values: Sequence[Any], space: Space | None, root: str) -> Colum
 
 
 def flat_whole(value: Any, space: Space | None, root: str) -> Columns:
-    """A value whose arrays have time as their first axis, as flat columns under ``root``.
+    """Flatten a value whose arrays have time as their first axis to columns under ``root``.
 
     Raises:
-        DataError: its structure is not the space's, or it holds no numbers.
+        DataError: its structure is not the space's, or it does not hold numbers.
     """
     if isinstance(space, spaces.Dict) or (space is None and isinstance(value, dict)):
         keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(value)
@@ -93,7 +93,7 @@ def flat_whole(value: Any, space: Space | None, root: str) -> Columns:
 
 
 def _is_tuple(value: Any) -> bool:
-    """A list that is no array: one with arrays, scalar arrays or maps in it."""
+    """Whether it is a list other than an array: one that contains arrays, scalar arrays or maps."""
     return isinstance(value, list | tuple) and any(isinstance(v, np.ndarray | np.generic | dict) for v in value)
 
 
@@ -102,7 +102,7 @@ def _merged(parts: Any) -> Columns:
 
 
 def stacked(values: Sequence[Any], name: str) -> NDArray[Any]:
-    """Values of one shape as an array, the first axis of which is theirs."""
+    """Stack values of one shape along a new first axis."""
     try:
         return numbers(list(values), name)
     except DataError:
@@ -115,11 +115,11 @@ def stacked(values: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def numbers(value: Any, name: str, at: str = "") -> NDArray[Any]:
-    """An array of booleans, integers or floats."""
+    """Convert a value to an array of booleans, integers or floats."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"`{name}`{at} holds no array of numbers ({error})") from error
+        raise DataError(f"`{name}`{at} is not an array of numbers ({error})") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"`{name}`{at} holds {_word(array)}, not numbers")
     return array
@@ -130,9 +130,9 @@ def _word(array: NDArray[Any]) -> str:
 
 
 def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtype[Any]:
-    """The dtype of a column in all of a recording, from what its first episode holds and its space says."""
+    """Return the dtype of a column in the whole recording, from its first episode and its space."""
     if leaf is not None:
-        is_choice = found.kind in "biu" and not isinstance(leaf, spaces.Box)  # `cast` sees to it that it fits
+        is_choice = found.kind in "biu" and not isinstance(leaf, spaces.Box)  # `cast` checks that it fits
         return leaf_dtype(leaf) if is_choice else fitting(leaf, found)
     if name == col.REWARD:
         return np.dtype(np.float32 if found == np.float32 else np.float64)
@@ -144,7 +144,7 @@ def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtyp
 
 
 def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """A column in the dtype and shape of a row that it has elsewhere.
+    """Convert a column to the dtype and row shape that it has elsewhere.
 
     Raises:
         DataError: it has another shape, or numbers that the dtype can't hold.
@@ -162,28 +162,28 @@ def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], nam
 
 
 def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
-    """Raise a DataError where a column has not the shape of its space."""
+    """Raise a DataError if a column does not have the shape of its space."""
     if column.shape[1:] != leaf_shape(leaf):
         raise DataError(f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}")
 
 
-# -- spaces: their arrays are .npy files, compressed with zlib, as base64 text ---------------------------------------
+# -- spaces: their arrays are .npy files, compressed by zlib and encoded as base64 -----------------------------------
 
 
 _MAX_BYTES: Final = 1 << 28
-"""The most that the bounds of one space may take in memory."""
+"""The most memory in bytes for the bounds of one space."""
 
 
 def space_of(data: Any) -> Space:
-    """The space that an RLlib space map describes.
+    """Return the space that an RLlib space map describes.
 
     Raises:
-        DataError: it is of a kind that Etude does not know, or is broken.
+        DataError: its kind is unknown, or it is broken.
     """
     try:
         return _space_of(data)
-    except RecursionError as error:  # what is as deep can't be shown either
-        raise DataError("a space can't be read: it holds spaces in spaces too deep") from error
+    except RecursionError as error:  # nor can such a deep value be shown
+        raise DataError("a space can't be read: its spaces are nested too deep") from error
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, IndexError) as error:
         raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
 
@@ -219,7 +219,7 @@ def _dtype_of(name: Any) -> np.dtype[Any]:
 
 
 def _array_of(text: Any) -> NDArray[Any]:
-    """The array in an array string; plain lists and numbers are taken as they are."""
+    """The array in an encoded string; plain lists and numbers are converted directly."""
     if not isinstance(text, str):
         array = np.asarray(text)
     else:
@@ -237,7 +237,7 @@ def _array_of(text: Any) -> NDArray[Any]:
 
 
 def _npy(raw: bytes) -> NDArray[Any]:
-    """A ``.npy`` file; its shape is checked against its bytes before any memory is taken."""
+    """Read a ``.npy`` file; its shape is checked against its size before memory is allocated."""
     file = io.BytesIO(raw)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -248,10 +248,10 @@ def _npy(raw: bytes) -> NDArray[Any]:
 
 
 def map_of(space: Space) -> dict[str, Any]:
-    """The map that RLlib writes for a space: the inverse of `space_of`.
+    """Return the map that RLlib writes for a space; the inverse of `space_of`.
 
     Raises:
-        DataError: RLlib has no map for it: a MultiDiscrete whose numbers do not begin at 0.
+        DataError: RLlib has no map for it: a MultiDiscrete whose numbers do not start at 0.
     """
     if isinstance(space, spaces.Box):
         low, high = _text_of(space.low), _text_of(space.high)
@@ -260,7 +260,7 @@ def map_of(space: Space) -> dict[str, Any]:
         return {"space": "discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         if space.start.any():
-            raise DataError(f"RLlib's recordings can't hold {space}: the numbers of a MultiDiscrete begin at 0 there")
+            raise DataError(f"RLlib's recordings can't hold {space}: there, the numbers of a MultiDiscrete start at 0")
         return {"space": "multi-discrete", "nvec": _text_of(space.nvec), "dtype": space.dtype.str}
     if isinstance(space, spaces.MultiBinary):
         return {"space": "multi-binary", "n": space.n if isinstance(space.n, int) else list(space.shape)}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RLlib's episode recordings: Parquet files with one column, ``item``, of msgpack documents, an episode each.
+"""RLlib's episode recordings: Parquet files with one column ``item`` of msgpack documents, one per episode.
 
-Written by RLlib with ``output_write_episodes=True``; a document is a ``SingleAgentEpisode`` or a ``MultiAgentEpisode``.
-RLlib may write an episode several times: rows that repeat another byte by byte are read once and counted in
-``header.meta["duplicates"]``.
+RLlib writes them with ``output_write_episodes=True``; a document is a ``SingleAgentEpisode`` or a
+``MultiAgentEpisode``. RLlib may write an episode several times: rows that are byte-for-byte copies are read once and
+counted in ``header.meta["duplicates"]``.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ _PLAIN: Final = (
 
 @dataclasses.dataclass
 class Buffer:
-    """The data of one list of an episode, not yet flat."""
+    """The data of one list of an episode, before flattening."""
 
     data: Any = None
-    """Columns by path where ``alike``, else a list of values, or one value whose arrays are whole columns."""
+    """Columns by path if ``alike``; else a list of values, or one value whose arrays are whole columns."""
     alike: bool = False
     finalized: bool = False
     lookback: int = 0
@@ -56,25 +56,25 @@ class Buffer:
 
 @dataclasses.dataclass
 class AgentEpisode:
-    """A single agent's episode or a chunk of it, as it stands in the file."""
+    """A single agent's episode or a chunk of it, as stored in the file."""
 
     plain: dict[str, Any]
     buffers: dict[str, Buffer]
-    """By our names of their roots."""
+    """Buffers by the names of Etude's root columns."""
     spaces: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    """The maps of the spaces by our names of the columns, not decoded."""
+    """The undecoded maps of the spaces, by the names of Etude's columns."""
     env_t: NDArray[np.int64] | None = None
-    """The env's clock at each observation, where several agents act."""
+    """The env's clock at each observation, if several agents act."""
     notes: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    """What is odd in the document but does no harm: a word for it as in `Problem.kind`, and what it is."""
+    """Harmless oddities of the document: their kind as in `Problem.kind`, and a description."""
 
     @property
     def id(self) -> str:
-        """The id of the episode; the same for all agents in it."""
+        """The id of the episode, which all its agents share."""
         return str(self.plain.get("multi_agent_episode_id") or self.plain.get("id_"))
 
     def flag(self, name: str) -> bool:
-        """``is_terminated`` or ``is_truncated``."""
+        """Return ``is_terminated`` or ``is_truncated``."""
         value = self.plain.get(name, False)
         if not isinstance(value, bool | np.bool_):
             raise DataError(f"`{name}` is {str(value)[:40]!r}, not true or false")
@@ -89,13 +89,13 @@ class AgentEpisode:
         return int(value)
 
     def space(self, root: str) -> Space | None:
-        """The space of the observations (``obs``) or actions (``action``), where it is there."""
+        """Return the space of the observations (``obs``) or actions (``action``), if stored."""
         data = unpack(self.spaces[root]) if root in self.spaces else None
         return None if data is None else space_of(data)
 
 
 class Spaces:
-    """The spaces of a recording and their leaves, looked up by root."""
+    """The spaces of a recording and their leaves, by root."""
 
     def __init__(self, obs: Space, action: Space) -> None:
         self.by_root = {col.OBS: obs, col.ACTION: action}
@@ -104,14 +104,14 @@ class Spaces:
 
 
 class DocumentReader:
-    """Reads documents one after the other, and remembers what their entries look like."""
+    """Reads documents one after another, and remembers the layout of their entries."""
 
     def __init__(self) -> None:
         self._templates: dict[str, Template] = {}
-        self._tails: dict[str, tuple[bytes, int, bool]] = {}  # what stood after the data, and what it says
+        self._tails: dict[str, tuple[bytes, int, bool]] = {}  # the bytes after the data, and their meaning
 
     def read(self, data: bytes) -> list[AgentEpisode]:
-        """The agents' episodes in one document; several where several agents act.
+        """Return the agents' episodes in one document; there are several if several agents act.
 
         Raises:
             DataError: it is not such a document.
@@ -122,7 +122,7 @@ class DocumentReader:
         episodes = self._document(reader)
         rest = len(data) - reader.place
         if rest and episodes:
-            episodes[0].notes.append(("trailing_bytes", f"{rest:,} bytes stand behind the episode; they are left out"))
+            episodes[0].notes.append(("trailing_bytes", f"{rest:,} bytes after the episode are left out"))
         return episodes
 
     def _document(self, reader: MsgpackReader) -> list[AgentEpisode]:
@@ -178,8 +178,8 @@ class DocumentReader:
         elif reader.next_is_map():
             self._entries_of(reader, name, buffer, reader.map_size())
         else:
-            raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
-        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, taken for a list of entries
+            raise DataError(f"`{name}` is not a buffer with the keys data, lookback, finalized, space")
+        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, read as a list of entries
             buffer.data, buffer.alike = _unrolled(buffer.data), False
         return buffer
 
@@ -208,7 +208,7 @@ class DocumentReader:
 
 
 def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, Any]) -> list[AgentEpisode]:
-    """The agents' episodes with what the episode that they share says of them."""
+    """Complete the agents' episodes with what their common episode says about them."""
     clocks, first = many["env_t_to_agent_t"], many.get("env_t_started", 0)
     modules = many.get("_agent_to_module_mapping") or {}
     hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
@@ -241,9 +241,9 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
 def _check_all_there(
     clocks: dict[Any, Any], modules: dict[Any, Any], there: set[str], many: dict[str, Any], *, is_whole: bool
 ) -> None:
-    """Raise a DataError where the episode's own maps name an agent whose steps are not there.
+    """Raise a DataError if the maps of an episode name an agent whose steps are missing.
 
-    In a chunk, `_agent_to_module_mapping` also names agents that ended before, and the ``_hanging`` maps name those
+    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, and the ``_hanging`` maps name those
     whose steps are in the next chunk.
     """
     hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
@@ -255,14 +255,14 @@ def _check_all_there(
 
 
 def _own_entries(buffer: Any) -> list[Any]:
-    """The env's steps at which an agent observed something, by its own clock; see `AgentEpisode.env_t`."""
+    """The env's steps at which an agent had an observation, by its own clock; see `AgentEpisode.env_t`."""
     if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
         return []
     return [entry for entry in buffer["data"][int(buffer.get("lookback") or 0) :] if entry != "S"]
 
 
 def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
-    """The entries of a list that was read as columns, as values again."""
+    """Turn the entries of a list that was read as columns into values again."""
     if list(columns) == [()]:
         return list(columns[()])
     keys = list(dict.fromkeys(path[0] for path in columns))
@@ -274,10 +274,10 @@ def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
 
 
 def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
-    """A buffer as flat columns under ``root``, without the entries before ``t_started``.
+    """Flatten a buffer to columns under ``root``, without the entries before ``t_started``.
 
     Raises:
-        DataError: it does not fit its space, or holds no numbers.
+        DataError: it does not fit its space, or does not hold numbers.
     """
     space = spaces.by_root.get(root) if spaces else None
     if buffer.alike:
@@ -306,7 +306,7 @@ def _without(columns: Columns, lookback: int) -> Columns:
 
 
 def info_columns(buffer: Buffer | None) -> Columns:
-    """The numbers among the infos after each step that are there at every step, under ``info``."""
+    """The numbers among the infos after each step that are present at every step, under ``info``."""
     if buffer is None:
         return {}
     if buffer.alike:
@@ -334,7 +334,7 @@ def _infos_of(infos: list[Any], root: str) -> Columns:
 
 
 def info_names(buffer: Buffer | None) -> set[str]:
-    """The names of all infos after the steps, whatever they hold."""
+    """The names of all infos after the steps, whatever their type."""
     if buffer is None or buffer.alike or not isinstance(buffer.data, list):
         return set(info_columns(buffer))
     own = [info for info in buffer.data[buffer.lookback + 1 :] if isinstance(info, dict)]
@@ -345,12 +345,12 @@ def info_names(buffer: Buffer | None) -> set[str]:
 
 
 Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""The dtype and the shape of a row of each column."""
+"""The dtype and row shape of each column."""
 
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """One agent's episode, flat."""
+    """The flat columns of one agent's episode."""
 
     episode: AgentEpisode
     num: int
@@ -362,10 +362,10 @@ class Piece:
 
 
 def piece_of(episode: AgentEpisode, names: Sequence[str], spaces: Spaces, schema: Schema) -> Piece:
-    """The columns ``names`` of an episode, in the dtypes and shapes that they have everywhere.
+    """Return the columns ``names`` of an episode, in the dtypes and shapes of the recording.
 
     Raises:
-        DataError: a column is not there, has other entries than there are actions, or other shapes or numbers.
+        DataError: a column is missing, has another length than the actions, or other shapes or numbers.
     """
     num = num_steps(episode)
     check_clock(episode, num)
@@ -397,15 +397,15 @@ def piece_of(episode: AgentEpisode, names: Sequence[str], spaces: Spaces, schema
 
 
 def check_clock(episode: AgentEpisode, num: int) -> None:
-    """Raise a DataError where the episode that it shares with others tells of more or fewer observations of it."""
+    """Raise a DataError if the common episode counts more or fewer of its observations than there are."""
     if episode.plain.get("is_whole"):
         told, there = 0 if episode.env_t is None else len(episode.env_t), num + 1
         if told != there and (num or told > 1):
-            raise DataError(f"`env_t_to_agent_t` tells of {told} observations, but there are {there}: some were lost")
+            raise DataError(f"`env_t_to_agent_t` lists {told} observations, but there are {there}: some were lost")
 
 
 def num_steps(episode: AgentEpisode) -> int:
-    """The steps of an episode, by its actions."""
+    """Return the number of steps of an episode, which is the number of its actions."""
     buffer = episode.buffers.get(col.ACTION)
     if buffer is None:
         raise DataError("it has no `actions`")
@@ -414,12 +414,12 @@ def num_steps(episode: AgentEpisode) -> int:
     while whole and isinstance(data, dict | list | tuple) and len(data):
         data = next(iter(data.values())) if isinstance(data, dict) else data[0]
     if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
-        raise DataError("its `actions` are no list")
+        raise DataError("its `actions` are not a list")
     return max(0, len(data) - buffer.lookback)
 
 
 def step_columns(episode: AgentEpisode, spaces: Spaces, roots: set[str] | None = None) -> Columns:
-    """The columns of all buffers but the infos; observations have one more row than the rest."""
+    """Return the columns of all buffers but the infos; observations have one more row than the rest."""
     for root in (col.OBS, col.ACTION, col.REWARD):
         if root not in episode.buffers:
             raise DataError(f"it has no `{root}`")
@@ -441,7 +441,7 @@ def _check_length(name: str, found: int, wanted: int, num: int) -> None:
 def _clock(episode: AgentEpisode, num: int) -> NDArray[np.int64]:
     clock = episode.env_t
     if clock is None or len(clock) < num:
-        raise DataError(f"`env_t_to_agent_t` tells {0 if clock is None else len(clock)} of its {num} steps")
+        raise DataError(f"`env_t_to_agent_t` lists {0 if clock is None else len(clock)} of its {num} steps")
     return clock[:num].astype(np.int64)
 
 
@@ -450,16 +450,16 @@ def _clock(episode: AgentEpisode, num: int) -> NDArray[np.int64]:
 
 ITEM: Final = "item"
 UNIT_BYTES: Final = 12 << 20
-"""Documents of about this size make a unit: some 50,000 steps of CartPole."""
+"""The approximate size of the documents in a unit: some 50,000 steps of CartPole."""
 _MOST_BYTES: Final = 64 << 20
-"""A row group of so many bytes is not cut: whoever reads a part of it has to decode all of it."""
+"""Row groups larger than this are cut into units, although each must then decode the whole group."""
 
 At = tuple[int, int]
-"""A document: its row group, and its row in that."""
+"""The location of a document: the index of its row group, and its row in it."""
 
 
 def is_episodes(schema: pa.Schema) -> bool:
-    """Whether a Parquet file with this schema is of this format."""
+    """Return whether a Parquet file with this schema is of this format."""
     if schema.names != [ITEM]:
         return False
     kind = schema.field(ITEM).type
@@ -467,7 +467,7 @@ def is_episodes(schema: pa.Schema) -> bool:
 
 
 class _EpisodesPlan(NamedTuple):
-    """What holds for all units."""
+    """Data that all units share."""
 
     parquet: ParquetFiles
     reader: DocumentReader
@@ -487,14 +487,14 @@ class RLlibEpisodes(FileFormat):
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
-        """Whether a Parquet file is of this format, by its schema."""
+        """Return whether a Parquet file is of this format, by its schema."""
         try:
             return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
         except DataError:
             return False
 
     def describe(self) -> Contents:
-        """What is there. The bytes of all documents are looked at once, for those that repeat others.
+        """Return the contents. The bytes of all documents are read once, to find copies.
 
         Raises:
             DataError: a file is broken or of another format, or no episode can be read.
@@ -503,7 +503,7 @@ class RLlibEpisodes(FileFormat):
         for i, path in enumerate(self.files):
             if not is_episodes(parquet.schema(i)):
                 names = ", ".join(parquet.schema(i).names[:8])
-                raise DataError(f"{path}: is no RLlib episode recording: its columns are {names}, not `{ITEM}`.")
+                raise DataError(f"{path}: is not an RLlib episode recording: its columns are {names}, not `{ITEM}`.")
         copies: list[Problem] = []
         documents = list(_units_of(parquet, copies))
         if not documents:
@@ -515,7 +515,7 @@ class RLlibEpisodes(FileFormat):
     # -- reading -----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """One segment for each agent's episode or chunk."""
+        """Read one segment for each agent's episode or chunk."""
         documents, plan = unit.data
         pieces: list[Piece] = []
         for at in documents:
@@ -535,13 +535,13 @@ class RLlibEpisodes(FileFormat):
         return _joined(pieces, columns, plan.schema)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is: in which document, of which agent, and which step."""
+        """Locate a row: its document, agent, and step."""
         documents, plan = unit.data
         for at in documents:
             try:
                 episodes = _read(plan.parquet, plan.reader, at)
             except DataError:
-                continue  # its rows are not counted
+                continue  # such rows are not counted
             for episode in episodes:
                 num = num_steps(episode)
                 if row < num:
@@ -555,7 +555,7 @@ class RLlibEpisodes(FileFormat):
 
 
 def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]]:
-    """The documents in units, without those that repeat others, which are told in ``copies``."""
+    """Yield the documents in units, without copies, which are added to ``copies``."""
     seen: dict[tuple[int, int], At] = {}
     unit: list[At] = []
     size = 0
@@ -582,7 +582,7 @@ def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]
 
 
 def _described(parquet: ParquetFiles, units: Sequence[Sequence[At]], num_copies: int) -> tuple[_EpisodesPlan, Header]:
-    """Spaces and columns from the first episode with steps that can be read."""
+    """Find spaces and columns from the first readable episode with steps."""
     error: DataError | None = None
     reader = DocumentReader()
     for at in (at for unit in units for at in unit):
@@ -612,7 +612,7 @@ def _described_from(
         found = [episode.space(root) for episode in episodes]
         given[root] = found[0]
         if any(space != found[0] for space in found):
-            raise DataError(f"its agents have different `{root}` spaces, which Etude does not read together")
+            raise DataError(f"its agents have different `{root}` spaces, which Etude can't read together")
         if given[root] is None:
             given[root] = _inferred(parquet, units, reader, root)
             inferred.append(root)
@@ -634,7 +634,7 @@ def _described_from(
 
 
 def _inferred(parquet: ParquetFiles, units: Sequence[Sequence[At]], reader: DocumentReader, root: str) -> Space:
-    """A space from what all episodes hold, which have none."""
+    """Infer a space from the data of all episodes, if they store none."""
     columns: Columns = {}
     ranges: dict[str, Range] = {}
     for at in (at for unit in units for at in unit):
@@ -659,7 +659,7 @@ def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[AgentEp
 
 
 def _piece(plan: _EpisodesPlan, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
-    """An episode's columns; None where it has no steps."""
+    """An episode's columns; None if it has no steps."""
     try:
         if not num_steps(episode):
             check_clock(episode, 0)
@@ -697,7 +697,7 @@ def _joined(pieces: list[Piece], names: Sequence[str], schema: Schema) -> Experi
 
 
 def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at: At) -> Iterator[Problem]:
-    """What is odd about an agent's episode, but does no harm."""
+    """Yield the harmless oddities of an agent's episode."""
     who = _who(episode)
     for kind, what in episode.notes:
         yield _note(parquet, kind, what, at)
@@ -707,7 +707,7 @@ def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at
     last = piece.t_start + piece.num
     if episode.plain.get("t", last) != last:
         said = str(episode.plain["t"])[:20]
-        what = f"{who} says that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
+        what = f"{who} states that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
         yield _note(parquet, "other_t", what, at)
     if not any(piece.ends):
         what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"

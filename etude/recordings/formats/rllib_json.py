@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RLlib's JSON recordings: lines of ``SampleBatch`` or ``MultiAgentBatch``, or of one step each.
 
-Lines are fragments: they begin and end anywhere in an episode. Rows of one agent in one episode are put together, in
-order of ``t`` where it is there: they are decoded and sorted, and then read as a table. Those of large recordings are
-sorted once, into the cache. An agent's rows that are written again on a later line are read once and counted in
+Lines are fragments that start and end anywhere in an episode. The rows of one agent in one episode are joined, in order
+of ``t`` if it exists: they are decoded and sorted, and then read as a table. Those of large recordings are sorted once,
+into the cache. Rows of an agent that are repeated on a later line are read once and counted in
 ``header.meta["duplicates"]``.
 """
 
@@ -48,7 +48,7 @@ _LEFT_OUT: Final = ("type", "count", "infos", *KEYS, *ENDS)
 
 
 class LineBatch(NamedTuple):
-    """Rows of one policy on one line, as the line has them."""
+    """Rows of one policy on one line, undecoded."""
 
     policy: str | None
     columns: dict[str, Any]
@@ -56,10 +56,10 @@ class LineBatch(NamedTuple):
 
 
 def batches_of(line: bytes) -> list[LineBatch]:
-    """The batches on one line.
+    """Parse the batches on one line.
 
     Raises:
-        DataError: it is not JSON, or not of RLlib's layouts.
+        DataError: it is not JSON, or not in one of RLlib's layouts.
     """
     try:
         data = json.loads(line)
@@ -95,15 +95,15 @@ def _batch(policy: str | None, columns: Any) -> LineBatch:
 
 
 def roots(columns: Mapping[str, Any]) -> dict[str, str]:
-    """The names of a batch's columns that become step columns, and ours."""
+    """Return the columns of a batch that become step columns, with Etude's names."""
     return {name: _OWN.get(name) or own_name(name) for name in columns if name not in _LEFT_OUT}
 
 
 def column(value: Any, root: str) -> Columns:
-    """A column of a batch, plain or packed, as flat columns ``[rows, ...]`` under ``root``.
+    """Decode a column of a batch, plain or packed, to flat columns ``[rows, ...]`` under ``root``.
 
     Raises:
-        DataError: it holds no numbers, or rows of different shapes.
+        DataError: it does not hold numbers, or has rows of different shapes.
     """
     if isinstance(value, str):
         if not value.startswith(PACKED):
@@ -127,7 +127,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def flags(batch: LineBatch) -> dict[str, NDArray[np.bool_]]:
-    """``terminated`` and ``truncated`` of each row; ``dones`` count as terminated."""
+    """Return ``terminated`` and ``truncated`` of each row; ``dones`` count as terminated."""
     found = {name: _vector(batch, name).astype(bool) for name in ENDS if name in batch.columns}
     nothing = np.zeros(batch.num, bool)
     ended = found.get("terminateds", found.get("dones", nothing) & ~found.get("truncateds", nothing))
@@ -135,7 +135,7 @@ def flags(batch: LineBatch) -> dict[str, NDArray[np.bool_]]:
 
 
 def integers(batch: LineBatch, name: str) -> NDArray[Any] | None:
-    """A key column: the integers of ``t`` or ``agent_index``, or the names in ``eps_id``, if it is there."""
+    """Return a key column, if it exists: the integers of ``t`` or ``agent_index``, or the names in ``eps_id``."""
     if name not in batch.columns:
         return None
     value = batch.columns[name]
@@ -157,16 +157,16 @@ def _vector(batch: LineBatch, name: str) -> NDArray[Any]:
 
 
 def is_float32(values: NDArray[Any]) -> bool:
-    """Whether numbers read from text are those of float32, all of them."""
+    """Whether all numbers read from text are exact in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(((values.astype(np.float32) == values) | np.isnan(values)).all())
 
 
-# -- which rows belong together --------------------------------------------------------------------------------------
+# -- grouping rows ---------------------------------------------------------------------------------------------------
 
 
 class RowKeys(NamedTuple):
-    """What tells which episode and step the rows of a batch are."""
+    """The keys that determine the episode and step of a batch's rows."""
 
     flags: Mapping[str, NDArray[np.bool_]]
     episodes: NDArray[Any] | None
@@ -175,10 +175,10 @@ class RowKeys(NamedTuple):
 
 
 def row_keys(batch: LineBatch) -> RowKeys:
-    """The keys of a batch.
+    """Return the keys of a batch.
 
     Raises:
-        DataError: a key column has other rows than the rewards, or holds no integers.
+        DataError: a key column has another length than the rewards, or does not hold integers.
     """
     episodes, agents, t = (integers(batch, name) for name in ("eps_id", "agent_index", "t"))
     if episodes is not None and t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
@@ -188,22 +188,22 @@ def row_keys(batch: LineBatch) -> RowKeys:
 
 
 class Trajectories:
-    """The trajectories found so far, each with a number, its code, and the steps of it that were seen."""
+    """The trajectories found so far, each with a code (its index), and the number of its steps seen."""
 
     def __init__(self) -> None:
         self.names: list[tuple[str, str | None, str | None]] = []
         """The episode, agent and module of each code."""
         self._codes: dict[tuple[str, int, str | None], int] = {}
-        self._next: list[int] = []  # by code, the step behind the rows that came last
-        self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps ended
+        self._next: list[int] = []  # by code, the step after the last rows
+        self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps has ended
 
     def rows_of(self, batch: LineBatch, keys: RowKeys, place: str) -> tuple[Ints, Ints]:
-        """The code and step of each row of a batch.
+        """Return the code and step of each row of a batch.
 
         Args:
             batch: The rows.
-            keys: Of these.
-            place: A name for rows that have none: each stretch up to an end is an episode of its own.
+            keys: The keys of the rows.
+            place: A name for rows without an episode id: each stretch up to an end is then an episode of its own.
         """
         flags, episodes, agents, t = keys
         done = np.logical_or(*flags.values())
@@ -251,7 +251,7 @@ _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
 class _JsonPlan(NamedTuple):
-    """What holds for all lines."""
+    """Data that all lines share."""
 
     schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     dropped: set[str]
@@ -265,7 +265,7 @@ class RLlibJson(FileFormat):
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
-        """Whether a file is of this format, by the beginning of its first line."""
+        """Return whether a file is of this format, by the start of its first line."""
         if path.suffix not in (".json", ".jsonl"):
             return False
         try:
@@ -276,10 +276,10 @@ class RLlibJson(FileFormat):
         return b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head or (b'"obs"' in head and b'"rewards"' in head)
 
     def describe(self) -> Contents:
-        """What is there. Every line is looked at once; those that can't be read are left out, and are problems.
+        """Return the contents, reading every line once; lines that can't be read are left out, as problems.
 
         Raises:
-            DataError: there is nothing that can be read; the message names the file and the line.
+            DataError: nothing can be read; the message names the file and the line.
         """
         origin, make = cache.Origin(self.files, self.name, _VERSION, sorting.VERSION), partial(_convert, self.files)
         made = cache.Made(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
@@ -296,20 +296,20 @@ class RLlibJson(FileFormat):
         return dataclasses.replace(contents, header=header, problems=problems)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """A segment for each agent's episode, or for each piece of it."""
+        """Read a segment for each agent's episode, or for each piece of it."""
         return read_rows(unit, columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is: its line."""
+        """Locate a row: its line."""
         return row_place(unit, row)
 
 
 @dataclasses.dataclass(frozen=True)
 class _FileLines(Group):
-    """The lines of a file: where rows are from."""
+    """The lines of a file, where rows came from."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        raise NotImplementedError  # rows are read from what was sorted
+        raise NotImplementedError  # rows are read from the sorted table
 
     def place(self, row: int) -> str:
         return f"{self.file}: line {row + 1}"
@@ -319,26 +319,26 @@ class _FileLines(Group):
 
 
 class _Scan:
-    """One look at all lines of a recording."""
+    """One pass over all lines of a recording."""
 
     def __init__(self, files: Sequence[AnyPath]) -> None:
         self.files = files
         self.trajectories = Trajectories()
         self.num_lines: list[int] = []
-        """Of each file that was looked through."""
+        """The number of lines in each file read so far."""
         self.problems: list[Problem] = []
-        self._shapes: Columns = {}  # an array of the right dtype for each column, by our names
+        self._shapes: Columns = {}  # an array of the right dtype for each column, by Etude's names
         self._ranges: dict[str, Range] = {}
         self._dropped: set[str] = set()
         self._has_begun = False
 
     def looked_through(self) -> Iterator[tuple[Ints, Ints]]:
-        """The trajectory and the step of each row of every line of all files."""
+        """Yield the trajectory and the step of each row, line by line over all files."""
         for file in range(len(self.files)):
             yield from self._look_through(file)
 
     def check(self) -> None:
-        """Raise a DataError where no line has rows."""
+        """Raise a DataError if no line has rows."""
         if not self._has_begun and self.problems:
             raise UnreadableError(self.problems[0])
         if not self._has_begun:
@@ -360,7 +360,7 @@ class _Scan:
     def _look_at(self, file: int, number: int, line: bytes) -> Iterator[tuple[Ints, Ints]]:
         try:
             batches = batches_of(line)
-            columns = [self._columns(batch) for batch in batches]  # first: a line that fails leaves no trace
+            columns = [self._columns(batch) for batch in batches]  # first, so that a line that fails has no effect
             for own in columns:
                 self._check_shapes(own)
             place = f"{self.files[file].stem}-{number}"
@@ -374,7 +374,7 @@ class _Scan:
         yield from found
 
     def _columns(self, batch: LineBatch) -> Columns:
-        """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
+        """The step columns and ``next_obs`` of a batch, without those that are not numeric on the first line."""
         if "infos" in batch.columns:
             self._dropped.add("infos")
         if not self._has_begun:
@@ -387,7 +387,7 @@ class _Scan:
         return _columns(batch, self._dropped)
 
     def _check_shapes(self, columns: Columns) -> None:
-        """Raise a DataError where observations or actions are not shaped as on the lines before."""
+        """Raise a DataError if observations or actions have other shapes than on earlier lines."""
         for root in (col.OBS, col.ACTION):
             for name, values in col.subtree(columns, root).items():
                 known = self._shapes.get(name, values)
@@ -398,7 +398,7 @@ class _Scan:
                     )
 
     def _widen(self, columns: Columns) -> None:
-        """Widen the dtype of each column by what a line holds."""
+        """Widen the dtype and range of each column to those of a line."""
         if not len(next(iter(columns.values()), ())):
             return
         for name, values in columns.items():
@@ -408,7 +408,7 @@ class _Scan:
             widen(self._ranges, col.subtree(columns, root))
 
     def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
-        """What holds for the whole."""
+        """Return what all lines share, and the header."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
         obs, action = (
             inferred_space(described(col.subtree(steps, root)), root, self._ranges) for root in (col.OBS, col.ACTION)
@@ -427,15 +427,15 @@ class _Scan:
 
 
 def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
-    """Rows written again: how many there are, by file and line."""
+    """Problems for repeated rows: their number, by file and line."""
     for (file, number), again in sorted(lines.items()):
         path = files[file]
-        text = f"{path}: line {number}: {again} rows are there already on an earlier line; they are read once."
+        text = f"{path}: line {number}: {again} rows are copies of rows on an earlier line; they are read once."
         yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
 
 
 def _lines_of(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not empty, and their numbers."""
+    """Yield the non-empty lines of a file with their numbers."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -463,10 +463,10 @@ def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
 
 
 _VERSION: Final = 1
-"""Of what is sorted; a change of it makes the cache's entries anew."""
+"""Version of the sorted files; changing it invalidates cache entries."""
 _CONTENTS: Final = "contents.json"
 _BATCH: Final = 16_384
-"""Rows that are handed on together."""
+"""Rows that are passed on together."""
 
 
 def _convert(files: Sequence[AnyPath], folder: Path) -> None:
@@ -499,14 +499,14 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
 
 
 def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting.KeyedRows]:
-    """The rows of all lines that can be read, with the columns that they have."""
+    """Yield the rows of all readable lines, with their columns."""
     names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
     waiting: list[sorting.KeyedRows] = []
     for file, path in enumerate(scan.files):
         for number, line in _lines_of(path):
             if number > scan.num_lines[file]:
-                break  # what is behind could not be read
+                break  # the rest could not be read
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
                 keys, own = row_keys(batch), _columns(batch, plan.dropped)
                 code, t = trajectories.rows_of(batch, keys, f"{path.stem}-{number}")
@@ -523,13 +523,13 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
 
 
 def _stored(plan: _JsonPlan) -> list[str]:
-    """The columns of steps, and the next observations."""
+    """The step columns, and the next observations."""
     obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
     return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
 
 
 def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
-    """The rows of some batches, with the names of their trajectories."""
+    """Concatenate the rows of some batches, and add the names of their trajectories."""
     track, when = (np.concatenate(keys) for keys in list(zip(*parts, strict=True))[:2])
     table = pa.concat_tables([own.table for own in parts]).combine_chunks()
     codes, inverse = np.unique(track, return_inverse=True)
@@ -540,7 +540,7 @@ def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) ->
 
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
-    """A column of a line; empty where the line has none, or another one than other lines: who reads it is told."""
+    """Convert a column of a line; empty if it is missing or unlike that of other lines, which reading reports."""
     dtype, shape = plan.schema[_like(name)]
     kind = pa.from_numpy_dtype(dtype)
     for size in reversed(shape):
@@ -560,5 +560,5 @@ def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str)
 
 
 def _like(name: str) -> str:
-    """The column that has the dtype and shape of this one."""
+    """The column that determines the dtype and shape of this one."""
     return col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of RLlib's recordings put together as episodes: by their step where it is there, else by their observations.
+"""Join rows of RLlib's recordings to episodes: by their step if they have one, else by their observations.
 
-A run is a range of rows, next to each other in one row group, of one episode. Runs are found once, from the columns
-that tell of episodes; all of an episode's runs are then read together.
+A run is a range of adjacent rows of one episode in one row group. Runs are found once, from the columns that identify
+episodes; all runs of an episode are then read together.
 """
 
 import dataclasses
@@ -30,18 +30,18 @@ class Run(NamedTuple):
     start: int
     stop: int
     done: bool
-    """The episode ends with the last row."""
+    """Whether the episode ends with the last row."""
     t: int
-    """The step of the first row, where rows say so; else 0."""
+    """The step of the first row, if the rows have one; else 0."""
 
 
 def runs_of(group: int, codes: Ints, done: NDArray[np.bool_], t: Ints | None) -> list[tuple[int, Run]]:
-    """The runs of one row group, each with the code of its episode.
+    """Find the runs of one row group, each with the code of its episode.
 
     Args:
-        group: The row group.
+        group: Index of the row group.
         codes: int64 ``[rows]``: the episode of each row.
-        done: bool ``[rows]``: the episode ends with this row.
+        done: bool ``[rows]``: whether the episode ends with this row.
         t: int64 ``[rows]``: the step of each row, or None.
     """
     if not len(codes):
@@ -58,10 +58,10 @@ def runs_of(group: int, codes: Ints, done: NDArray[np.bool_], t: Ints | None) ->
 
 
 def without_copies(runs: list[Run], has_t: bool) -> tuple[list[Run], list[Run], bool]:
-    """An episode's runs in order of time, those that repeat others, and whether rows may be there twice among them.
+    """Return an episode's runs in order of time, runs that copy others, and whether the former may still have copies.
 
-    With steps, rows of a step that is there already are repeats. Without, an episode that ends several times seems to
-    be there several times: whether its rows say so too is for the caller to see.
+    If rows have steps, rows of an earlier step are copies. If not, an episode that ends several times seems to be
+    stored several times; the caller must compare the rows.
     """
     if has_t:
         kept: list[Run] = []
@@ -83,7 +83,7 @@ def without_copies(runs: list[Run], has_t: bool) -> tuple[list[Run], list[Run], 
 
 
 def rounds_of(runs: list[Run]) -> list[list[Run]]:
-    """Runs up to each end of the episode; several where it was written several times, or where rows are mixed."""
+    """Split runs after each end of the episode; several parts if it was written several times, or rows are mixed."""
     rounds: list[list[Run]] = [[]]
     for run in runs:
         rounds[-1].append(run)
@@ -93,7 +93,7 @@ def rounds_of(runs: list[Run]) -> list[list[Run]]:
 
 
 def hashes_of(columns: Columns) -> NDArray[np.uint64]:
-    """uint64 ``[rows]``: a number for the bytes of each row of all columns; equal rows have equal ones."""
+    """Hash the bytes of each row over all columns: uint64 ``[rows]``; equal rows have equal hashes."""
     out = np.zeros(len(next(iter(columns.values()))), np.uint64)
     for column in columns.values():
         words = _raw(column).astype(np.uint64)
@@ -103,13 +103,13 @@ def hashes_of(columns: Columns) -> NDArray[np.uint64]:
 
 
 def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
-    """bool ``[rows]``: those that are not the same step of a trajectory, with the same content, as one before.
+    """Return where a row is not a copy of the same step of a trajectory with the same content: bool ``[rows]``.
 
-    A row of a step that is there already, but that holds something else, is kept: both can't be right, and the reader
-    of the episodes looks for steps that are there twice.
+    Rows of the same step with different content are kept: they can't both be right, and the reader of the episodes
+    checks for duplicate steps.
 
     Args:
-        rows: In order; columns have our names.
+        rows: Sorted rows, with Etude's column names.
     """
     same = (rows.track[1:] == rows.track[:-1]) & (rows.when[1:] == rows.when[:-1])
     twice = np.flatnonzero(np.append(same, False) | np.append(False, same))
@@ -125,7 +125,7 @@ def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
 
 
 def _contents(table: pa.Table) -> Columns:
-    """What tells steps apart: observations, actions, rewards and flags, and where they are empty."""
+    """What distinguishes steps: observations, actions, rewards and flags, and where they are empty."""
     roots = (col.OBS, col.ACTION, col.REWARD, col.TERMINATED, col.TRUNCATED)
     out: Columns = {}
     for name in (name for name in table.schema.names if any(col.is_under(name, root) for root in roots)):
@@ -138,7 +138,7 @@ def _contents(table: pa.Table) -> Columns:
 
 
 def linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:
-    """bool ``[rows - 1]``: what was observed after each row is, byte by byte, what the next row begins with."""
+    """bool ``[rows - 1]``: where a row's next observation equals the next row's observation, byte by byte."""
     num = len(next(iter(obs.values())))
     out = np.ones(max(0, num - 1), bool)
     for name, column in obs.items():
@@ -148,7 +148,7 @@ def linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:
 
 
 def _raw(column: NDArray[Any]) -> NDArray[Any]:
-    """The bytes of each row, as whole words where they fit."""
+    """The bytes of each row, as whole words if they fit."""
     if not column.size:
         return np.zeros((len(column), 0), np.uint8)
     flat = np.ascontiguousarray(column).reshape(len(column), -1)
@@ -157,22 +157,22 @@ def _raw(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def keys_of(columns: Columns) -> list[bytes]:
-    """The bytes of each row of all columns together."""
+    """Return the bytes of each row over all columns."""
     parts = [np.ascontiguousarray(c).reshape(len(c), -1).view(np.uint8) for c in columns.values()]
     joined = np.concatenate(parts, axis=1)
     return [row.tobytes() for row in joined]
 
 
 def chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -> list[list[int]]:
-    """The rows of one episode as chains, each row beginning with what was observed after the one before it.
+    """Chain the rows of one episode, so that each row's observation is the next observation of the row before.
 
     Args:
-        obs: The bytes of what each row begins with.
-        next_obs: The bytes of what was observed after it.
-        done: The episode ends with this row.
+        obs: The bytes of each row's observation.
+        next_obs: The bytes of each row's next observation.
+        done: Whether the episode ends with this row.
 
     Returns:
-        Chains of row numbers. Those that nothing leads to come first, in the order of the rows.
+        Chains of row indices. Those that no row leads to come first, in the order of the rows.
     """
     waiting: dict[bytes, list[int]] = {}
     for row in range(len(obs) - 1, -1, -1):
@@ -196,7 +196,7 @@ def chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) ->
 
 
 def _next(row: int, candidates: list[int], used: NDArray[np.bool_]) -> int | None:
-    """The row after ``row`` in the file where it is among those that fit, else the first of them not yet used."""
+    """The following row in the file if it fits, else the first unused one of those that fit."""
     while candidates and used[candidates[-1]]:
         candidates.pop()
     if not candidates:
@@ -204,7 +204,7 @@ def _next(row: int, candidates: list[int], used: NDArray[np.bool_]) -> int | Non
     return row + 1 if row + 1 in candidates[-8:] and not used[row + 1] else candidates[-1]
 
 
-# -- rows put in order and cut into segments -------------------------------------------------------------------------
+# -- sort rows and cut them into segments ----------------------------------------------------------------------------
 
 
 Naming = Callable[[int], tuple[str, str | None, str | None]]
@@ -212,10 +212,10 @@ Naming = Callable[[int], tuple[str, str | None, str | None]]
 
 @dataclasses.dataclass
 class SegmentedRows:
-    """Rows of some episodes, those of one next to each other, and how they become segments."""
+    """Rows of some episodes, grouped by episode, and the segments they form."""
 
     code: Ints
-    """``[rows]``: the episode (and agent) of each row, as a number."""
+    """``[rows]``: the code of each row's episode (and agent)."""
     t: Ints
     """``[rows]``: the step of each row in its episode."""
     terminated: NDArray[np.bool_]
@@ -223,11 +223,11 @@ class SegmentedRows:
     order: Ints = dataclasses.field(init=False)
     """``[kept]``: the rows in the order of the segments."""
     offsets: Ints = dataclasses.field(init=False)
-    """``[segments + 1]``: where each segment begins in ``order``."""
+    """``[segments + 1]``: the bounds of segments in ``order``."""
     t_start: Ints = dataclasses.field(init=False)
-    """``[segments]``."""
+    """``[segments]``: the first step of each segment."""
     repeated: int = 0
-    """How many rows were left out because others are the same."""
+    """The number of rows that were left out as copies."""
 
     def __post_init__(self) -> None:
         self.order = np.arange(len(self.code))
@@ -235,16 +235,16 @@ class SegmentedRows:
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """The episode ends with this row."""
+        """Whether the episode ends with each row."""
         return self.terminated | self.truncated
 
     @property
     def in_order(self) -> bool:
-        """All rows are kept as they stand."""
+        """Whether all rows are kept in their original order."""
         return len(self.order) == len(self.code) and bool((self.order[1:] > self.order[:-1]).all())
 
     def _borders(self) -> NDArray[np.bool_]:
-        """bool ``[rows - 1]``: a segment ends between this row and the next one."""
+        """bool ``[rows - 1]``: whether a segment ends between a row and the next."""
         return np.asarray((self.code[1:] != self.code[:-1]) | self.done[:-1], bool)
 
     def _cut(self, borders: NDArray[np.bool_]) -> None:
@@ -253,24 +253,24 @@ class SegmentedRows:
         self.t_start = self.t[starts]
 
     def one_step_each(self, first: int, before: int) -> None:
-        """Every row becomes a segment of its own, named by its row in the file."""
+        """Make every row a segment of its own, named by its row in the file."""
         self.code = before + first + np.arange(len(self.code))
         self.t = np.zeros(len(self.code), np.int64)
         self._cut(np.ones(max(0, len(self.code) - 1), bool))
 
     def cut_where_time_jumps(self) -> None:
-        """Cut segments where a step does not follow the one before it."""
+        """Cut segments where a step does not follow the one before."""
         self._cut(self._borders() | (self.t[1:] != self.t[:-1] + 1))
 
 
 def in_time(rows: SegmentedRows, obs: Columns, next_obs: Columns, suspect: set[int]) -> None:
-    """Put rows without a step number in order of time, as observations chain, and number their steps.
+    """Sort rows without a step number in order of time, by chaining observations, and number their steps.
 
     Args:
-        rows: The rows; what it says of their order is set.
-        obs: What each row begins with.
-        next_obs: What was observed after it.
-        suspect: The codes of episodes of which rows may be there twice.
+        rows: The rows, whose order is set in place.
+        obs: The observation of each row.
+        next_obs: The next observation of each row.
+        suspect: The codes of episodes that may contain copies of rows.
     """
     border = rows.code[1:] != rows.code[:-1]
     starts = np.flatnonzero(np.append(True, border))
@@ -291,7 +291,7 @@ def in_time(rows: SegmentedRows, obs: Columns, next_obs: Columns, suspect: set[i
         for chain in chains:
             order.append(chain)
             t_start.append(t)
-            t += len(chain) + 1  # a row at least is missing between chains
+            t += len(chain) + 1  # at least one row is missing between chains
     rows.order = np.concatenate(order)
     rows.offsets = offsets_of(np.array([len(chain) for chain in order], np.int64))
     rows.t_start = np.array(t_start, np.int64)
@@ -315,7 +315,7 @@ def _chains(
 
 
 def segments_of(rows: SegmentedRows, naming: Naming, has_next_obs: bool) -> Segments:
-    """The segments that rows were cut into; ``naming`` gives the episode, agent and module of a code."""
+    """Return the segments of the rows; ``naming`` returns the episode, agent and module of a code."""
     last = rows.order[rows.offsets[1:] - 1]
     names = [naming(code) for code in rows.code[last].tolist()]
     return Segments.of(

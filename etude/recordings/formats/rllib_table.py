@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RLlib's tabular recordings: Parquet files with a row a step (``output_write_episodes=False``).
+"""RLlib's tabular recordings: Parquet files with a row per step (``output_write_episodes=False``).
 
-Rows of one ``eps_id`` become an episode, in order of ``t`` where that column is there, else as their observations
-chain: what was observed after one row is what the next one begins with. Files are taken in the order of their full
-paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment of its own.
+Rows with the same ``eps_id`` form an episode, in order of ``t`` if that column exists, else by chaining observations:
+the next observation of a row is the observation of the one after it. Files are sorted by their full paths, which is
+RLlib's order of time. Without ``eps_id``, every row is a segment of its own.
 
-Columns are tensors of Ray Data, structs, lists, numbers, packed and pickled values. Ray's extension types are taken by
-their storage and by what the field says of itself, so that Ray is not needed. Their metadata is JSON, or, from some
-versions of Ray, a pickle, which is not read: the shape then follows from the lengths.
+Columns are tensors of Ray Data, structs, lists, numbers, packed and pickled values. Ray's extension types are read from
+their storage and the field's metadata, so that Ray is not needed. The metadata is JSON or, from some versions of Ray, a
+pickle, which is not read: the shape is then derived from the lengths.
 """
 
 import json
@@ -57,7 +57,7 @@ _PICKLED: Final = "ray.data.arrow_pickled_object"
 
 
 class RowError(DataError):
-    """A row of a column can't be read; ``row`` counts from 0 in what was given."""
+    """A row of a column can't be read; ``row`` is its index in the input, from 0."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -65,10 +65,10 @@ class RowError(DataError):
 
 
 def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
-    """A column as flat NumPy columns ``[N, ...]`` under ``root``.
+    """Convert a column to flat NumPy columns ``[N, ...]`` under ``root``.
 
     Raises:
-        DataError: it holds no numbers, or rows of different shapes; a `RowError` where one row is the reason.
+        DataError: it does not hold numbers, or has rows of different shapes; a `RowError` if one row is the cause.
     """
     name, metadata = _extension(field)
     array = one_array(values)
@@ -91,7 +91,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _extension(field: pa.Field) -> tuple[str, bytes]:
-    """The name of a field's extension type and what it says of itself; empty where it has none."""
+    """The name and the metadata of a field's extension type; empty if it has none."""
     if isinstance(field.type, pa.FixedShapeTensorType):
         return field.type.extension_name, json.dumps({"shape": field.type.shape}).encode()
     if isinstance(field.type, pa.ExtensionType):
@@ -102,7 +102,7 @@ def _extension(field: pa.Field) -> tuple[str, bytes]:
 
 
 def _shape(metadata: bytes) -> tuple[int, ...] | None:
-    """The shape of one row, or None where it is not said in JSON."""
+    """The shape of one row; None if the metadata is not JSON."""
     try:
         data = json.loads(metadata)
     except (ValueError, UnicodeDecodeError, RecursionError):
@@ -192,7 +192,7 @@ def _each(array: pa.Array, decode: Any, root: str) -> list[Any]:
     return values
 
 
-# -- the files: their columns, and which rows are of which episode ---------------------------------------------------
+# -- the files: their columns, and the episode of each row -----------------------------------------------------------
 
 
 ENDS: Final = ("terminateds", "truncateds", "dones")
@@ -209,7 +209,7 @@ class TableFiles:
     """The files of one recording.
 
     Raises:
-        DataError: a file is not whole, lacks a column that is needed, or one that the first file has.
+        DataError: a file is not complete, or lacks a required column, or one that the first file has.
     """
 
     def __init__(self, paths: Sequence[AnyPath]) -> None:
@@ -242,11 +242,11 @@ class TableFiles:
 
     @property
     def has_t(self) -> bool:
-        """Rows say which step of their episode they are."""
+        """Whether rows have the index of their step in the episode."""
         return "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
 
     def scan(self) -> tuple[dict[int, list[Run]], list[Naming]]:
-        """The runs of every episode, in the order in which the episodes come first; and what each of them is called."""
+        """Return the runs of every episode, in order of first appearance, and the episodes' names."""
         episodes: dict[int, list[Run]] = {}
         if "eps_id" not in self.fields:
             return episodes, []
@@ -274,7 +274,7 @@ class TableFiles:
     def _codes(
         self, table: pa.Table, codes: dict[tuple[str, str | None], int], modules: dict[int, str | None], group: int
     ) -> NDArray[np.int64]:
-        """int64 ``[rows]``: the episode and agent of each row, as a number."""
+        """int64 ``[rows]``: the code of the episode and agent of each row."""
         texts: list[tuple[NDArray[np.int32], list[str | None]]] = []
         for name in KEYS[:3]:
             if name not in table.schema.names or (name != "eps_id" and table[name].null_count == table.num_rows):
@@ -307,16 +307,16 @@ class TableFiles:
         return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
 
     def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
-        """Those of these episodes, of which rows are there twice, in which these are not the same rows again.
+        """Return the codes of those episodes whose repeated rows differ.
 
-        With steps, rows of one step are compared; without, the rows up to each end.
+        Compares rows of the same step, if rows have steps; otherwise, the rows up to each end.
         """
         rows = self._hashes([run for runs in episodes.values() for run in runs])
         is_alike = _alike_by_t if self.has_t else _alike_by_end
         return [code for code, runs in episodes.items() if not is_alike(runs, rows)]
 
     def _hashes(self, runs: Iterable[Run]) -> dict[Run, NDArray[np.uint64]]:
-        """A number for the content of each row of some runs."""
+        """A hash of the content of each row of some runs."""
         rows: dict[Run, NDArray[np.uint64]] = {}
         by_group: dict[int, list[Run]] = {}
         for run in runs:
@@ -331,17 +331,17 @@ class TableFiles:
     def column(
         self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
     ) -> Columns:
-        """One column of some rows of a row group, flat and under our name.
+        """Decode a column of some rows of a row group, flat and with Etude's name.
 
         Args:
             table: The rows.
             name: The column's name in the file.
-            group: The row group, for errors.
-            first: The first row of ``table`` in it, for errors.
-            index: The rows of ``table`` in it, where they do not stand next to each other.
+            group: Index of the row group, for errors.
+            first: Index of the first row of ``table`` in the row group, for errors.
+            index: Indices of the rows of ``table`` in the row group, if they are not adjacent.
 
         Raises:
-            DataError: it can't be read as numbers; the file and row are named.
+            DataError: it can't be read as numbers; the message names the file and row.
         """
         root = OWN.get(name) or _OTHERS.get(name) or (name if name in (*KEYS, *ENDS) else None)
         try:
@@ -355,7 +355,7 @@ class TableFiles:
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
 
     def ranges(self, name: str, root: str) -> dict[str, Range]:
-        """The smallest and largest numbers of the integers in a column, over all rows, by our names under ``root``."""
+        """The ranges of integers in a column, over all rows, by Etude's names under ``root``."""
         found: dict[str, Range] = {}
         for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
             for group in range(len(self.parquet.groups)):
@@ -384,48 +384,48 @@ Schema = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def is_table(schema: pa.Schema) -> bool:
-    """Whether a Parquet file with this schema is of this format."""
+    """Return whether a Parquet file with this schema is of this format."""
     names = set(schema.names)
     return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
 class _TablePlan(NamedTuple):
-    """What holds for all units."""
+    """Data that all units share."""
 
     table: TableFiles
     sources: Mapping[str, str]
-    """For each of our columns, the file's."""
+    """The file's columns by Etude's names."""
     schema: Schema
 
 
 class _TableUnit(NamedTuple):
     runs: Sequence[tuple[int, Run]]
-    """Each with the code of its episode."""
+    """Runs, each with the code of its episode."""
     names: Mapping[int, Naming]
-    """By code."""
+    """Names by code."""
     suspect: set[int]
-    """Episodes of which rows may still be there twice."""
+    """The codes of episodes that may still contain copies of rows."""
     plan: _TablePlan
 
 
 class RLlibTable(FileFormat):
-    """A recording of RLlib's tables."""
+    """A recording in RLlib's tables."""
 
     name = "rllib-table"
 
     @staticmethod
     def detect(path: AnyPath) -> bool:
-        """Whether a Parquet file is of this format, by its schema."""
+        """Return whether a Parquet file is of this format, by its schema."""
         try:
             return path.suffix == ".parquet" and is_table(footers.schema_of(path))
         except DataError:
             return False
 
     def describe(self) -> Contents:
-        """What is there; the columns that tell of episodes are read.
+        """Return the contents, reading the columns that identify episodes.
 
         Raises:
-            DataError: a file is broken or has other columns than the rest, or lacks one that is needed.
+            DataError: a file is broken, has other columns than the rest, or lacks a required one.
         """
         table = TableFiles(self.files)
         scanned, names = table.scan()
@@ -446,21 +446,21 @@ class RLlibTable(FileFormat):
         problems = []
         for code, run in copies:
             count = run.stop - run.start
-            what = f"{count} rows of episode {names[code][0]!r} are there already; they are read once"
+            what = f"{count} rows of episode {names[code][0]!r} are copies of earlier ones; they are read once"
             problems.append(_note(table, "duplicate", what, run, "eps_id", count))
         return Contents(header, list(plan.schema), units, self.files, problems)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """A segment for each episode, or for each piece of it where rows are lost."""
+        """Read a segment for each episode, or for each piece of it if rows are missing."""
         exp, rows = _loaded(unit.data, columns)
         if problems is not None:
             problems += _notes(unit.data, exp, rows)
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is, as its file counts."""
+        """Locate a row, by the row count of its file."""
         parquet = unit.data.plan.table.parquet
         run = _run_of(_loaded(unit.data, ())[1], unit.data.runs, row)
         place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
@@ -473,7 +473,7 @@ class RLlibTable(FileFormat):
 def _parts_of(
     table: TableFiles, episodes: Mapping[int, list[Run]], copies: list[tuple[int, Run]], suspect: set[int]
 ) -> list[list[tuple[int, Run]]]:
-    """The rows in parts of whole episodes; rows without episodes in ranges of rows."""
+    """Divide the rows into parts of whole episodes; rows without episodes into ranges."""
     if "eps_id" not in table.fields:
         starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, MAX_ROWS)]
         return [[(-1, Run(g, a, min(a + MAX_ROWS, n), False, 0))] for g, a, n in starts] or [[]]
@@ -497,7 +497,7 @@ def _parts_of(
 
 
 def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_TablePlan, Header]:
-    names = sorted(name for name in table.fields if name not in KEYS)  # as `read` reads them: they are kept
+    names = sorted(name for name in table.fields if name not in KEYS)  # the same as for `read`, because they are cached
     sample = table.parquet.read(first.group, names).slice(first.start, min(1000, first.stop - first.start))
     flat: Columns = {}
     sources: dict[str, str] = {}
@@ -528,13 +528,13 @@ def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_TablePl
 
 
 def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
-    """How many episodes stand there again: copies that end, or one for each that has rows twice without an end."""
+    """The number of repeated episodes: copies that end, or one for each episode with copies of rows but no end."""
     ended = [code for code, run in copies if run.done]
     return len(ended) + len({code for code, _ in copies} - set(ended))
 
 
 def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
-    """A space from what the column holds: where it holds integers, from all rows."""
+    """Infer a space from the column; for integers, from all rows."""
     found = described(col.subtree(flat, root))
     ranges = table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
     return inferred_space(found, root, ranges)
@@ -637,7 +637,7 @@ def _as_elsewhere(plan: _TablePlan, name: str, column: NDArray[Any], group: int)
 def _notes(unit: _TableUnit, exp: Experience, rows: SegmentedRows) -> Iterator[Problem]:
     table = unit.plan.table
     if rows.repeated:
-        what = f"{rows.repeated} rows are there twice; they are read once"
+        what = f"{rows.repeated} rows are copies of others; they are read once"
         yield _note(table, "duplicate", what, unit.runs[0][1], "eps_id")
     for i in np.flatnonzero(~exp.segments.done) if "eps_id" in table.fields else ():
         run = _run_of(rows, unit.runs, int(exp.offsets[i + 1]) - 1)
@@ -649,7 +649,7 @@ def _notes(unit: _TableUnit, exp: Experience, rows: SegmentedRows) -> Iterator[P
 
 
 def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
-    """The rows from one of a unit on, as they stand in their row group."""
+    """The rows of a run from row ``row`` of a unit on, as indices in their row group."""
     starts = offsets_of(np.array([run.stop - run.start for _, run in runs]))
     at = int(rows.order[row])
     i = int(np.searchsorted(starts, at, side="right")) - 1

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers of what RLlib reads: Parquet files with a msgpack document an episode, or with a row a step.
+"""Write Parquet files that RLlib reads, with a msgpack document per episode, or with a row per step.
 
-What a module put out goes under RLlib's names (``logp`` is ``action_logp``), and infos to where RLlib has them.
-Documents (``input_read_episodes=True``) are as RLlib's own recorder writes them: a list with an entry for each step. In
-a table, arrays are tensors as Ray Data stores them, so that Ray is not needed; the parts of a Dict are an Arrow struct.
-The column ``t``, which RLlib does not record but knows, says which step of its episode a row is.
+Module outputs get RLlib's names (``logp`` is ``action_logp``), and infos go where RLlib has them. Documents
+(``input_read_episodes=True``) are like those of RLlib's own recorder: a list with an entry for each step. In tables,
+arrays are tensors as Ray Data stores them, so that Ray is not needed; the parts of a Dict form an Arrow struct. The
+column ``t``, which RLlib does not record but understands, is the index of a row's step in its episode.
 """
 
 import json
@@ -28,7 +28,7 @@ from etude.recordings.formats.rllib_columns import NAMES, map_of
 from etude.recordings.layout import Header
 from etude.spaces import Nester, Space, leaves
 
-# -- Etude's columns in RLlib's words --------------------------------------------------------------------------------
+# -- RLlib's names for Etude's columns -------------------------------------------------------------------------------
 
 
 _EXTRA: Final = "extra"
@@ -36,18 +36,18 @@ _OWN: Final = {own: name for name, own in NAMES.items()}
 
 
 def rllib_name(root: str) -> str:
-    """RLlib's name for one of our columns; the inverse of `etude.recordings.formats.rllib_columns.own_name`."""
+    """Return RLlib's name for one of Etude's columns; the inverse of `rllib_columns.own_name`."""
     return _OWN.get(root, root)
 
 
 def extras(names: Iterable[str], spaces: Mapping[str, Space]) -> list[str]:
-    """The columns that are neither observation, action, reward nor info: what a module put out, in the main."""
+    """Return the columns that are not observation, action, reward or info: mainly module outputs."""
     own = {name for root, space in spaces.items() for name in leaves(space, root)}
     return [n for n in names if n not in own and n != col.REWARD and not col.is_under(n, col.INFO)]
 
 
 def nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Columns by path as maps in maps: ``{"state_out/h": h}`` becomes ``{"state_out": {"h": h}}``."""
+    """Nest columns by path: ``{"state_out/h": h}`` becomes ``{"state_out": {"h": h}}``."""
     out: dict[str, Any] = {}
     for name, column in columns.items():
         *path, last = name.split(col.SEPARATOR)
@@ -61,15 +61,15 @@ def nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def infos_of(columns: Columns) -> dict[str, Any]:
-    """The infos as maps in maps of arrays, without the ``info`` before their names; empty where there are none."""
+    """Return the infos as nested maps of arrays, without the prefix ``info``; empty if there are none."""
     found = nested(col.subtree(columns, col.INFO)).get(col.INFO, {})
     return found if isinstance(found, dict) else {col.INFO: found}
 
 
 def outputs(columns: Columns) -> dict[str, Any]:
-    """Columns that are RLlib's extra model outputs, by its names: arrays, or maps of them."""
+    """Return RLlib's extra model outputs by its names: arrays, or nested maps of them."""
     found = nested(columns)
-    others = found.pop(_EXTRA, {})  # names that would be words of ours, see `own_name`
+    others = found.pop(_EXTRA, {})  # names that are reserved in Etude, see `own_name`
     out = {rllib_name(root): value for root, value in found.items()}
     return out | (others if isinstance(others, dict) else {_EXTRA: others})
 
@@ -79,16 +79,16 @@ def outputs(columns: Columns) -> dict[str, Any]:
 
 ITEM: Final = "item"
 GROUP_BYTES: Final = 8 << 20
-"""Documents of about this size make a row group, which Ray reads whole."""
+"""The approximate size of the documents in a row group, which Ray reads as a whole."""
 
 
 class RLlibEpisodesWriter:
-    """Writes whole episodes that are done, a segment each: RLlib refuses others.
+    """Writes whole, finished episodes, one per segment: RLlib refuses others.
 
     Args:
-        folder: Where to; it is there.
-        header: What is written.
-        columns: The step columns; all of numbers.
+        folder: An existing folder.
+        header: The header of the recording.
+        columns: The step columns, all numeric.
     """
 
     whole_episodes = True
@@ -110,7 +110,7 @@ class RLlibEpisodesWriter:
         self._size = 0
 
     def write(self, exp: Experience) -> None:
-        """Take these episodes."""
+        """Write these episodes."""
         for document in self._documents_of(exp):
             self._documents.append(document)
             self._size += len(document)
@@ -118,7 +118,7 @@ class RLlibEpisodesWriter:
                 self._flush()
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Write everything to disk."""
         self._flush()
         self._files.close()
 
@@ -191,12 +191,12 @@ _REWARDS: Final = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 def _buffer(data: bytes, space: bytes) -> bytes:
-    """A list of an episode as RLlib keeps it; ``data`` and ``space`` are msgpack already."""
+    """A list of an episode in RLlib's layout; ``data`` and ``space`` are already in msgpack."""
     return map_header(4) + packed("data") + data + _items({"lookback": 0, "finalized": False}) + packed("space") + space
 
 
 def _with_finals(exp: Experience) -> Columns:
-    """The observations of each episode and the one after its last step: ``[num_steps + num_segments, ...]``."""
+    """The observations of each episode, including the final one: ``[num_steps + num_segments, ...]``."""
     rows = exp.num_steps + exp.num_segments
     ends = exp.offsets[1:] + np.arange(exp.num_segments)
     inside = np.ones(rows, bool)
@@ -219,12 +219,12 @@ class RLlibTableWriter:
     """Writes steps, in any order of their episodes.
 
     Args:
-        folder: Where to; it is there.
-        header: What is written.
-        columns: The step columns; all of numbers.
+        folder: An existing folder.
+        header: The header of the recording.
+        columns: The step columns, all numeric.
 
     Raises:
-        DataError: a space has a Tuple in it, or a Dict with arrays of several axes.
+        DataError: a space contains a Tuple, or a Dict with arrays of several axes.
     """
 
     whole_episodes = False
@@ -241,7 +241,7 @@ class RLlibTableWriter:
         self._extras = extras(columns, by_root)
 
     def write(self, exp: Experience) -> None:
-        """Take these steps."""
+        """Write these steps."""
         segments = exp.segments
         fields: Fields = {
             "eps_id": _text("eps_id", segments.episode_id, exp.lengths),
@@ -265,7 +265,7 @@ class RLlibTableWriter:
         self._files.add(pa.Table.from_arrays([array for _, array in pairs], schema=schema))
 
     def _flat(self, tree: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """The same without arrays of several axes, whose shape would be lost."""
+        """Leave out arrays of several axes, whose shape would be lost."""
         out: dict[str, Any] = {}
         for key, value in tree.items():
             name = f"{path}/{key}"
@@ -278,12 +278,12 @@ class RLlibTableWriter:
         return out
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Write everything to disk."""
         self._files.close()
 
 
 def _check(space: Space, root: str, *, inside: bool = False) -> None:
-    """Raise a DataError where RLlib would read something else than is written."""
+    """Raise a DataError if RLlib would read something other than what is written."""
     if isinstance(space, spaces.Tuple):
         raise DataError(
             f"`{root}` has a Tuple space, {space}: RLlib's tables hold those as pickles, which Ray does not read. "
@@ -321,7 +321,7 @@ def _column(name: str, tree: NDArray[Any] | Mapping[str, Any]) -> tuple[pa.Field
 
 
 def _nested(tree: NDArray[Any] | Mapping[str, Any]) -> pa.Array:
-    """Structs of plain numbers and lists: RLlib writes no tensors inside of a struct."""
+    """Structs of plain numbers and lists: RLlib does not write tensors inside structs."""
     if isinstance(tree, Mapping):
         parts = {str(key): _nested(value) for key, value in tree.items()}
         return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))

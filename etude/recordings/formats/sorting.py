@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows put in order on the disk, in bounded memory, where a recording has them in any other order."""
+"""Sort rows on disk, in bounded memory, for recordings whose rows are not in order."""
 
 import dataclasses
 import itertools
@@ -22,22 +22,22 @@ from etude.recordings.formats.table_inputs import Group, is_in_memory
 Ints = NDArray[np.int64]
 
 VERSION: Final = 1
-"""Of what is sorted; a change of it makes the cache's entries anew."""
+"""Version of the sorted files; changing it invalidates cache entries."""
 BUCKET_BYTES: Final = 32 * 2**20
-"""About how many bytes of rows are sorted at one time."""
+"""The approximate size of the rows that are sorted at a time."""
 _PENDING_BYTES: Final = 64 * 2**20
-"""Of rows that wait to be written to their buckets."""
+"""Size of the rows that wait to be written to their buckets."""
 _MOST_BUCKETS: Final = 1024
 _KEY_BYTES: Final = 64
-"""What sorting a row in memory takes."""
+"""Memory to sort a row, in bytes."""
 ROW: Final = "row in etude"
-"""The column with the number that each row had before."""
+"""The column with the original index of each row."""
 TABLE: Final = "sorted.arrow"
 _TRACK, _WHEN = "track in etude", "time in etude"
 
 
 class TrackTable:
-    """Which tracks there are (an agent in an episode, as a number), how many rows each has, and from when to when."""
+    """The tracks (an agent in an episode, as a number) with their numbers of rows and their first and last times."""
 
     def __init__(self) -> None:
         self._merged = np.zeros((4, 0), np.int64)
@@ -45,7 +45,7 @@ class TrackTable:
         self._num_waiting = 0
 
     def add(self, track: Ints, when: Ints) -> None:
-        """Take in some rows: the track and the time of each."""
+        """Add rows, given the track and the time of each."""
         if not len(track):
             return
         heads = np.flatnonzero(np.append(True, track[1:] != track[:-1]))
@@ -59,7 +59,7 @@ class TrackTable:
 
     @property
     def columns(self) -> NDArray[np.int64]:
-        """int64 ``[4, tracks]``: the number of each, its rows, its first and its last time; in order of the number."""
+        """int64 ``[4, tracks]``: track number, number of rows, first time, last time; sorted by track number."""
         self._merge()
         return self._merged
 
@@ -84,33 +84,33 @@ def _merged(found: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class KeyedRows(NamedTuple):
-    """Some rows of a table."""
+    """Some rows of a table, with their track and time."""
 
     track: Ints
     when: Ints
     table: pa.Table
 
     def filtered(self, keep: NDArray[np.bool_]) -> "KeyedRows":
-        """Those that are to be kept."""
+        """Return the rows for which ``keep`` is True."""
         return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
 
 
 class _Buckets:
-    """Ranges of tracks, and of the times of a long track, of about ``limit`` rows each, in order."""
+    """Ranges of tracks, and of times within a long track, with about ``limit`` rows each, in order."""
 
     def __init__(self, tracks: TrackTable, limit: int) -> None:
         self._track, size, self._low, high = tracks.columns
         bounds = grouped(size, limit)
         self._range = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))  # of each track
         total = np.add.reduceat(size, bounds[:-1])
-        parts = -(-total // limit)  # a range of more rows than the limit is one track
+        parts = -(-total // limit)  # a range with more rows than the limit is a single track
         self._parts = parts[self._range]
         self._first = (np.cumsum(parts) - parts)[self._range]
         self._width = (high - self._low) // self._parts + 1
         self.num = int(parts.sum())
 
     def of(self, track: Ints, when: Ints) -> Ints:
-        """The bucket of each row."""
+        """Return the bucket of each row."""
         i = np.searchsorted(self._track, track)
         inside = np.where(self._parts[i] > 1, (when - self._low[i]) // self._width[i], 0)
         return np.asarray(self._first[i] + inside)
@@ -122,15 +122,15 @@ def write_sorted(
     target: Path,
     kept: Callable[[KeyedRows], KeyedRows] = lambda rows: rows,
 ) -> None:
-    """Write ``rows`` to an Arrow file, by track and time; rows that are equal in both stay in the order given.
+    """Write ``rows`` to an Arrow file, sorted by track and time; equal rows keep their order.
 
-    Holds some buckets of rows in memory, and the tracks. The disk holds the rows twice meanwhile.
+    Holds some buckets of rows and the tracks in memory. During the sort, the disk holds the rows twice.
 
     Args:
-        tracks: Of all rows.
-        rows: All rows, at least one, of one schema.
-        target: The file to make.
-        kept: Gives the rows and columns that are kept of some sorted rows, among which are all of one track and time.
+        tracks: The tracks of all rows.
+        rows: All rows, at least one, with one schema.
+        target: The file to create.
+        kept: Selects rows and columns of some sorted rows, which contain all rows of their tracks and times.
     """
     rest = iter(rows)
     head = next(rest)
@@ -139,7 +139,7 @@ def write_sorted(
     buckets = _Buckets(tracks, max(BUCKET_BYTES // a_row, num_rows // _MOST_BUCKETS, 1))
     aside = target.with_suffix(".unsorted")
     spill_schema = head.table.schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
-    batches: list[list[int]] = [[] for _ in range(buckets.num)]  # of each bucket, in the file aside
+    batches: list[list[int]] = [[] for _ in range(buckets.num)]  # the batches of each bucket in the temporary file
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, spill_schema) as writer:
         written = 0
         pending: dict[int, list[pa.Table]] = {}
@@ -171,7 +171,7 @@ def write_sorted(
 
 
 def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each bucket, copied, in the order given."""
+    """Yield a copy of the rows of each bucket, in the order given."""
     bucket = buckets.of(rows.track, rows.when)
     order = np.argsort(bucket, kind="stable")
     bucket = bucket[order]
@@ -193,7 +193,7 @@ def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: 
 
 
 def is_large(groups: Sequence[Group]) -> bool:
-    """Whether a table is sorted on the disk, not in memory."""
+    """Whether a table is sorted on disk rather than in memory."""
     files = dict.fromkeys(group.file for group in groups if group.file)
     held = sum(group.num_rows for group in groups) * _KEY_BYTES
     size = max(held, sum(file.stat().st_size for file in files))
@@ -204,9 +204,9 @@ class SortedTable:
     """A table with its rows in order. Can be pickled.
 
     Args:
-        groups: The rows as they are; each row of the table in order has its number among these.
-        made: Has the file `TABLE`; see `write_sorted`.
-        empty: What to say of a row that has no value in a column, which is no key; None: it may be so.
+        groups: The unsorted rows.
+        made: Contains the file `TABLE`, which gives the original index of each row; see `write_sorted`.
+        empty: The end of the error message for a row that lacks a value in a non-key column; None allows that.
     """
 
     def __init__(self, groups: Sequence[Group], made: cache.Made, empty: str | None = None) -> None:
@@ -220,20 +220,20 @@ class SortedTable:
         tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
         *made_by: object,
     ) -> "SortedTable":
-        """The same rows in order.
+        """Sort the rows of a table.
 
         Args:
-            groups: The rows as they are.
-            tables: Gives the columns of each group.
-            tracks: Gives the track and the time of each row, group after group.
-            made_by: What the sorted table depends on but for the files.
+            groups: The unsorted rows.
+            tables: Yields the columns of each group.
+            tracks: Yields the track and the time of each row, group by group.
+            made_by: What the sorted table depends on other than the files.
         """
         files = list(dict.fromkeys(group.file for group in groups if group.file))
         origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
         return cls(groups, cache.Made(origin, partial(_sort, tables, tracks), in_memory=False))
 
     def groups(self) -> list[Group]:
-        """The rows in order."""
+        """Return the sorted rows."""
         with self.made.opened(TABLE) as source:
             reader = pa.ipc.open_file(source)
             sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
@@ -242,7 +242,7 @@ class SortedTable:
         return [_SortedGroup(schema, rows, None, first[k], self, k) for k, rows in enumerate(sizes)]
 
     def origin(self, row: int) -> tuple[Group, int]:
-        """Where one of the rows as they were is: its group, and its place in that."""
+        """Locate an unsorted row: its group, and its index there."""
         g = int(np.searchsorted(self._first, row, side="right")) - 1
         return self._unsorted[g].origin(row - int(self._first[g]))
 
@@ -290,12 +290,12 @@ class _SortedGroup(Group):
 
 
 def bounds_of(groups: Sequence[Group]) -> Ints:
-    """The number of the first row of each group, and of all rows."""
+    """The index of the first row of each group, and the number of all rows."""
     return np.append(0, np.cumsum([group.num_rows for group in groups])).astype(np.int64)
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """The same without dictionaries, each of which would be that of one batch alone."""
+    """Decode dictionaries, each of which would only be valid for one batch."""
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
             table = table.set_column(i, field.name, table[i].cast(field.type.value_type))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Source`: a table of steps, and a map from our columns to its own."""
+"""`Source`: a table of steps, and a mapping from Etude's columns to the table's."""
 
 import dataclasses
 import functools
@@ -20,15 +20,15 @@ DONE: Final = "done"
 FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
 EVERY_ROW: Final = "every-row"
 LAST_ROW: Final = "last-row"
-"""What a flag can be mapped to in place of a column: it is set in each row, or in the last row of each episode."""
+"""Values that a flag can be mapped to instead of a column: set in every row, or in the last row of each episode."""
 PROPENSITY: Final = "propensity"
-"""The probability of the action that was taken; its logarithm is ``logp``."""
+"""The probability of the action taken; its logarithm is ``logp``."""
 OUTPUTS: Final = (
     *(col.REWARD, col.ENV_T, col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.WEIGHT),
     *(col.STATE_IN, col.STATE_OUT, col.INFO),
 )
 NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS, PROPENSITY, *FLAGS, *KEYS, col.T_INDEX)
-"""What a table's columns can be mapped to; a part of a nested one is ``obs/camera``."""
+"""What a table's columns can be mapped to; a part of a nested column is written ``obs/camera``."""
 
 _ROOTS: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS)
 _OWN: Final = (*KEYS, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
@@ -58,16 +58,16 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         col.TRUNCATED: ("timeouts",),
     },
 }
-"""Columns as other tools name them; the first name that a table has is taken."""
+"""Column names of other tools; the first name that a table has is used."""
 ETUDE: Final = "etude"
-"""The preset for a recording of Etude's own that another tool has written anew: all columns by their own names."""
+"""The preset for a recording of Etude's that another tool has rewritten: each column is mapped to its own name."""
 
 
 C = TypeVar("C")
 
 
 def _arguments_checked(cls: type[C]) -> type[C]:
-    """Let arguments that a dataclass does not have raise a SettingsError that says where they go."""
+    """Make unknown arguments of a dataclass raise a SettingsError that says where they belong."""
     made: Any = cls
     plain_init, known = made.__init__, [field.name for field in dataclasses.fields(made)]
 
@@ -92,7 +92,7 @@ def _arguments_checked(cls: type[C]) -> type[C]:
 @_arguments_checked
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A table of steps, and which of its columns are what.
+    """A table of steps, and what its columns mean.
 
     ```python
     Source("logs/*.parquet", columns={"obs": ["speed", "angle"], "action": "command", "episode_id": "trip", "t": "i"})
@@ -100,30 +100,30 @@ class Source:
     """
 
     data: Any
-    """A path, URL, glob, folder or list of them (Parquet, JSON, CSV, Arrow IPC; told by suffix), or a table in memory:
-    pyarrow's, or one that hands itself over as Arrow (pandas, polars, a Ray dataset)."""
+    """A path, URL, glob, folder, or list of them (Parquet, JSON, CSV or Arrow IPC, by suffix); or a table in memory:
+    pyarrow's, or of a library that exports Arrow data (pandas, polars, a Ray dataset)."""
     columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
-    """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
-    ``truncated``, ``done`` (either end, as older tools have it), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
-    ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, instead of ``next_obs``, is what was
-    observed after the row, and empty where that is the next row. Several columns of single numbers make one vector;
-    where some are text, ``numbers`` is that vector, and each text a part of its own. The table's other columns are kept
-    under their own names.
+    """Maps Etude's columns to the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
+    ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
+    ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, as an alternative to ``next_obs``, is
+    the observation after the row, and empty if that is in the next row. Several scalar columns form one vector; if some
+    are text, ``numbers`` is that vector, and each text column is a part of its own. The table's other columns keep
+    their names.
 
-    ``propensity`` is the probability of the action that was taken, above 0 and at most 1; ``logp`` is made of it. In
-    place of a column, a flag can be ``every-row`` (each row ends its episode, as in the log of a bandit) or
-    ``last-row`` (the last row of each episode ends it)."""
+    ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
+    of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last
+    row of each episode ends it)."""
     preset: str | None = None
-    """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has. ``etude``: those
-    of Etude's own recordings, for one that another tool has written anew: sorted, filtered, or without its metadata."""
+    """``rllib`` or ``d4rl``: the column names of these tools, for what `columns` does not map. ``etude``: the names of
+    Etude's own recordings, for one that another tool has rewritten: sorted, filtered, or without its metadata."""
     obs_space: Space | None = None
-    """None: from the numbers; an unbounded Box, Discrete for single integers from 0, or `NamedDiscrete` for text."""
+    """None infers it from the values: an unbounded Box, Discrete for scalar integers from 0, NamedDiscrete for text."""
     action_space: Space | None = None
-    """As `obs_space`."""
+    """Like `obs_space`."""
     env: str | None = None
-    """The id of the env, where it is known."""
+    """The id of the env, if known."""
     filesystem: Any = dataclasses.field(default=None, repr=False)
-    """The pyarrow or fsspec file system that paths are in; None is what a URL names, or this machine."""
+    """The pyarrow or fsspec file system of the paths; by default, the URL's, or the local one."""
 
     def __repr__(self) -> str:
         """Without credentials, which a URL may hold."""
@@ -144,10 +144,10 @@ class Source:
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """The columns of a table with these ``names`` by ours; of flags also `EVERY_ROW` or `LAST_ROW`.
+        """Return the columns of a table with these ``names``, by Etude's names; of flags also `EVERY_ROW`, `LAST_ROW`.
 
         Raises:
-            DataError: a column that is named is not there, or observations or actions are not mapped.
+            DataError: a mapped column does not exist, or observations or actions are not mapped.
         """
         out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
         for name, own in out.items():
@@ -164,7 +164,7 @@ class Source:
             if found and not taken and not any(col.is_under(mapped, name) for mapped in out):
                 out[name] = (found,)
         if PROPENSITY in out and col.LOGP in out:
-            raise DataError(f"`{PROPENSITY}` and `{col.LOGP}` are one thing: map only one of them.")
+            raise DataError(f"`{PROPENSITY}` and `{col.LOGP}` mean the same: map only one of them.")
         for root in (col.OBS, col.ACTION):
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
@@ -172,7 +172,7 @@ class Source:
 
 
 def with_spaces(data: Any, obs_space: Space, action_space: Space) -> Any:
-    """``data``, where each `Source` that has no spaces of its own has these; its numbers and names are read by them."""
+    """Give each `Source` in ``data`` that lacks a space these ones, by which its numbers and names are then read."""
     if isinstance(data, list | tuple):
         return type(data)(with_spaces(one, obs_space, action_space) for one in data)
     if not isinstance(data, Source):
@@ -183,11 +183,11 @@ def with_spaces(data: Any, obs_space: Space, action_space: Space) -> Any:
 
 
 def is_paths(data: Any) -> bool:
-    """Whether ``data`` is a path or URL, or a list of them, and no table."""
+    """Whether ``data`` is a path or URL, or a list of them, rather than a table."""
     several = data if isinstance(data, list | tuple) and data else [data]
     return all(isinstance(part, str | os.PathLike | RemotePath) for part in several)
 
 
 def described(data: Any) -> str:
-    """The data of a `Source` in words, without credentials."""
+    """Describe the data of a `Source`, without credentials."""
     return shown(data) if is_paths(data) else "the table"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
+"""Tables with a row per step: Parquet, JSON, CSV, Arrow, or in memory, with a mapping of their columns."""
 
 import copy
 import dataclasses
@@ -33,33 +33,33 @@ from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
 
 
 CACHE_BYTES: Final = 256 * 2**20
-"""Decoded groups that are kept, so that parts of one group, or rows that are scattered, are not decoded each time."""
+"""Size of the cache of decoded groups, so that parts of a group, or scattered rows, do not decode it each time."""
 NUMBERS: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT)
 OWN: Final = (*NUMBERS, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
-"""Where text becomes numbers with names."""
+"""Columns in which text becomes numbers with names."""
 _ROUNDING: Final = 1e-6
-"""So far a probability of float32 may be above 1."""
+"""How far a float32 probability may exceed 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ColumnMap:
-    """Which columns of a table are what."""
+    """The meaning of a table's columns."""
 
     mapped: Mapping[str, tuple[str, ...]]
-    """For each of our columns, the table's."""
+    """The table's columns, by Etude's names."""
     extras: Mapping[str, str]
     """The table's other columns, by the names they get."""
     vectors: frozenset[str] = frozenset()
-    """Which of ours are vectors, of however few columns."""
+    """Names of Etude's columns that are vectors, of however few columns."""
     ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Flags that are no columns: `EVERY_ROW` or `LAST_ROW`."""
+    """Flags that are not columns: `EVERY_ROW` or `LAST_ROW`."""
     is_propensity: bool = False
-    """The column of ``logp`` holds probabilities."""
+    """Whether the column of ``logp`` holds probabilities."""
 
     @staticmethod
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
-        """The plan for a table, from `Source.mapped`; its columns that are not ``mapped`` are extras."""
+        """Return the plan for a table, from `Source.mapped`; columns that are not ``mapped`` are extras."""
         ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
         is_propensity = PROPENSITY in mapped
         own_names = {name: col.LOGP if name == PROPENSITY else name for name in mapped if name not in ends}
@@ -67,7 +67,7 @@ class ColumnMap:
         used = {name for own in mapped.values() for name in own}
         extras = {}
         for name in schema.names:
-            if name not in used and not name.startswith("__index_level_"):  # pandas' index without a name
+            if name not in used and not name.startswith("__index_level_"):  # an unnamed pandas index
                 taken = reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
                 extras[f"extra/{name}" if taken else name] = name
         return ColumnMap(mapped, extras, vectors, ends, is_propensity)
@@ -76,9 +76,9 @@ class ColumnMap:
 def _texts_apart(
     mapped: Mapping[str, tuple[str, ...]], schema: pa.Schema
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """The same, but of several columns those of text are parts of their own, beside one of all numbers; and its name.
+    """Split text columns off from mappings to several columns, leaving one vector of numbers; also returns its name.
 
-    Parts of next observations are called as those of observations in the same places.
+    Parts of next observations are named like those of observations at the same positions.
     """
     out: dict[str, tuple[str, ...]] = {}
     vectors: list[str] = []
@@ -100,13 +100,13 @@ def _texts_apart(
 
 
 def _obs_name(name: str) -> str:
-    """The column of observations of which ``name`` holds others: of ``next_obs`` or ``final_obs``; else ``name``."""
+    """The observation column that corresponds to ``name`` in ``next_obs`` or ``final_obs``; else ``name`` itself."""
     root = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, root)), None)
     return name if root is None else col.OBS + name[len(root) :]
 
 
 class TableColumns:
-    """Columns of groups of rows, decoded when they are asked for."""
+    """Columns of groups of rows, decoded on demand."""
 
     def __init__(
         self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source,
@@ -115,10 +115,10 @@ class TableColumns:
         self._groups, self._schema, self._plan = groups, schema, plan
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
         self._found = dict(known or {})
-        self._texts: dict[str, set[str]] = {}  # by column, all that was found
+        self._texts: dict[str, set[str]] = {}  # by column, all texts found
         self._named: dict[str, NamedDiscrete] = {}
         self.inferred: dict[str, str] = {}
-        """What was made out from the numbers alone, by column."""
+        """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         for group in groups:
@@ -133,22 +133,22 @@ class TableColumns:
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
     def over(self, groups: Sequence[Group]) -> "TableColumns":
-        """The same columns of other groups, of the same rows in order: no more than a few are read again."""
+        """Return the same columns of other groups with the same rows in order; hardly any are read again."""
         other = copy.copy(self)
         other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES // 8)
         return other
 
     def of_table(self) -> list[str]:
-        """The columns of the table that are needed, by their names in it."""
+        """The names of the table's columns that are needed."""
         own = [n for names in self._plan.mapped.values() for n in names]
         return list(dict.fromkeys([*own, *(n for name, n in self._plan.extras.items() if name not in self.dropped)]))
 
     def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Columns of the table as they are, group after group."""
+        """Yield columns of the table unchanged, group by group."""
         return (self._read(group, names) for group in self._groups)
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
-        """The rows of one group after the other, and columns of them as they are in the table, by our names."""
+        """Yield the number of rows of each group and its unchanged columns, by Etude's names."""
         own = {name: self._plan.mapped[name][0] for name in names if name in self._plan.mapped}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(own.values())))
@@ -156,7 +156,7 @@ class TableColumns:
             yield group.num_rows, {name: table[own[name]] if name in own else always for name in names}
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
-        """Columns of one group, by our names."""
+        """Load columns of one group, by Etude's names."""
         plan = {**self._values(), **{name: (own,) for name, own in self._plan.extras.items()}}
         out: Columns = {}
         for name, own in plan.items():
@@ -172,12 +172,12 @@ class TableColumns:
         return found, sum(values.nbytes for values in found.values())
 
     def finals(self, g: int, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Whether ``final_obs`` is there in some rows of one group, and where it is, the numbers.
+        """Return where ``final_obs`` is present in some rows of a group, and its values there.
 
         Args:
-            g: The group.
-            name: The column of observations.
-            rows: The rows of the group.
+            g: Index of the group.
+            name: The observation column.
+            rows: Row indices in the group.
         """
         (own,) = self._plan.mapped[col.FINAL_OBS + name[len(col.OBS) :]]
         array = one_array(self._read(self._groups[g], [own])[own]).take(pa.array(rows))
@@ -191,7 +191,7 @@ class TableColumns:
     # -- what there is ----------------------------------------------------------------------------------------
 
     def _values(self) -> dict[str, tuple[str, ...]]:
-        """The columns that are decoded to arrays, of the plan."""
+        """The mapped columns that are decoded to arrays."""
         others = (*KEYS, col.SEGMENT, col.T_INDEX, *FLAGS)
         return {
             name: own
@@ -200,7 +200,7 @@ class TableColumns:
         }
 
     def _look(self) -> None:
-        """Shapes and dtypes, from the first group."""
+        """Find shapes and dtypes from the first group."""
         for name, own in self._values().items():
             for path, values in self._raw(0, name, own).items():
                 self._found[path] = values.shape[1:], values.dtype
@@ -244,7 +244,7 @@ class TableColumns:
         return space
 
     def _ranges(self, root: str) -> dict[str, Range]:
-        """The smallest and largest whole numbers under ``root`` in all groups."""
+        """The ranges of integers under ``root`` in all groups."""
         ranges: dict[str, Range] = {}
         for name, own in self._plan.mapped.items():
             if col.is_under(name, root) or (root == col.OBS and col.is_under(name, col.NEXT_OBS)):
@@ -253,7 +253,7 @@ class TableColumns:
         return ranges
 
     def _fit(self) -> None:
-        """Rewards are single floats, next observations are as observations."""
+        """Make rewards scalar floats, and next observations like observations."""
         if col.REWARD in self._found:
             shape, dtype = self._found[col.REWARD]
             if shape not in ((), (1,)) or dtype.kind == "O":
@@ -261,7 +261,7 @@ class TableColumns:
             self._found[col.REWARD] = (), dtype if dtype.kind == "f" else np.dtype(np.float64)
         finals, like = col.under(self._plan.mapped, col.FINAL_OBS), [*col.renamed(self._found, col.OBS, col.FINAL_OBS)]
         if finals and set(finals) != set(like):
-            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` ask for {like}.")
+            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
         nexts = col.under(self._found, col.NEXT_OBS)
         wanted = {col.NEXT_OBS + n[len(col.OBS) :]: n for n in col.under(self._found, col.OBS)}
         if nexts and set(nexts) != set(wanted):
@@ -272,7 +272,7 @@ class TableColumns:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def _read(self, group: Group, names: Sequence[str]) -> pa.Table:
-        """Columns of the table as they are, of the types that all groups have together."""
+        """Read columns of the table unchanged, in the types that all groups share."""
         fields = pa.schema([self._schema.field(name) for name in names])
         try:
             table = group.read(names)
@@ -281,7 +281,7 @@ class TableColumns:
             raise unreadable(group.file, error) from error
 
     def _raw(self, g: int, name: str, own: Sequence[str]) -> Columns:
-        """One of our columns in a group: the numbers as they are in the table."""
+        """Decode one of Etude's columns in a group, with the numbers unchanged."""
         group = self._groups[g]
         table = self._read(group, own)
         if len(own) == 1 and name not in self._plan.vectors:
@@ -295,11 +295,13 @@ class TableColumns:
         parts = [flat(one_array(table[part]), part, group.place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
-                raise DataError(f"{group.place(0)}: column `{part}` holds more than one number a row: map it alone.")
+                raise DataError(
+                    f"{group.place(0)}: column `{part}` holds more than one number a row: map it on its own."
+                )
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
-        """The numbers of the table's column ``own``, by our names, of which the first part is ``name``."""
+        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
             return self._coded(texts, _obs_name(name) + path[len(own) :], path, place)
@@ -308,7 +310,7 @@ class TableColumns:
         return {name + path[len(own) :]: values for path, values in found.items()}
 
     def _coded(self, texts: pa.Array, name: str, own: str, place: Callable[[int], str]) -> NDArray[Any]:
-        """Text as the numbers of its `NamedDiscrete`; zeros while that is not known."""
+        """Convert text to the numbers of its `NamedDiscrete`; zeros while that is not known."""
         if name not in self._named:
             self._texts.setdefault(name, set()).update(strings(pc.unique(texts), own, place))
             return np.zeros(len(texts), np.int64)
@@ -325,7 +327,7 @@ class TableColumns:
 
     def _as_planned(self, g: int, name: str, values: NDArray[Any]) -> NDArray[Any]:
         if name not in self._found:
-            return values  # a member that the first rows have not; nobody can ask for it
+            return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
         if int(np.prod(shape)) * len(values) != values.size:
             raise DataError(
@@ -338,7 +340,7 @@ class TableColumns:
 
 
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
-    """Probabilities as their logarithms."""
+    """Convert probabilities to their logarithms."""
     if values.ndim != 1:
         raise DataError(f"{place(0)}: column `{own}` of `{PROPENSITY}` holds more than one number a row.")
     chance = values.astype(np.float64)
@@ -357,24 +359,24 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
 
 
 class _Common(NamedTuple):
-    """What holds for all units."""
+    """Data that all units share."""
 
     where: str
     groups: Sequence[Group]
     first: Ints
-    """The number of the first row of each group, and of all rows."""
+    """The index of the first row of each group, and the number of rows."""
     columns: TableColumns
     has_next: bool
     has_finals: bool
 
     def place(self, row: int) -> Place:
-        """A row of the table."""
+        """Locate a row of the table."""
         g = int(np.searchsorted(self.first, row, side="right")) - 1
         group, inside = self.groups[g].origin(row - int(self.first[g]))
         return Place(group.place(inside), str(group.file or self.where), group.first + inside)
 
     def words(self, row: int) -> str:
-        """A row of the table, in words."""
+        """Describe the location of a row of the table."""
         return self.place(row).words
 
 
@@ -382,20 +384,20 @@ class RowsUnit(NamedTuple):
     """What a unit of a table is read from."""
 
     start: int
-    """The place of its first row in the order of time."""
+    """The position of its first row in order of time."""
     rows: Ints | None
-    """Its rows, and the one behind them where that goes on; None where they stand in order."""
+    """The indices of its rows, and of the next one if the episode continues there; None if rows are in order."""
     follows: bool
-    """The row behind its last one is the next of the same episode."""
+    """Whether the row after its last one is the next of the same episode."""
     offsets: Ints
-    """Of segments, from 0."""
+    """Offsets of segments, from 0."""
     goes_on: NDArray[np.bool_]
     segments: Mapping[str, NDArray[Any]]
     common: _Common
 
 
 class Table(Format):
-    """A table that a `Source` describes. Rows come in order of time, whatever the files'."""
+    """A table described by a `Source`. Its rows come in order of time, whatever their order in the files."""
 
     name: Final = "table"
 
@@ -403,7 +405,7 @@ class Table(Format):
         self._source = source
 
     def describe(self) -> Contents:
-        """What is there: its key columns are read.
+        """Return the contents, reading the key columns.
 
         Raises:
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
@@ -414,25 +416,25 @@ class Table(Format):
     # -- reading ----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
+        """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
         return read_rows(unit, columns, problems)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Where a row is, as its file counts."""
+        """Locate a row, by the row count of its file."""
         return row_place(unit, row)
 
 
 class Sorted(NamedTuple):
-    """What is known of a table whose rows were put in order."""
+    """What is known of a table whose rows were sorted."""
 
     files: Sequence[AnyPath]
-    """Those that it was made of."""
+    """The files that it was made from."""
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    """The shape and dtype of each column, with the next observations."""
+    """The row shape and dtype of each column, including next observations."""
 
 
 def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = None) -> Contents:
-    """What a table holds; see `Table.describe`."""
+    """Return the contents of a table; see `Table.describe`."""
     files = list(known.files if known else dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     groups = [group for group in groups if group.num_rows]
@@ -461,7 +463,7 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
         index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
     elif index is None:
         index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
-    assert index is not None  # rows that are sorted are in order
+    assert index is not None  # the rows are sorted
     for name, word in plan.ends.items():
         if word == LAST_ROW:
             index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
@@ -471,7 +473,7 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
 
 
 def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The types that all groups have together; a dictionary here and plain values there are plain."""
+    """The types that fit all groups; a dictionary in some and plain values in others become plain."""
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowTypeError:
@@ -483,7 +485,7 @@ def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-    """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
+    """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
     own: RowsUnit = unit.data
     common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
     nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
@@ -499,7 +501,7 @@ def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None
 
 
 def row_place(unit: Unit, row: int) -> Place:
-    """Where a row of a unit is, as its file counts."""
+    """Locate a row of a unit, by the row count of its file."""
     own: RowsUnit = unit.data
     return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
 
@@ -522,7 +524,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     meta: dict[str, Any] = {}
     inferred = dict(columns.inferred)
     if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
-        inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
+        inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
     if plan.is_propensity:
         inferred[col.LOGP] = f"the logarithm of `{plan.mapped[col.LOGP][0]}`"
     if index.stride > 1:
@@ -562,7 +564,7 @@ def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
 
 
 def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
-    """Put in what ``final_obs`` holds at the last row of each segment; tells where there is any."""
+    """Fill in ``final_obs`` at the last row of each segment; returns where there is one."""
     common, last = unit.common, unit.offsets[1:] - 1
     rows = unit.start + last if unit.rows is None else unit.rows[last]
     known = np.zeros(len(rows), bool)
@@ -577,7 +579,7 @@ def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
 
 
 def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
-    """Columns of the first ``num`` rows, from whatever groups hold them."""
+    """Columns of the first ``num`` rows, from whichever groups hold them."""
     common = unit.common
     if unit.rows is None:
         stop = unit.start + num
@@ -608,7 +610,7 @@ def _obs_of(next_obs: str) -> str:
 
 
 def _unlike(name: str, found: Columns, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool ``[rows - 1]``: where the next observation of a step is not the observation of the step after it."""
+    """bool ``[rows - 1]``: where the next observation of a step differs from the observation of the step after it."""
     after, obs = found[name][:-1], found[_obs_of(name)][1:]
     a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after, obs))
     other = ((a != b) & ((a == a) | (b == b))).any(axis=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table put in order and cut into segments, from their key columns alone."""
+"""Sort the rows of a table and cut them into segments, from their key columns alone."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,55 +18,55 @@ from etude.recordings.formats.source import DONE, FLAGS, KEYS
 
 Ints = NDArray[np.int64]
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
-"""Gives one group of rows after the other: how many there are, and their key columns. It may be called many times."""
+"""Yields the number of rows and the key columns of one group after another. It may be called many times."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TableIndex:
-    """Where segments stand. A position is a place in the order of time; ``order`` gives the row that stands there."""
+    """The segments of a table. A position is an index in order of time; ``order`` maps positions to rows."""
 
     order: Ints | None
-    """None where rows stand in order."""
+    """None if the rows are in order."""
     offsets: Ints
-    """Of segments, over positions; long ones are cut."""
+    """Offsets of segments, as positions; long segments are cut."""
     goes_on: NDArray[np.bool_]
-    """The next segment follows this one: what was observed after its end is the next row's observation."""
+    """Whether the next segment continues this one, so that its first observation is this one's final observation."""
     t_start: Ints
     ids: Mapping[str, NDArray[np.object_]]
-    """``episode_id``, ``agent_id`` and ``module_id`` of each segment."""
+    """The ``episode_id``, ``agent_id`` and ``module_id`` of each segment."""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     parts: Ints
-    """Bounds of parts, over segments."""
+    """Bounds of parts, as indices of segments."""
     stride: int
-    """By how much ``t`` counts on from step to step in the table."""
+    """By how much the table's ``t`` increases per step."""
     is_clock: bool
-    """``t`` holds points in time in the table."""
+    """Whether the table's ``t`` holds points in time."""
 
 
 def index_of(
     groups: Groups, has_next: bool, place: Place, *, by_one: bool = False, is_sorted: bool = False
 ) -> TableIndex | None:
-    """Cut rows into segments, from those of ``episode_id agent_id module_id t terminated truncated done`` that are
-    there; None where rows are not in order.
+    """Cut rows into segments, according to those of ``episode_id agent_id module_id t terminated truncated done`` that
+    exist; None if the rows are not in order.
 
-    With ``t``, rows are in order of it within each agent of each episode; without an episode's id, an episode ends
-    where a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered
-    from 0, and rows of the same time have the same number. Without ``t``, rows stand in order of time. Without both,
-    each row is a segment of its own where the next observation is known, else rows stand in order and flags end
-    episodes. With ``by_one``, ``t`` counts each step: where it rises by more, steps are missing.
+    With ``t``, rows are sorted by it within each agent of each episode; without an episode id, an episode ends where a
+    flag is set or ``t`` does not increase. If ``t`` holds points in time, they are only used for sorting: steps are
+    numbered from 0, and rows of the same time get the same number. Without ``t``, rows are in order of time. Without
+    both, each row is a segment of its own if the next observation is known; else rows are in order and flags end
+    episodes. With ``by_one``, ``t`` counts every step: where it increases by more, steps are missing.
 
-    No more than the keys of one group are in memory at a time.
+    At most the keys of one group are in memory at a time.
 
     Args:
         groups: See `Groups`.
         has_next: Whether the next observation is known.
-        place: Names a row in errors.
+        place: Describes the location of a row, for errors.
         by_one: See above.
-        is_sorted: Rows are known to be in order.
+        is_sorted: Whether the rows are known to be in order.
 
     Raises:
-        DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
+        DataError: a key is empty or of a wrong type, or nothing says where episodes end; the message names the row.
     """
     stride = 0
     while True:
@@ -80,11 +80,11 @@ def index_of(
                 break
         else:
             return cut.index(reader, None)
-        stride = cut.found  # in the rows before, ``t`` counted by more: once more from the first row on
+        stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
 
 
 def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool) -> TableIndex:
-    """As `index_of`, of rows in any order; the keys of all are in memory."""
+    """Like `index_of`, for rows in any order; the keys of all rows are in memory."""
     reader = _KeyReader(has_next, place)
     keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
     order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
@@ -94,7 +94,7 @@ def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool) 
 
 
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
-    """The same, where the last row of each agent in each episode has set ``flag``, and ends it."""
+    """Set ``flag`` at the last row of each agent in each episode, and end the episode there."""
     ids = [names for name, names in index.ids.items() if name != col.MODULE_ID]
     is_last = np.append(np.zeros(len(index.t_start) - 1, bool), True)
     for names in ids:
@@ -108,7 +108,7 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
 
 
 def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[Ints, Ints]]:
-    """What rows of any order are sorted by, group after group: the number of the track of each row, and its time."""
+    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
     reader, first = _KeyReader(has_next, place), 0
     for rows, columns in groups():
         keys = reader.read(rows, columns)
@@ -123,9 +123,9 @@ class _Keys:
     """The keys of some rows."""
 
     codes: Sequence[Ints]
-    """Of the episode, and of the agent and the module where they are told; numbers for their names."""
+    """Codes of the episode names, and of the agent and module names if there are any."""
     num_tracks: int
-    """How many of ``codes`` tell whose steps follow each other: those of the episode and of the agent."""
+    """How many of ``codes`` identify a track (whose steps follow each other): those of the episode and the agent."""
     t: Ints | None
     is_clock: bool
     terminated: NDArray[np.bool_]
@@ -133,43 +133,43 @@ class _Keys:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """All of them."""
+        """All key arrays."""
         return [*self.codes, *([] if self.t is None else [self.t]), self.terminated, self.truncated]
 
     def with_arrays(self, arrays: Sequence[NDArray[Any]]) -> "_Keys":
-        """The same with other rows."""
+        """The same keys for other rows."""
         *codes, terminated, truncated = arrays
         t = None if self.t is None else codes.pop()
         return _Keys(codes, self.num_tracks, t, self.is_clock, terminated, truncated)
 
     def at(self, rows: Ints | slice) -> "_Keys":
-        """Those of some rows."""
+        """The keys of some rows."""
         return self.with_arrays([array[rows] for array in self.arrays])
 
     @staticmethod
     def concatenated(parts: "Sequence[_Keys]") -> "_Keys":
-        """Those of all rows."""
+        """The keys of all rows."""
         return parts[0].with_arrays([np.concatenate(a) for a in zip(*(part.arrays for part in parts), strict=True)])
 
     def sorted_by(self) -> list[Ints]:
-        """What rows are sorted by: first by the first."""
+        """The sort keys, the most significant first."""
         return [*self.codes[: self.num_tracks], *([] if self.t is None else [self.t])]
 
 
 class _Cut:
-    """Rows that stand in order, cut into segments.
+    """Cuts rows that are in order into segments.
 
     Args:
-        stride: By how much ``t`` rises from step to step; 0: as the first rows say.
-        by_one: ``t`` rises by one, and where it rises by more, steps are missing.
+        stride: By how much ``t`` increases per step; 0 finds it from the first rows.
+        by_one: Whether ``t`` increases by one, and larger increases mean missing steps.
     """
 
     def __init__(self, stride: int, *, by_one: bool) -> None:
         self.stride, self.found = max(1, stride), stride
-        """`found` is by how much it rises in the rows that were added; 0: it does not."""
+        """`found` is the stride of ``t`` in the rows that were added; 0 if there is none."""
         self._by_one = by_one
-        self._last: _Keys | None = None  # the row before
-        self._t = self._first = self._num = 0  # its step, the ``t`` that its track begins with; the rows so far
+        self._last: _Keys | None = None  # the previous row
+        self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
         self._starts: list[Ints] = []
         self._firsts: list[Ints] = []
         self._codes: list[Sequence[Ints]] = []
@@ -177,13 +177,13 @@ class _Cut:
 
     @property
     def is_of_other_stride(self) -> bool:
-        """Whether rows before were cut wrong: the first ones did not tell by how much ``t`` rises."""
+        """Whether earlier rows were cut wrongly, because the first ones did not show the stride of ``t``."""
         return self.stride != max(1, self.found)
 
     def is_followed_by(self, keys: _Keys) -> bool:
-        """Whether these rows stand in order, and behind those before."""
+        """Whether these rows are in order, and come after those before."""
         after = keys.sorted_by() if self._last is None else _Keys.concatenated([self._last, keys]).sorted_by()
-        risen = np.zeros(max(0, len(after[0]) - 1), bool)  # is the row behind the one before it, by the keys so far?
+        risen = np.zeros(max(0, len(after[0]) - 1), bool)  # is a row after the previous one, by the keys so far?
         equal = ~risen
         for key in after:
             risen |= equal & (key[1:] > key[:-1])
@@ -191,7 +191,7 @@ class _Cut:
         return bool((risen | equal).all())
 
     def add(self, keys: _Keys) -> None:
-        """Cut some more rows, which stand behind those before."""
+        """Cut some more rows, which come after those before."""
         num = len(keys.terminated)
         if not num:
             return
@@ -201,7 +201,7 @@ class _Cut:
         for code in both.codes[: keys.num_tracks]:
             same &= code[1:] == code[:-1]
         same[0] &= not is_first
-        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1: it is in the rows before
+        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if it is in earlier rows
         t = self._steps(keys, both, same, head)
         breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both.terminated | both.truncated)[:-1]
         for code in both.codes[keys.num_tracks :]:
@@ -215,7 +215,7 @@ class _Cut:
         self._last, self._t, self._num = keys.at(slice(num - 1, num)), int(t[-1]), self._num + num
 
     def _steps(self, keys: _Keys, both: _Keys, same: NDArray[np.bool_], head: Ints) -> Ints:
-        """The step of each row: ``t`` where it counts them, else counted from the row where its track begins."""
+        """The step of each row: ``t`` if it counts steps, else counted from the first row of its track."""
         before, num = head < 0, len(same)
         if keys.t is None or keys.is_clock:
             rises = np.ones(num, np.int64) if both.t is None else (np.diff(both.t) != 0).astype(np.int64)
@@ -233,7 +233,7 @@ class _Cut:
         return keys.t if self.stride == 1 else (keys.t - first) // self.stride + first // self.stride
 
     def index(self, reader: "_KeyReader", order: Ints | None) -> TableIndex:
-        """The segments of all rows."""
+        """Return the segments of all rows."""
         assert self._last is not None  # there are rows
         offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
         parent, start, stop = cut_long(offsets)
@@ -257,16 +257,16 @@ class _Cut:
 
 
 class _KeyReader:
-    """Reads the keys of groups of rows, one after the other: what has the same name has the same code in all."""
+    """Reads the keys of groups of rows, one after another; equal names have equal codes in all groups."""
 
     def __init__(self, has_next: bool, place: Place) -> None:
         self._has_next, self._place = has_next, place
         self._known: dict[str, dict[str | None, int]] = {}
         self._rows = 0
-        self._episode, self._t, self._done = 0, 0, False  # of the row before, where episodes have no names
+        self._episode, self._t, self._done = 0, 0, False  # of the previous row, if episodes have no names
 
     def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> _Keys:
-        """The keys of the next ``num`` rows; see `index_of`."""
+        """Return the keys of the next ``num`` rows; see `index_of`."""
         first = self._rows
 
         def place(row: int) -> str:
@@ -284,7 +284,7 @@ class _KeyReader:
         return _Keys(codes, len([n for n in names if n != col.MODULE_ID]), t, is_clock, terminated, truncated)
 
     def names_of(self, codes: Sequence[Ints]) -> dict[str, NDArray[np.object_]]:
-        """What codes stand for, by key."""
+        """The names that codes stand for, by key."""
         if not self._known:
             return {col.EPISODE_ID: codes[0].astype(str).astype(object)}
         words = {name: np.array([*known, None], object)[:-1] for name, known in self._known.items()}
@@ -296,7 +296,7 @@ class _KeyReader:
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
     def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any]) -> Ints:
-        """The number of each row's episode, where the table has no id for it."""
+        """The number of each row's episode, if the table has no episode ids."""
         for name in (col.AGENT_ID, col.MODULE_ID):
             if name in columns:
                 raise DataError(f"`{name}` is mapped, but `{col.EPISODE_ID}` is not: map it, to tell episodes apart.")
@@ -342,7 +342,7 @@ def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether a column holds points in time, of a clock or a calendar."""
+    """Whether a column holds points in time."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
 
 
@@ -378,7 +378,7 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
 
 
 def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
-    """A key as numbers, in the order in which its values come first, and what they stand for as text."""
+    """Convert a key to codes, in order of first appearance, and the texts that they stand for."""
     array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
@@ -391,7 +391,7 @@ def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDAr
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
     words = strings(encoded.dictionary, name, place)
     codes = np.asarray(encoded.indices).astype(np.int64)
-    if pa.types.is_dictionary(array.type):  # its words may stand in any order
+    if pa.types.is_dictionary(array.type):  # its words may be in any order
         seen = np.asarray(pc.unique(encoded.indices)).astype(np.int64)
         rank = np.zeros(len(words), np.int64)
         rank[seen] = np.arange(len(seen))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables from files and from memory, as groups of rows that are read one at a time."""
+"""Tables in files and in memory, as groups of rows that are read one at a time."""
 
 import abc
 import dataclasses
@@ -33,30 +33,30 @@ BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, In
 
 @dataclasses.dataclass(frozen=True)
 class Group(abc.ABC):
-    """Rows that are read together: a row group, a record batch, a file of text, a slice of a table in memory."""
+    """Rows that are read together: a row group, a record batch, a text file, a slice of a table in memory."""
 
     schema: pa.Schema
     num_rows: int
     file: AnyPath | None
     first: int
-    """The place of its first row in the file, or in the table."""
+    """The index of its first row in the file, or in the table."""
 
     @abc.abstractmethod
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Some of the columns."""
+        """Read some of the columns."""
 
     def origin(self, row: int) -> "tuple[Group, int]":
-        """Where a row of the group was read from: the group that has it as its file has it, and its row there."""
+        """Return the group that a row originally came from, before sorting, and its index there."""
         return self, row
 
     def place(self, row: int) -> str:
-        """A row of the group in words."""
+        """Describe the location of a row of the group."""
         return f"{self.file or 'the table'}, row {self.first + row}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _ParquetGroup(Group):
-    """Of a Parquet file."""
+    """A row group of a Parquet file."""
 
     metadata: pq.FileMetaData
     index: int
@@ -72,17 +72,17 @@ class _ParquetGroup(Group):
 
 @dataclasses.dataclass(frozen=True)
 class _RecordBatch(Group):
-    """A record batch of an Arrow file, or of what a text file was converted to."""
+    """A record batch of an Arrow file, or of a converted text file."""
 
     index: int
     text: tuple[str, cache.Origin] | None = None
-    """Of a text file: its kind, and the file as it was."""
+    """For a text file: its kind, and the state of the file."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
         path = text_tables.converted(*self.text) if self.text else self.file
         fields = [self.schema.get_field_index(name) for name in names]
-        if self.text:  # with fields to read, Arrow copies all; without, it takes what it needs from the mapped file
+        if self.text:  # with fields given, Arrow copies all; without, it takes what it needs from the mapped file
             fields = []
         with input_file(path, mapped=True) as source:
             options = pa.ipc.IpcReadOptions(included_fields=fields)
@@ -93,7 +93,7 @@ class _RecordBatch(Group):
 
 @dataclasses.dataclass(frozen=True)
 class _Slice(Group):
-    """Of a table in memory."""
+    """Rows of a table in memory."""
 
     table: pa.Table
 
@@ -102,19 +102,19 @@ class _Slice(Group):
 
 
 def is_in_memory(group: Group) -> bool:
-    """Whether the rows of a group are in memory already."""
+    """Whether the rows of a group are already in memory."""
     return isinstance(group, _Slice)
 
 
 def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
-    """The rows of ``data``: a path, URL, glob, folder, or list of such, in ``filesystem``; or a table in memory.
+    """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
-    Tables are pyarrow's, or of any library that hands them over in Arrow's way (``__arrow_c_stream__`` as pandas and
-    polars have it, ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as a Ray dataset has it: all its rows
-    are taken into memory).
+    Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
+    ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
+    memory).
 
     Raises:
-        DataError: there is nothing there, or it can't be read.
+        DataError: nothing is there, or it can't be read.
     """
     if not is_paths(data):
         return _table_groups(_table(data), None)
@@ -140,7 +140,7 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
         elif path.is_file():
             found.append(path)
     if not found:
-        raise DataError(f"{shown(given)}: there is no file of a table here. Known are {', '.join(SUFFIXES)}.")
+        raise DataError(f"{shown(given)}: there is no table file here. Known are {', '.join(SUFFIXES)}.")
     return found
 
 
@@ -175,12 +175,12 @@ def _known_kind(path: AnyPath) -> str:
     except BROKEN as error:
         raise unreadable(path, error) from error
     if kind is None:
-        raise DataError(f"{path}: what kind of table this is can't be told. Known are {', '.join(SUFFIXES)}.")
+        raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
     return kind
 
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
-    """What to say where bytes make no sense."""
+    """Return the error for bytes that can't be decoded."""
     return DataError(
         f"{path or 'the table'}: can't be read ({first_line(error, None)}). Restore it from a copy, or leave it out."
     )
@@ -200,7 +200,7 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
 def _ipc_groups(path: AnyPath) -> Iterator[Group]:
     with path.open("rb") as file:
         is_file = file.read(6) == b"ARROW1"
-    if not is_file:  # a stream: no way to its middle
+    if not is_file:  # a stream, which can't be read from the middle
         with input_file(path) as source:
             table = pa.ipc.open_stream(source).read_all()
         table.validate(full=True)
@@ -236,7 +236,7 @@ def _table(data: Any) -> pa.Table:
         elif callable(getattr(data, "to_arrow", None)):
             table = data.to_arrow()
         else:
-            raise DataError(f"a {type(data).__name__} is neither a path nor a table that Arrow can take over.")
+            raise DataError(f"a {type(data).__name__} is neither a path nor a table that Arrow can convert.")
         table.validate(full=True)
     except BROKEN as error:
         raise unreadable(None, error) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in CSV and JSON files: small ones as tables in memory, larger ones converted to Arrow files in the cache."""
+"""Tables in CSV and JSON files: small ones are read into memory, larger ones converted to Arrow files in the cache."""
 
 import io
 import json
@@ -19,17 +19,17 @@ from etude.recordings import cache
 from etude.recordings.formats.arrow import write_batches
 
 VERSION: Final = 1
-"""Of what is converted; a change of it makes the cache's entries anew."""
+"""Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
-"""A line of JSON with more brackets is looked at before Arrow reads it."""
+"""Lines of JSON with more brackets are checked before Arrow reads them."""
 _BLOCK: Final = 2**22
-"""Bytes that are decoded at one time."""
+"""Bytes that are decoded at a time."""
 _TABLE: Final = "table.arrow"
 _KINDS: Final = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
     pa.float64(), pa.string(), pa.binary(),
 )  # fmt: skip
-"""The types that Arrow tries for a column of CSV, one after the other."""
+"""The types that Arrow tries for a CSV column, one after another."""
 
 
 def origin(path: AnyPath, kind: str) -> cache.Origin:
@@ -38,7 +38,7 @@ def origin(path: AnyPath, kind: str) -> cache.Origin:
 
 
 def converted(kind: str, origin: cache.Origin) -> Path:
-    """The Arrow file with the rows of a text file, in record batches; made where it is not there.
+    """Return the Arrow file with the rows of a text file, in record batches; created if it does not exist.
 
     Args:
         kind: ``csv`` or ``json``.
@@ -51,7 +51,7 @@ def converted(kind: str, origin: cache.Origin) -> Path:
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
-    """All rows of a text file; raises what Arrow and `json` raise."""
+    """Read all rows of a text file; raises the errors of Arrow and `json`."""
     if kind == "csv":
         return _csv(path)
     if _is_array(path):
@@ -74,7 +74,7 @@ def _convert(path: AnyPath, kind: str, target: Path) -> None:
         else:
             _check_depth(path)
             _convert_blocks(partial(_line_tables, path), target)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # read whole, it may go; or tell its row
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # read whole, it may work
         table = read(path, kind)
         write_batches(target, table.schema, [table])
 
@@ -87,8 +87,8 @@ def _csv(path: AnyPath) -> pa.Table:
     try:
         return pa.csv.read_csv(_input(path), parse_options=parse)
     except pa.ArrowInvalid:
-        # Types are taken from the first block, but numbers that are whole at first may have a fraction later: once more
-        # in one block. What is broken is so again, and without threads its row is known.
+        # Types come from the first block, but integers there may be followed by fractions: read again in one block. An
+        # error then occurs again, and without threads its row is known.
         size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
         options = pa.csv.ReadOptions(block_size=size, use_threads=False)
         return pa.csv.read_csv(_input(path), read_options=options, parse_options=parse)
@@ -99,7 +99,7 @@ def _separated(path: AnyPath) -> pa.csv.ParseOptions:
 
 
 def _convert_csv(path: AnyPath, target: Path) -> None:
-    """Types are taken from the first block; where a later one does not fit, it begins again with the next type."""
+    """Types come from the first block; if a later block does not fit, start again with the next type."""
     options = pa.csv.ReadOptions(block_size=_BLOCK)
     types: dict[str, pa.DataType] = {}
     names: list[str] = []
@@ -123,13 +123,13 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
 
 
 def _is_array(path: AnyPath) -> bool:
-    """Whether a file holds one list of objects, not an object a line."""
+    """Whether a file holds one list of objects, rather than an object per line."""
     with input_stream(path) as file:
         return bool(file.read(256).lstrip().startswith(b"["))
 
 
 def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
-    """Each block has types of its own: where they differ, all are decoded again as the types that hold for all."""
+    """Each block has its own types: if they differ, decode all blocks again with types that fit all."""
     tables = tables_of(None)
     first = next(tables)
     schema, is_alike = first.schema, True
@@ -149,7 +149,7 @@ def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]],
 
 
 def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
-    """The rows of a file block by block; columns that a ``schema`` names are all there, of its types."""
+    """Yield the rows of a file block by block; with a ``schema``, with all of its columns and types."""
     parse = pa.json.ParseOptions(explicit_schema=schema)
     for chunk in _line_blocks(path, _BLOCK):
         if not chunk.isspace():
@@ -158,7 +158,7 @@ def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
 
 
 def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
-    """As `_line_tables`, of a file that holds one list of objects."""
+    """Like `_line_tables`, for a file that holds one list of objects."""
     rows: list[dict[str, Any]] = []
     size, is_empty = 0, True
     for row, num_chars in _elements(path):
@@ -172,7 +172,7 @@ def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
 
 
 def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
-    """The objects in the list that a file holds, and the characters of each."""
+    """Yield the objects in the list that a file holds, and the number of characters of each."""
     scan, blank = json.JSONDecoder().raw_decode, re.compile(r"[ \t\r\n]*")
     with input_stream(path) as file:
         source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8")
@@ -190,20 +190,20 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
             except json.JSONDecodeError as error:
                 if is_end:
                     raise ValueError(f"object {number + 1} of the list is not JSON: {error.msg}") from error
-                more = source.read(max(_BLOCK, len(text) - start))  # twice as much: an object may be long
+                more = source.read(max(_BLOCK, len(text) - start))  # doubles the text: an object may be long
                 text, at, is_end = text[start:] + more, 0, not more
                 continue
             number += 1
             if not isinstance(row, dict):
-                raise ValueError(f"element {number} of the list is no object")
+                raise ValueError(f"element {number} of the list is not an object")
             yield row, stop - at
             at = stop
         if (text[at + 1 :] + source.read(_BLOCK)).strip():
-            raise ValueError(f"there is more behind the list of {number:,} objects")
+            raise ValueError(f"there is more after the list of {number:,} objects")
 
 
 def _check_depth(path: AnyPath) -> None:
-    """Raise a RecursionError or ValueError where a line is nested so deep that Arrow would end the process."""
+    """Raise a RecursionError or ValueError if a line is nested so deep that Arrow would end the process."""
     for chunk in _line_blocks(path, 2**23):
         data = np.frombuffer(chunk, np.uint8)
         ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
@@ -213,7 +213,7 @@ def _check_depth(path: AnyPath) -> None:
 
 
 def _check_lines(path: AnyPath) -> None:
-    """Raise a ValueError that names the first line that is not JSON; Arrow counts from the last block."""
+    """Raise a ValueError that names the first line that is not JSON; Arrow only counts from the last block."""
     with input_stream(path) as file:
         for number, line in enumerate(io.BufferedReader(file), 1):
             try:
@@ -223,7 +223,7 @@ def _check_lines(path: AnyPath) -> None:
 
 
 def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
-    """A file in blocks of whole lines."""
+    """Yield a file in blocks of whole lines."""
     with input_stream(path) as file:
         lines = io.BufferedReader(file)
         while chunk := lines.read(size) + lines.readline():
@@ -234,5 +234,5 @@ def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
 
 
 def _input(path: AnyPath) -> Any:
-    """What Arrow's readers of text take."""
+    """The input for Arrow's text readers."""
     return input_stream(path) if isinstance(path, RemotePath) else path

@@ -184,8 +184,8 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "action": [0, 1, 2, 0]}, "gave `obs` with 2 rows, but there are 4 actions"),
         ({**GOOD, "speed": 3}, "gave `speed` as a single number"),
         ({**GOOD, "speed": ["a", "b"]}, "gave `speed` as <U1, not numbers"),
-        ({**GOOD, "obs": [[0, 0], [0]]}, "gave `obs`, which is no array of numbers of one shape"),
-        ({**GOOD, "next_obs": np.zeros((2, 2))}, r"name that a recording needs for itself\. Give `obs` one row more"),
+        ({**GOOD, "obs": [[0, 0], [0]]}, "gave `obs`, which is not an array of numbers of one shape"),
+        ({**GOOD, "next_obs": np.zeros((2, 2))}, r"name that is reserved for recordings\. Give `obs` one row more"),
         ({**GOOD, "terminated": [True, False]}, "gave `terminated` true at step 0 of 2: the episode goes on"),
         ({**GOOD, "terminated": "no"}, "gave `terminated` as 'no': give true or false"),
         ({**GOOD, "terminated": [False, [True]]}, r"gave `terminated` as '\[False, \[True\]\]': give true or false"),
@@ -197,7 +197,7 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "t_start": 2**70}, "gave `t_start` as '1180591620717411303424': give the number"),
         ({**GOOD, "t_start": 0.5}, "gave `t_start` as '0.5': give the number"),
         ({k: v for k, v in GOOD.items() if k != "speed"}, "gave no column `speed`; wanted are obs, action, speed"),
-        ({**GOOD, "angle": [1, 2]}, "gave a column `angle`, which the first rows have not"),
+        ({**GOOD, "angle": [1, 2]}, "gave a column `angle`, which the first rows lack"),
     ],
 )
 def test_what_does_not_fit_is_told_by_column_found_and_wanted(given: Any, message: str, tmp_path: Path) -> None:

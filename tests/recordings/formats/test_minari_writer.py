@@ -85,9 +85,9 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert written.notes == (
         "1 episode is neither terminated nor truncated: marked as truncated, since minari holds episodes that are done",
         "1 episode lacks its first steps: minari counts steps from 0",
-        "`logp`, `dist_inputs`, `state_out/h`, `my_score`: neither of an observation, action, reward nor info, and "
+        "`logp`, `dist_inputs`, `state_out/h`, `my_score`: not an observation, action, reward or info, and "
         "Minari has no place for anything else: left out",
-        "infos at an env's reset are not known: NaN or 0 stands there",
+        "infos at an env's reset are unknown: NaN or 0 in their place",
     )
     assert written.read().segments.truncated.tolist() == [False, True]
     assert written.read().segments.t_start.tolist() == [0, 0]

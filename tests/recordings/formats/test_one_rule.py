@@ -386,7 +386,7 @@ def test_so_does_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     text = printed.out + printed.err
     if wanted == REFUSES:
         assert code in (1, 2)
-        assert "goes on at t 6, after its end" in text
+        assert "continues at t 6, after its end" in text
     else:
         assert code == (1 if wanted == WARNS and command == "validate" else 0)
         assert ("steps from t 5 on are missing" in text) == (wanted == WARNS)

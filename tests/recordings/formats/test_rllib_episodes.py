@@ -215,7 +215,7 @@ BROKEN = [
     (changed(is_terminated="yes"), "`is_terminated` is 'yes', not true or false"),
     (changed(t_started=-1), "`t_started` is '-1', not a step"),
     (changed(extra_model_outputs=None), "it has no `logp`, which other episodes have"),
-    (changed(observations=None), "`obs` is no buffer"),
+    (changed(observations=None), "`obs` is not a buffer"),
     ({"id_": "x"}, "it has no `actions`"),
 ]
 
@@ -245,7 +245,7 @@ def test_files_that_are_not_such_recordings(tmp_path):
     with pytest.raises(DataError, match=r"zero.parquet: holds no episodes: it has 0 rows"):
         Recording.open(write_items(tmp_path / "zero.parquet", []))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(DataError, match=r"other.parquet: is no RLlib episode recording: its columns are x"):
+    with pytest.raises(DataError, match=r"other.parquet: is not an RLlib episode recording: its columns are x"):
         RLlibEpisodes([tmp_path / "other.parquet"]).describe()
     assert not RLlibEpisodes.detect(tmp_path / "other.parquet")
     good = write_items(tmp_path / "good.parquet", [episode(3)[0]])

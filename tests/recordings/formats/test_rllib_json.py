@@ -138,7 +138,7 @@ def test_many_agents_and_rows_written_again(tmp_path):
     assert recording.meta["duplicates"] == 3
     (problem,) = recording.validate().problems
     assert (problem.kind, problem.count) == ("duplicate", 3)
-    assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
+    assert "a.json: line 2: 3 rows are copies of rows on an earlier line" in problem.message
 
 
 def test_steps_that_contradict_each_other_are_refused(tmp_path):
@@ -206,7 +206,7 @@ BROKEN = [
     (sample_batch(rows_of(3) | {"rewards": [1.0, 2.0]}), "for 2 rewards"),
     (sample_batch(rows_of(3) | {"obs": [[1.0], [1.0, 2.0], [1.0]]}), r"`obs` .*at step 1"),
     (sample_batch(rows_of(3) | {"obs": ["a", "b", "c"]}), "`obs` at step 0 holds text|`obs` holds text"),
-    (sample_batch(rows_of(3) | {"obs": "BCJNG???"}), "no base64 text"),
+    (sample_batch(rows_of(3) | {"obs": "BCJNG???"}), "not base64 text"),
     (sample_batch(rows_of(3) | {"obs": packed(pickle.dumps(print))}), "the name `builtins.print`"),
     (sample_batch(rows_of(3) | {"t": [0, 1, -2]}), "`t` is -2"),
     (sample_batch(rows_of(3) | {"t": [0, 1.5, 2]}), "`t` holds float64, not integers"),
@@ -268,7 +268,7 @@ def test_a_folder_of_json_and_jsonl_is_read_whole(tmp_path):
     assert Recording.open(tmp_path).read().num_steps == 7
     assert validate(tmp_path).ok
     np.savez(tmp_path / "c.npz", observations=np.zeros((2, 3)), actions=np.zeros(2), rewards=np.zeros(2))
-    with pytest.raises(DataError, match=r"c.npz: is of another format than .*a.json, with which it lies"):
+    with pytest.raises(DataError, match=r"c.npz: is of another format than .*a.json in the same folder"):
         Recording.open(tmp_path)
     assert [problem.file for problem in validate(tmp_path).problems] == [str(tmp_path / "c.npz")]
     assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 7

@@ -213,4 +213,4 @@ def test_repeats_in_any_order_lose_no_row(tmp_path):
     firsts = list(dict.fromkeys(rows["eps_id"][order]))
     assert_is(exp, at(rows, np.concatenate([np.flatnonzero(rows["eps_id"] == name) for name in firsts])))
     (problem,) = recording.validate().problems
-    assert "12 rows are there twice; they are read once" in problem.message
+    assert "12 rows are copies of others; they are read once" in problem.message

@@ -114,7 +114,7 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\*\.orc: no file or folder fits this glob"):
         Recording.open(Source(str(tmp_path / "*.orc"), columns=COLUMNS), on_bad=None)
     (tmp_path / "c.orc").write_bytes(b"ORC")
-    with pytest.raises(DataError, match="what kind of table this is can't be told"):
+    with pytest.raises(DataError, match="is a table of an unknown kind"):
         Recording.open(Source(tmp_path / "c.orc", columns=COLUMNS), on_bad=None)
 
 
@@ -282,7 +282,9 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
     unknown, gap = recording.validate().problems
     assert (unknown.kind, unknown.row, unknown.harmless) == ("no_final_obs", 1, False)
     assert (gap.kind, gap.row, gap.file, gap.harmless) == ("gap", 2, str(path), True)
-    assert gap.message.startswith(f"{path}, row 2: episode 'trip-0' goes on at t 3, but its steps from t 2 on are miss")
+    assert gap.message.startswith(
+        f"{path}, row 2: episode 'trip-0' continues at t 3, but its steps from t 2 on are miss"
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
             "after_end",
-            "goes on at t 3, after its end in .*row 2",
+            "continues at t 3, after its end in .*row 2",
         ),
     ],
 )

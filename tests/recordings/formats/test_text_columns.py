@@ -148,7 +148,7 @@ def test_what_is_no_propensity(wrong: float) -> None:
 
 
 def test_propensity_and_logp_are_one_thing() -> None:
-    with pytest.raises(DataError, match="`propensity` and `logp` are one thing"):
+    with pytest.raises(DataError, match="`propensity` and `logp` mean the same"):
         opened(table(p=[0.5] * 6), {"propensity": "p", "logp": "p"})
 
 
