@@ -59,7 +59,7 @@ def fails_silently() -> None:
         ("highway-fast-v0", 1, r"no env 'highway-fast-v0' is registered .* 'package:highway-fast-v0'"),
         ("some_envs.make", 1, r"no env 'some_envs.make' is registered .* 'module:function'"),
         ("no_such_module:make", 1, r"can't import the module `no_such_module` .*importable"),
-        ("some_envs:nothing", 1, r"the module has no `nothing`, nor registers an env of that name"),
+        ("some_envs:nothing", 1, r"the module has no `nothing`, and registers no env of that name"),
         ("some_envs:fails", 1, r"some_envs:fails fails to make an env: RuntimeError: no licence"),
         (fails, 2, r"fails to make an env: RuntimeError: no licence"),
         (fails_silently, 2, r"to make an env: LookupError in .*test_make.py, line \d+: `raise LookupError`"),

@@ -152,7 +152,9 @@ def test_workers_keep_their_state_for_themselves() -> None:
     assert arena.load_state_dict(state) == "new episodes: the envs run in workers, whose state is not kept"
     here = copies_of(Telling)
     here.reset(seed=3)
-    assert arena.load_state_dict(here.state_dict()) == "new episodes: the envs ran without workers, and have some now"
+    assert (
+        arena.load_state_dict(here.state_dict()) == "new episodes: the envs ran without workers, but have workers now"
+    )
     arena.close()
 
 
