@@ -552,7 +552,7 @@ class _Server:
 
 
 def _lead_group(pid: int) -> None:
-    """Make a worker, with what its envs start, a process group. Both parent and child do it, so it is never too late."""
+    """Make a worker and what its envs start a process group. Parent and child both do it, so it is never too late."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
 

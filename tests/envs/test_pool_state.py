@@ -130,7 +130,7 @@ def test_what_can_not_be_kept_is_named() -> None:
     arena.reset()
     play(arena, 2, seed=0)
     how = copies_of(Growing).load_state_dict(arena.state_dict())
-    assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
+    assert "enemies[0] was a some_envs:Ball, but a new env has none there" in how
 
 
 def test_infos_need_not_be_plain_data() -> None:
