@@ -260,7 +260,7 @@ class TrajectoryStore:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def walk(self, rows: Index, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The rows of the steps from ``rows`` on, ``[length, num]``, with ``capacity`` after the last; and the next rows."""
+        """The rows of the steps from ``rows`` on, ``[length, num]``, ``capacity`` after the last; and the next rows."""
         walk = np.empty((length, len(rows)), self.after.dtype)
         walk[0] = rows
         for i in range(1, length):

@@ -403,7 +403,7 @@ def test_an_error_at_the_beginning_leaves_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (3, "3 is not a callback: give an object or a class that inherits from etude.Callback, or `module:Class`"),
+        (3, "3 is not a callback: give an object or a class derived from etude.Callback, or `module:Class`"),
         (print, "is not a callback"),
         (Numbered, "is not a callback"),
         ("nonsense", "the callback 'nonsense' can't be imported .*: write `module:Class`"),
