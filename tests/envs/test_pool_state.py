@@ -233,7 +233,7 @@ def test_what_can_not_be_an_arena(env: Any, workers: Workers, num_envs: int, mes
 def test_envs_must_be_different_objects_and_alike() -> None:
     env = Telling()
     for workers in (Workers(), Workers(num_workers=2, mode="thread")):
-        with pytest.raises(EnvError, match=r"the same Telling object is given each time"):
+        with pytest.raises(EnvError, match=r"the same Telling object was returned for several envs"):
             copies_of(lambda: env, workers, 2)
         made = iter([Numbered(), Telling()])
         with pytest.raises(EnvError, match=r"must be alike, but env 1 has the observation spaces .*float.* others"):

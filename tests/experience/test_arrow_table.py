@@ -104,13 +104,13 @@ def test_a_foreign_table_needs_only_episode_and_time():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"reward": np.zeros(2, complex)}, "column `reward` has dtype complex128, which a recording can't keep"),
+        ({"reward": np.zeros(2, complex)}, "column `reward` has dtype complex128, which a recording can't store"),
         ({"reward": np.zeros(2, ">f4")}, "column `reward` has dtype >f4"),
         ({"reward": np.zeros(2, "U3")}, "column `reward` has dtype <U3"),
-        ({"x": np.array([1, "a"], object)}, "column `x` holds objects that a recording can't keep"),
+        ({"x": np.array([1, "a"], object)}, "column `x` holds objects that a recording can't store"),
         ({"x": np.array([1, 2], object)}, r"column `x` holds objects that are not strings \(int64\)"),
         ({"x": np.array([[1.5], [2]], object)}, r"column `x` holds objects that are not strings"),
-        ({"x": np.array(["\ud800", ""], object)}, "column `x` holds objects that a recording can't keep"),
+        ({"x": np.array(["\ud800", ""], object)}, "column `x` holds objects that a recording can't store"),
         ({"x": np.zeros((2, 0))}, r"column `x` has rows of shape \[0\]: there is nothing to store"),
         ({"t": np.zeros(2)}, "a step column can't be called `t`"),
         ({"final_obs/y": np.zeros(2)}, "a step column can't be called `final_obs/y`"),
