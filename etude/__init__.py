@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Etude: reinforcement learning, online and offline, from one kind of data.
 
-Names are imported when they are first used, so that ``import etude`` is quick and reading data does not load torch.
+Names are imported on first use, so that ``import etude`` is fast and reading data does not load torch.
 """
 
 # ruff: noqa: E402
 import os
 import sys
 
-# For ``python -m etude``, Python puts the current folder first, and a file in it, perhaps a stranger's, would stand in
-# for a library of its name: it goes before anything else is imported.
+# ``python -m etude`` puts the current folder first on the path, so a file in it could replace a library of the same
+# name. The folder is removed before anything else is imported.
 _is_command = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("etude", "-metude")
 if _is_command and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]:
     del sys.path[0]
@@ -19,13 +19,13 @@ import importlib
 import pkgutil
 from typing import Any
 
-from etude.settings import settings  # at once: the module of that name would hide it as soon as it is imported
+from etude.settings import settings  # now: on its first import, the module of that name would hide the function
 
 __version__ = "0.1.0"
 
 
 def _names_in(stub: str) -> dict[str, str]:
-    """The module that each public name of a file comes from; with ``import *``, all names that are imported there."""
+    """Map each public name imported in a stub file to its module; ``import *`` adds all names of that package."""
     found: dict[str, str] = {}
     for node in ast.parse(pkgutil.get_data("etude", stub) or b"").body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude."):
@@ -37,14 +37,14 @@ def _names_in(stub: str) -> dict[str, str]:
 
 
 _HOME_OF = _names_in("__init__.pyi")
-"""The module that each public name is from: they are listed in ``__init__.pyi``, those of algorithms in
-``algorithms/__init__.py``, and nowhere else."""
+"""The module of each public name. They are listed only in ``__init__.pyi`` and, for algorithms, in
+``algorithms/__init__.py``."""
 
 __all__ = sorted([*_HOME_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ray":  # a folder, which only those need who have Ray
+    if name == "ray":  # a package that needs Ray
         return importlib.import_module("etude.ray")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'etude' has no attribute {name!r}")

@@ -23,7 +23,7 @@ def described(error: BaseException) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """How to install what a feature needs, for a message."""
+    """The command that installs a feature's dependencies, for a message."""
     return f"pip install '.[{extra}]' in the clone of Etude, which is on no package index yet"
 
 
@@ -51,7 +51,7 @@ class EnvError(EtudeError):
 
 
 class DataError(EtudeError):
-    """Experience or a recording is broken; the message names the file, row and column where there are any."""
+    """Experience or a recording is broken; the message names the file, row and column, if known."""
 
 
 class CheckpointError(EtudeError):
@@ -59,7 +59,7 @@ class CheckpointError(EtudeError):
 
 
 class EngineError(EtudeError):
-    """A remote runner or learner can't be reached or started, or was lost too often."""
+    """A remote runner or learner can't be started or reached, or failed too often."""
 
 
 class UnknownNameError(EtudeError, AttributeError):

@@ -34,15 +34,15 @@ if sys.platform != "win32":
 
 
 def spare_name(name: str) -> str:
-    """The hidden name under which a small file is written before it takes the place of ``name``."""
+    """The hidden name under which a small file is written before it replaces ``name``."""
     return f".{name}.tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file and replace the one at ``path`` atomically. Only one process may write it at a time.
 
-    The file is written beside ``path`` first, always under the same hidden name, so that files of killed writers do not
-    pile up.
+    The file is first written beside ``path``, always under the same hidden name, so that files of killed writers do
+    not pile up.
 
     Raises:
         OSError: it can't be written; ``path`` is then unchanged, and no temporary file is left.
@@ -58,14 +58,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def publish(aside: Path, path: Path) -> None:
-    """Rename a finished file of the same folder to its real name, so that it and its name survive a power cut."""
+    """Rename a finished file within its folder, so that the file and its new name survive a power failure."""
     sync(aside)
     os.replace(aside, path)
     sync(path.parent)
 
 
 def publish_new(aside: Path, path: Path) -> None:
-    """As `publish`, but raise a FileExistsError if there is a file at ``path``."""
+    """Like `publish`, but raise a FileExistsError if ``path`` exists."""
     sync(aside)
     try:
         os.link(aside, path)
@@ -101,7 +101,7 @@ class InUseError(Exception):
 class Lock:
     """A locked file, until `release` or the end of the process.
 
-    On Windows, and on file systems without locks, several processes can hold it, and `is_sure` is False.
+    On Windows, and on file systems without locks, several processes can hold it at once, and `is_sure` is False.
 
     Args:
         path: The file. It is created if it does not exist, and holds the process id and the host of its owner.
@@ -109,7 +109,7 @@ class Lock:
 
     Raises:
         InUseError: another process holds it.
-        OSError: the file can't be made.
+        OSError: the file can't be created.
     """
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
@@ -141,7 +141,7 @@ class Lock:
             self.release()
 
     def is_there(self) -> bool:
-        """Whether the file still exists at its path: False if it or its folder was removed or moved."""
+        """Whether the file is still at its path: False if it or its folder was removed or moved."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except FileNotFoundError:
@@ -241,7 +241,7 @@ class Stat(NamedTuple):
 
 
 class Listing:
-    """All files under a folder at one moment, so that its paths need not ask the server again."""
+    """All files under a folder at one moment, so that questions about them need no further requests."""
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
         self.sizes = sizes
@@ -251,17 +251,17 @@ class Listing:
 
 
 class RemotePath:
-    """A file or folder in a pyarrow file system, which may not exist. Its methods are those of `pathlib.Path`.
+    """A file or folder, which need not exist, in a pyarrow file system. Its methods are those of `pathlib.Path`.
 
-    It is not universal_pathlib's ``UPath``: that one shows credentials in its `str`, takes no file system of pyarrow's,
-    needs another driver for S3, and asks the server anew for each question about a file.
+    Etude does not use universal_pathlib's ``UPath``, because it shows credentials in its `str`, does not accept
+    pyarrow's file systems, needs another driver for S3, and sends a request for each question about a file.
 
-    `located` makes them. Two are equal if their URLs and their paths in the file system are.
+    `located` creates them. Two are equal if their URLs and their paths in the file system are equal.
 
     Attributes:
         system: The ``pyarrow.fs.FileSystem``.
         inner: The path in it.
-        listing: What was found when this path, or a folder above it, was listed; this path then answers from it.
+        listing: The result of listing this path or a folder above it, if there is one; questions are answered from it.
     """
 
     def __init__(self, system: Any, inner: str, url: str, listing: Listing | None = None) -> None:
@@ -327,16 +327,16 @@ class RemotePath:
 
     @property
     def _fsspec(self) -> Any:
-        """The file system of fsspec's behind pyarrow's, if there is one."""
+        """The fsspec file system that pyarrow's wraps, if there is one."""
         return getattr(getattr(self.system, "handler", None), "fs", None)
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def listed(self) -> "RemotePath":
-        """This path with a listing of all that is under it, made now by one request for each page.
+        """This path with a new listing of everything under it, made with one request per page.
 
         Raises:
-            DataError: the server refuses, or can't be reached.
+            DataError: the server refuses or can't be reached.
         """
         with self._asking():
             info = self.system.get_file_info(self.inner)
@@ -351,7 +351,7 @@ class RemotePath:
         return list(self.system.get_file_info(FileSelector(self.inner, recursive=recursive, allow_not_found=True)))
 
     def _sizes(self, infos: list[Any]) -> dict[str, int | None]:
-        """As `Listing.sizes`."""
+        """The sizes for `Listing.sizes`."""
         from pyarrow.fs import FileType
 
         slash = "/" if self.inner.startswith("/") else ""  # some file systems leave it out in results
@@ -421,12 +421,12 @@ class RemotePath:
             return cast(BinaryIO, io.BufferedReader(_ArrowFile(self.system.open_input_file(self.inner)), _BUFFER))
 
     def read_bytes(self) -> bytes:
-        """The contents of the file."""
+        """Read the file as bytes."""
         with as_os_error(), self.system.open_input_stream(self.inner, compression=None) as file:
             return cast(bytes, file.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """The contents of the file."""
+        """Read the file as text."""
         return self.read_bytes().decode(encoding)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class RemotePath:
                 self.system.delete_file(self.inner)
             elif not self._fsspec.exists(self.inner):
                 raise FileNotFoundError(str(self))
-            else:  # ``rm``, which pyarrow calls, takes `run[1]` for a glob, and removes what is in `run1`
+            else:  # pyarrow calls ``rm``, for which `run[1]` is a glob that also matches `run1`
                 self._fsspec.rm_file(self.inner)
 
     def rmdir(self) -> None:
@@ -462,9 +462,9 @@ class RemotePath:
             elif _copies_to_move(type(system)):
                 system.cp_file(self.inner, target.inner)
                 system.rm_file(self.inner)
-            else:  # pyarrow passes an argument on that fsspec's sftp does not take
+            else:  # pyarrow passes an argument that fsspec's sftp does not accept
                 system.mv(self.inner, target.inner)
-                if system.exists(self.inner):  # webhdfs says nothing where it does not replace a file
+                if system.exists(self.inner):  # webhdfs raises no error if it does not replace a file
                     raise OSError(f"{self} can't be renamed to {target}")
 
     def put(self, parts: Iterable[Any]) -> None:
@@ -522,8 +522,8 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
 
     Args:
         where: A path, a URL, or a result of this function.
-        filesystem: The file system of pyarrow or fsspec that ``where`` is in; None means the one that the URL names, or
-            this machine. With it, ``s3://bucket/run`` and ``bucket/run`` are the same.
+        filesystem: The pyarrow or fsspec file system that contains ``where``; None means the one that the URL names, or
+            this machine. If given, ``s3://bucket/run`` and ``bucket/run`` are the same.
         known: See `system_of`.
 
     Raises:
@@ -555,7 +555,7 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
 
     Args:
         url: The URL.
-        known: Open file systems; that of this URL is added, so that many URLs share it.
+        known: Open file systems; the one opened for this URL is added, so that many URLs share it.
 
     Raises:
         DataError: neither of them supports such URLs, or the server can't be reached.
@@ -563,7 +563,7 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
         return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
-    if "::" in url:  # fsspec's chains, which it takes apart
+    if "::" in url:  # a chain of URLs, which fsspec splits
         return _opened(url, url)
     root, rest = split(url)
     known = {} if known is None else known
@@ -629,7 +629,7 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
 
 
 class LocalPath(type(Path())):  # type: ignore[misc]
-    """A path on this machine that is absolute where it is sent to another process, which may be in another folder."""
+    """A path on this machine that becomes absolute when pickled, as other processes may run in another folder."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalPath, (os.path.abspath(self),)
@@ -659,7 +659,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
         found = [place] if "*" not in text and place.exists() else _globbed(place)
     if not found:
         located(where, filesystem)  # may raise a more specific error
-        raise DataError(f"{redacted(text)}: no file or folder fits this glob. Correct it, or give a folder.")
+        raise DataError(f"{redacted(text)}: no file or folder matches this glob. Correct it, or give a folder.")
     return list(found)
 
 
@@ -719,7 +719,7 @@ def in_arrow(path: AnyPath) -> tuple[Any, Any]:
 
 
 def input_stream(path: AnyPath) -> Any:
-    """A pyarrow stream of a file's bytes, decompressed if its name ends as those of compressed files do."""
+    """A pyarrow stream of a file's bytes, decompressed if its name has the suffix of a compressed file."""
     import pyarrow as pa
 
     return path.system.open_input_stream(path.inner) if isinstance(path, RemotePath) else pa.input_stream(str(path))
@@ -743,7 +743,7 @@ def replace(path: AnyPath, data: bytes) -> None:
 
 
 def put(path: AnyPath, parts: Iterable[Any]) -> None:
-    """Write a new file from buffers, flushed to the disk if it is local; nothing is left of it if that fails."""
+    """Write a new file from buffers, flushed to the disk if it is local; on failure, nothing is left of it."""
     if isinstance(path, RemotePath):
         with _removed_on_failure(path):
             path.put(parts)
@@ -773,9 +773,9 @@ def names_in(folder: AnyPath) -> list[str]:
 
 
 def aside_of(path: AnyPath) -> Path:
-    """A new path on this machine for writing a large file before `publish_at` puts it at ``path``.
+    """A new local path at which to write a large file before `publish_at` moves it to ``path``.
 
-    It is beside ``path`` if that is local, and no two writers get the same one.
+    It is beside ``path`` if that is local. No two writers get the same path.
     """
     if isinstance(path, Path):
         return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

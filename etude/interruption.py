@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT, SIGTERM and SIGHUP: the first one lets a run save and end, the second one ends it at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first one saves and ends a run, the second one ends it at once."""
 
 import contextlib
 import os
@@ -49,11 +49,11 @@ _INTERRUPTIBLE: set[CodeType] = set()
 
 
 class Interrupted(KeyboardInterrupt):
-    """The running iteration was left, at a point where all that is saved is consistent."""
+    """Raised to leave the running iteration at a point where everything that is saved is consistent."""
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that may be left at any point, because the state that checkpoints hold stays consistent in it."""
+    """Mark a function that may be left at any point, because the state in checkpoints stays consistent meanwhile."""
     _INTERRUPTIBLE.add(function.__code__)
     return function
 
@@ -77,7 +77,7 @@ class Signals:
     def __init__(self, *, quiet: bool, kill: Callable[[], None]) -> None:
         self._quiet, self._kill = quiet, kill
         self.conclude: Callable[[], int] | None = None
-        """Saves, reports it, and returns the exit code. If the main thread is stuck, the watching thread calls it."""
+        """Saves and reports, and returns the exit code. The watching thread calls it if the main thread is stuck."""
         self._event = threading.Event()
         self._first_at = self._second_at = 0.0  # when the main thread received them
         self._lock = threading.Lock()  # held by the thread that concludes
@@ -90,7 +90,7 @@ class Signals:
         return self._event.is_set()
 
     def wait(self) -> None:
-        """From now on, wait for the end of the iteration and for closing without a time limit."""
+        """From now on, let the iteration and closing finish without a time limit."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -119,7 +119,7 @@ class Signals:
         self._old = {number: signal.signal(number, self._on_signal) for number in numbers}
         if _NUDGE is not None:
             self._old[_NUDGE] = signal.signal(_NUDGE, self._on_nudge)
-            with contextlib.suppress(OSError):  # no process can be started: then there is no guard
+            with contextlib.suppress(OSError):  # without a guard if no process can be started
                 self._guard = Guard(self._old, self._watch)
         return self
 
@@ -148,7 +148,7 @@ class Signals:
     def _say_how(self) -> None:
         if not self._quiet:
             how = "ends after this iteration" if self._guard is None else "saves and ends within 10 seconds"
-            _say(f"\ninterrupted: {how}; once more, and it ends now.\n")
+            _say(f"\ninterrupted: {how}; interrupt again to end it now.\n")
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Guard:
             os.write(self._told, bytes([what]))
 
     def let_go(self) -> None:
-        """In a forked process: restore the plain signal handlers."""
+        """In a forked process: restore the default signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: frozen, keyword-only dataclasses that check types and names, and have a docstring for every field.
+"""Settings: frozen, keyword-only dataclasses that check names and types and have a docstring for every field.
 
-Settings may be nested. A nested one has its path for a name, such as ``optimizer.grad_clip``, and also a name of its
-own where nothing else in the whole has that name: ``PPOConfig(grad_clip=1.0)`` changes that one setting, and leaves the
-others of ``optimizer`` as the algorithm has them. Files and flags read names by the same rule. Where the name of a
-field says too little by itself, its class has another in ``own_names``: ``evaluation.interval`` is
-``evaluation_interval``.
+Settings may be nested. A nested setting can be given by its path, such as ``optimizer.grad_clip``, or by its own name
+if no other setting of the whole has that name: ``PPOConfig(grad_clip=1.0)`` changes this one setting and keeps the
+others of ``optimizer``. Files and flags follow the same rule. A class may give a field a longer own name in
+``own_names`` where the field's name says too little: ``evaluation.interval`` is ``evaluation_interval``.
 """
 
 import ast
@@ -42,15 +41,15 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
-    """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields, whose types are checked.
+    """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields whose types are checked.
 
     Its constructor raises a SettingsError for an unknown name (with the nearest valid one), a missing value, or a value
-    of the wrong type. Lists are accepted for tuples, and ints for floats. A nested setting may be given by its own
-    name, see `own_paths`, also to `dataclasses.replace`.
+    of the wrong type. Lists are accepted for tuples, and ints for floats. Nested settings may be given by their own
+    names (see `own_paths`), also to `dataclasses.replace`.
 
     Raises:
         SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect; or
-            it has a field that is called as a nested setting of its bases is, and would hide it.
+            a field of its own has the name of a nested setting of its base class, which it would hide.
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
     if made.__repr__ is object.__repr__:
@@ -70,7 +69,7 @@ def settings(cls: type[C]) -> type[C]:
         for name in (own | plain) & hidden.keys():
             outer, inner = hidden[name][0], ".".join(hidden[name])
             raise SettingsError(
-                f"{cls.__name__} has a field `{name}`, which is what {base.__name__} calls its `{inner}`: give the "
+                f"{cls.__name__} has a field `{name}`, which is the name of {base.__name__}'s `{inner}`: give the "
                 f"field another name, or, for another default, write `{outer}: {_hints(base)[outer].__name__} = ...`."
             )
     plain_init = made.__init__
@@ -81,11 +80,13 @@ def settings(cls: type[C]) -> type[C]:
         for base in type(self).__mro__[: type(self).__mro__.index(made)]:
             if inspect.get_annotations(base) or _hints(made).keys() & base.__dict__.keys():
                 raise SettingsError(
-                    f"{base.__name__} is no settings class itself, so that what it adds to {made.__name__} has no "
-                    f"effect: write @etude.settings above `class {base.__name__}`."
+                    f"{base.__name__} is not a settings class, so what it declares has no effect in "
+                    f"{made.__name__}: write @etude.settings above `class {base.__name__}`."
                 )
         if unnamed:
-            raise SettingsError(f"{name} takes its settings by name, as in {name}({next(iter(_hints(made)), '')}=...).")
+            raise SettingsError(
+                f"{name} takes keyword arguments only, as in {name}({next(iter(_hints(made)), '')}=...)."
+            )
         plain_init(self, **_checked(made, given, name))
 
     made.__init__ = checked_init
@@ -93,7 +94,7 @@ def settings(cls: type[C]) -> type[C]:
 
 
 def _what_differs(self: Any) -> str:
-    """The repr of settings: those that are not the default, by their own names."""
+    """The repr of settings: those that differ from their defaults, by their own names."""
     cls: type = type(self)
     own = {path: name for name, path in own_paths(cls).items()}
     changed = dict[str, Any]()
@@ -101,7 +102,7 @@ def _what_differs(self: Any) -> str:
         value = functools.reduce(getattr, leaf.path, self)
         try:
             is_same = value is leaf.default or bool(value == leaf.default)
-        except Exception:  # noqa: BLE001  of arrays or of another package: what can't be compared is shown
+        except Exception:  # noqa: BLE001  values that can't be compared, such as arrays, are shown
             is_same = False
         if not is_same:
             changed[own.get(leaf.path, ".".join(leaf.path))] = value
@@ -145,17 +146,17 @@ class Leaf(NamedTuple):
     """One setting, possibly nested in others."""
 
     path: tuple[str, ...]
-    """The names of the fields that lead to it."""
+    """The field names that lead to it, from the outermost settings."""
     owner: type
     """The settings class that has it as a field."""
     hint: Any
     """The annotation of the field."""
     default: Any
-    """What it is where it is not given; `dataclasses.MISSING` where it must be."""
+    """The default; `dataclasses.MISSING` if the setting is required."""
 
     @property
     def own_name(self) -> str:
-        """What it is called without what it is nested in."""
+        """Its name without its path."""
         names: Mapping[str, str] = getattr(self.owner, "own_names", {})
         return names.get(self.path[-1], self.path[-1])
 
@@ -171,7 +172,7 @@ def leaves_of(cls: type, path: tuple[str, ...] = (), *, within: Any = None) -> l
     Args:
         cls: The class.
         path: The names of the fields that lead to it.
-        within: Settings of ``cls`` that have the defaults; None: those of the class.
+        within: Settings of ``cls`` that replace the defaults; None: use the defaults of the class.
     """
     found = []
     known = defaults(cls) if within is None else {name: getattr(within, name) for name in _hints(cls)}
@@ -186,9 +187,9 @@ def leaves_of(cls: type, path: tuple[str, ...] = (), *, within: Any = None) -> l
 
 @functools.cache
 def own_paths(cls: type) -> dict[str, tuple[str, ...]]:
-    """The path of each nested setting of ``cls`` that may be given by its own name, by that name.
+    """The paths of the nested settings of ``cls`` that may be given by their own names, by that name.
 
-    These are all whose own name nothing else in ``cls`` has.
+    These are the settings whose own names are unique in ``cls``.
     """
     leaves = leaves_of(cls)
     times = Counter([*(leaf.own_name for leaf in leaves), *settings_inside(cls)])
@@ -196,12 +197,12 @@ def own_paths(cls: type) -> dict[str, tuple[str, ...]]:
 
 
 def placed(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """``values`` of ``cls`` with those that are given by their own names moved into what they are nested in.
+    """``values`` of ``cls``, with those given by their own names moved into the settings that contain them.
 
-    What they are nested in becomes a mapping, if ``values`` have it as settings: these then count less.
+    If ``values`` has the containing settings as an object, it becomes a mapping; values given by own name win.
 
     Raises:
-        SettingsError: one is given by its own name and by its path.
+        SettingsError: a setting is given both by its own name and by its path.
     """
     own = own_paths(cls)
     found = {name: value for name, value in values.items() if name not in own}
@@ -217,18 +218,18 @@ def placed(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
             elif not isinstance(there, Mapping) and main is not None:
                 there = {main: there}
             elif not isinstance(there, Mapping):
-                break  # which is refused where types are checked
+                break  # refused later, when types are checked
             here[part] = dict(there)
             here = here[part]
         else:
             if last in here:
-                raise SettingsError(f"{owner} has `{name}` and `{'.'.join(own[name])}`, which are one setting.")
+                raise SettingsError(f"{owner} has `{name}` and `{'.'.join(own[name])}`, which are the same setting.")
             here[last] = values[name]
     return found
 
 
 def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
-    """``whole`` with some settings changed; mappings change some of those that are nested.
+    """A copy of ``whole`` with some settings changed; mappings change only the given nested settings.
 
     Raises:
         SettingsError: a name is unknown, or a value has the wrong type. Messages begin with ``owner``.
@@ -248,20 +249,20 @@ def _is_settings(hint: Any) -> TypeGuard[type]:
 
 
 def main_setting(cls: type) -> str | None:
-    """The field of ``cls`` that is set if a plain value is given for these settings: ``cls.main_setting``."""
+    """The field of ``cls`` that a plain value for these settings sets: ``cls.main_setting``."""
     return getattr(cls, "main_setting", None)
 
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a settings class, inherited ones included, on one line each."""
+    """The docstring below each field of a settings class, including inherited fields, each on one line."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        except (OSError, TypeError, SyntaxError):  # no source to read: defined in a REPL or made at run time
+        except (OSError, TypeError, SyntaxError):  # no source code: defined in a REPL or at run time
             continue
         assert isinstance(body, ast.ClassDef)
         for node, after in zip(body.body, body.body[1:], strict=False):
@@ -355,7 +356,7 @@ _OTHER_NAMES = {
 
 _SAID_ELSEWHERE = {
     **{
-        name: f"When to stop is for fit, as in fit(Stop({name}=...)), and for `stop: {{{name}: ...}}` in a file"
+        name: f"When to stop is given to fit, as in fit(Stop({name}=...)), and for `stop: {{{name}: ...}}` in a file"
         for name in ("env_steps", "updates", "return_mean", "seconds")
     },
     "out": "A folder is given to algorithm.save(folder), and to etude.metrics.TensorBoard(folder) in a loop over "
@@ -367,13 +368,13 @@ _SAID_ELSEWHERE = {
 
 
 def other_names(name: str) -> list[str]:
-    """Etude's names for what other libraries call ``name``, the likeliest first."""
+    """Etude's names for another library's setting ``name``, the likeliest first."""
     name = name.replace("-", "_").lower()
     return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
-    """The error for an unknown setting of ``cls``, with the right or the nearest name."""
+    """The error for an unknown setting of ``cls``, with the right name or the nearest one."""
     leaves = leaves_of(cls)
     known = {name: (".".join(leaf.path), leaf.about) for leaf in leaves for name in (leaf.path[-1], leaf.own_name)}
     known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
@@ -445,11 +446,11 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
     """Check names and types of some settings of ``cls``; numbers and booleans given as text are converted.
 
-    Nested settings may be mappings, and stay mappings; those given by their own names are moved there. A plain value
-    for them sets their main setting (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
+    Nested settings may be mappings and remain mappings; settings given by their own names are moved there. A plain
+    value for nested settings sets their ``main_setting``: ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
-        SettingsError: as `from_dict`, except that values may be missing.
+        SettingsError: as in `from_dict`, but values may be missing.
     """
     values = placed(cls, values, owner)
     _refuse_unknown(cls, values, owner)
@@ -461,7 +462,7 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
             found[name] = fitting(hints[name], value, where, text=True)
             continue
         if not isinstance(value, Mapping):
-            if hints[name] is not inner and isinstance(value, str):  # one of several words, and none of them
+            if hints[name] is not inner and isinstance(value, str):  # a text that is none of the allowed ones
                 fitting(hints[name], value, where)
             main = main_setting(inner)
             if main is None:
@@ -494,8 +495,8 @@ def check_rules(settings: Any, path: str = "", /, **rules: tuple[bool, str]) -> 
 
     Args:
         settings: The settings.
-        path: What leads to them from the outermost settings, such as ``optimizer``.
-        rules: By the names of fields.
+        path: The path of ``settings`` in the outermost settings, such as ``optimizer``.
+        rules: By field name.
     """
     for name, (fine, rule) in rules.items():
         if not fine:
@@ -514,7 +515,7 @@ def check_range(owner: str, **checks: tuple[bool, str]) -> None:
 
 
 def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
-    """Check ``value`` against the annotation ``hint``; lists become tuples and ints floats where these are wanted.
+    """Check ``value`` against the annotation ``hint``; lists become tuples and ints floats if ``hint`` asks for them.
 
     Args:
         hint: The annotation.
@@ -534,7 +535,7 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
 
 
 def _advice(hint: Any, value: Any) -> str:
-    """What to write instead of a value of the wrong type, if it is clear what is meant."""
+    """What to write instead of a value of the wrong type, if the intention is clear."""
     if foreign := foreign_env(value):
         return f" {foreign}"
     fine, meant = _fit(hint, value, True)
@@ -551,7 +552,7 @@ def _advice(hint: Any, value: Any) -> str:
 
 
 def foreign_env(value: Any) -> str:
-    """What to give instead of an env of another library that Etude can't step; empty for anything else."""
+    """What to give instead of a vector env of another library; empty for anything else."""
     names = {cls.__name__ for cls in type(value).__mro__}
     if "VecEnv" in names:
         return (
@@ -642,7 +643,7 @@ def _in_words(hint: Any) -> str:
         return " | ".join(map(_in_words, args))
     if origin is Literal:
         return " | ".join(map(repr, args))
-    if isinstance(hint, list):  # what a Callable takes
+    if isinstance(hint, list):  # the parameters of a Callable
         return f"[{', '.join(map(_in_words, hint))}]"
     if hint in (type(None), ...):
         return "None" if hint is type(None) else "..."

@@ -20,18 +20,18 @@ from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
 Spaces: TypeAlias = tuple[Space, Space]
-"""Of observations and of actions."""
+"""The observation space and the action space."""
 
 Keys: TypeAlias = tuple[str | int, ...]
 
 MOST_NUMBERS: Final = 2**27
-"""The numbers in one value of a space that is read from a file: a broken file must not take all memory."""
+"""The most numbers in one value of a space read from a file, so that a broken file can't exhaust the memory."""
 
 MOST_LEVELS: Final = 64
-"""Of Dicts and Tuples inside each other."""
+"""The most levels of Dicts and Tuples inside each other."""
 
 _ROUNDING: Final = 1e-5
-"""How far a float may be outside a bound of its Box, relative to it: env arithmetic has rounding errors."""
+"""How far a float may be outside a bound of its Box, relative to it: envs make rounding errors."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -39,14 +39,14 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 class NamedDiscrete(spaces.Discrete):
     """A Discrete space whose numbers stand for names: ``i`` stands for ``names[i]``.
 
-    It equals another one only if their names are the same, in the same order, and never a Discrete without names.
+    It equals another NamedDiscrete with the same names in the same order, and never a Discrete without names.
 
     Args:
-        names: The names, all different, at least one.
-        dtype: Of the numbers.
+        names: The names: at least one, all different.
+        dtype: The integer dtype of the numbers.
 
     Raises:
-        SpaceError: there are no names, or one is there twice or is no text.
+        SpaceError: there are no names, a name occurs twice, or a name is not a text.
     """
 
     def __init__(self, names: Sequence[str], dtype: Any = np.int64) -> None:
@@ -59,7 +59,7 @@ class NamedDiscrete(spaces.Discrete):
         super().__init__(len(self.names), dtype=dtype)
 
     def numbers(self, names: Any) -> np.ndarray:
-        """What names stand for: an array of `dtype`, of the shape of ``names`` (a text, or an array of texts).
+        """The numbers of names: an array of `dtype`, of the shape of ``names`` (a text, or an array of texts).
 
         Raises:
             SpaceError: a name is unknown.
@@ -72,12 +72,12 @@ class NamedDiscrete(spaces.Discrete):
         return np.array([known[name] for name in given.flat], self.dtype).reshape(given.shape)
 
     def named(self, numbers: Any) -> Any:
-        """The names of numbers: an array of texts of their shape, or one text for one number."""
+        """The names of numbers: an array of texts of the same shape, or one text for one number."""
         found = np.array(self.names, object)[np.asarray(numbers)]
         return found if isinstance(found, str) else found.astype(str)
 
     def listed(self) -> str:
-        """The names for a message; of many, the first."""
+        """The names for a message; if there are many, the first few."""
         return ", ".join(self.names[:12]) + (", ..." if self.n > 12 else "")
 
     def __eq__(self, other: object) -> bool:
@@ -139,7 +139,7 @@ def is_handled(space: Space) -> bool:
 
 
 def find_part(space: Space, path: str) -> Space | None:
-    """The part of nested Dict spaces whose keys ``path`` holds, separated by ``/``; None if there is none."""
+    """The part of nested Dict spaces at ``path`` (keys separated by ``/``); None if there is none."""
     found: Any = space
     for key in path.split(SEPARATOR):
         if not isinstance(found, spaces.Dict) or key not in found.spaces:
@@ -149,7 +149,7 @@ def find_part(space: Space, path: str) -> Space | None:
 
 
 def without(space: Space, paths: Iterable[str]) -> Space:
-    """``space`` without the parts ``paths`` (see `find_part`), as far as it has them.
+    """``space`` without the parts at ``paths`` (see `find_part`); paths that it does not have are ignored.
 
     Raises:
         SpaceError: nothing would be left.
@@ -194,7 +194,7 @@ def alike(space: Space, other: Space) -> bool:
 
 
 class Flattener:
-    """Splits values of a space into flat columns. Make it once; each call then costs one look-up per leaf."""
+    """Splits values of a space into flat columns. Create it once; each call then costs one look-up per leaf."""
 
     def __init__(self, space: Space, root: str) -> None:
         self.leaves: dict[str, Space] = {}
@@ -212,7 +212,7 @@ class Flattener:
 
 
 def _getter(path: Keys) -> Callable[[Any], Any]:
-    return functools.partial(_inside, path)  # not a closure: connectors are sent to processes
+    return functools.partial(_inside, path)  # not a closure: connectors are pickled for other processes
 
 
 def _inside(path: Keys, value: Any) -> Any:
@@ -243,7 +243,7 @@ def _nest(space: Space, name: str, columns: Mapping[str, Any]) -> Any:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as plain JSON data; bounds are one number where all are equal, infinities are the text ``"inf"``.
+    """A space as plain JSON data. Bounds are one number if all are equal; infinities are the text ``"inf"``.
 
     Raises:
         SpaceError: Etude does not support the space, or it is larger than `space_from_json` accepts.
@@ -309,8 +309,8 @@ def space_from_json(data: Any) -> Space:
     """The inverse of `space_to_json`.
 
     Raises:
-        SpaceError: the data does not describe a space; or one whose values have more than `MOST_NUMBERS` numbers, or
-            that has more than `MOST_LEVELS` levels.
+        SpaceError: the data does not describe a space, its values have more than `MOST_NUMBERS` numbers, or it has
+            more than `MOST_LEVELS` levels.
     """
     return _from_json(data, _Room(), 0)
 
@@ -396,9 +396,9 @@ def check_finite_value(name: str, array: np.ndarray) -> None:
 
 
 def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a Box; if it holds floats, wider by `_ROUNDING` times the size of each bound.
+    """The bounds of a Box; for floats, each is widened by `_ROUNDING` times its size.
 
-    A bound of 0 counts as the other one, but at most as 1.
+    For a bound of 0, the size is that of the other bound, but at most 1.
     """
     if leaf_dtype(box).kind != "f":
         return box.low, box.high
@@ -409,7 +409,7 @@ def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def outside_bounds(box: spaces.Box, array: np.ndarray) -> np.ndarray:
-    """Which numbers of an array ``[..., *box.shape]`` are outside the bounds of a Box: booleans of the same shape.
+    """Mark the numbers of an array ``[..., *box.shape]`` outside the bounds of a Box: booleans of the same shape.
 
     Floats may exceed a bound by a rounding error.
     """
@@ -418,9 +418,9 @@ def outside_bounds(box: spaces.Box, array: np.ndarray) -> np.ndarray:
 
 
 def check_value(space: Space, value: Any, root: str) -> None:
-    """Raise a SpaceError that shows space and value if ``value`` (a single one) does not fit ``space``.
+    """Raise a SpaceError that shows space and value if a single ``value`` does not fit ``space``.
 
-    Numbers outside the bounds of a Box are let through: see `outside_bounds`.
+    Numbers outside the bounds of a Box are accepted: see `outside_bounds`.
     """
     try:
         values = Flattener(space, root)(value)
@@ -441,7 +441,7 @@ def _describe(value: Any) -> str:
 
 
 def in_short(space: Space) -> str:
-    """What a space is, in a few words: ``Box[4]``, ``Discrete(2)``, ``Dict(camera, state)``."""
+    """A short description of a space: ``Box[4]``, ``Discrete(2)``, ``Dict(camera, state)``."""
     if isinstance(space, spaces.Dict):
         return f"Dict({', '.join(space)})"
     if isinstance(space, spaces.Tuple):

@@ -14,14 +14,14 @@ class Stateful:
     _state: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the state: plain data and arrays, for `load_state_dict`."""
+        """A copy of the state for `load_state_dict`: plain data and arrays."""
         return {name: _saved(getattr(self, name)) for name in self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: ``state`` is not such a state.
+            KeyError, TypeError, ValueError: ``state`` does not come from `state_dict`.
         """
         for name in self._state:
             own, stored = getattr(self, name), state[name]
@@ -30,7 +30,7 @@ class Stateful:
             elif isinstance(own, np.ndarray):
                 setattr(
                     self, name, np.array(stored, own.dtype).reshape(own.shape)
-                )  # its own: another's may be read-only
+                )  # a copy, as the array may be read-only
             else:
                 setattr(self, name, type(own)(stored) if isinstance(own, int | float | str) else stored)
 

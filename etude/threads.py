@@ -28,9 +28,9 @@ _WARM, _TIMED, _ROUNDS = (
     2,
     4,
 )  # warm-up and timed steps per number of threads in a round; rounds
-_GAIN = 1.1  # more threads must be faster by this factor
-_LATE = 1.5  # steps slower than with one thread by this factor: other processes use the cores now
-_LOOK = 64  # steps between two checks of that
+_GAIN = 1.1  # more threads are used only if they are faster by this factor
+_LATE = 1.5  # if steps are slower than with one thread by this factor, other processes use the cores
+_LOOK = 64  # steps between two such checks
 _WINDOW = 0.2  # seconds needed to measure the load of other processes
 
 
@@ -49,7 +49,7 @@ class _Depth(threading.local):
 _lock = threading.Lock()
 _depth = _Depth()  # of `held`, in each Python thread: torch keeps a number for each of them
 _inside = 0  # Python threads within `held`
-_own = _base = 0  # torch's threads: the process's own, and those that the outermost `held` goes back to
+_own = _base = 0  # numbers of torch threads: the process's own, and the one that the outermost `held` restores
 _limits: Any = None
 
 
@@ -64,7 +64,7 @@ def _enter() -> int:
     with _lock:
         if not _inside:
             _own = _base = torch.get_num_threads()
-            # BLAS threads together with torch's slow both down; NumPy's matrices here are too small to gain from them
+            # BLAS threads together with torch's slow both down; NumPy's matrices here are too small to benefit
             _limits = _controller(len(sys.modules)).limit(limits=1, user_api="blas")
         _inside += 1
         return _base
@@ -81,9 +81,9 @@ def _leave() -> None:
 
 @contextmanager
 def held(num: int) -> Iterator[None]:
-    """Let torch use ``num`` threads and BLAS one in a ``with`` block; afterwards the former numbers are restored.
+    """A context in which torch uses ``num`` threads and BLAS one; afterwards the previous numbers are restored.
 
-    Blocks may be nested, and several Python threads may use it at the same time.
+    Blocks may be nested, and several Python threads may use them at the same time.
     """
     outermost = not _depth.now
     before = _enter() if outermost else torch.get_num_threads()
@@ -99,7 +99,7 @@ def held(num: int) -> Iterator[None]:
 
 
 def hold(num: int) -> None:
-    """As `held`, until the process ends."""
+    """Like `held`, until the process ends."""
     global _base
     _enter()
     _base = num
@@ -107,7 +107,7 @@ def hold(num: int) -> None:
 
 
 def own_threads() -> int:
-    """Torch's threads by the setting of the process, also within `held`."""
+    """The process's own number of torch threads, even within `held`."""
     return _own if _inside else torch.get_num_threads()
 
 
@@ -120,7 +120,7 @@ def _set(num: int) -> None:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use by its affinity and the quota of its control group, at least 1."""
+    """The number of cores that this process may use, by CPU affinity and control-group quota; at least 1."""
     return max(1, math.floor(min(len(_affinity()), _quota()) + 0.01))
 
 
@@ -131,7 +131,7 @@ def _affinity() -> set[int]:
 
 
 def _quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float:
-    """The cores that the process's control groups (version 1 or 2) allow; infinity if there is no limit."""
+    """The number of cores that the control groups (version 1 or 2) allow; infinity if there is no limit."""
     least = math.inf
     for line in _lines(groups):
         _, controllers, path = line.split(":", 2)
@@ -159,7 +159,7 @@ def _lines(path: Path) -> list[str]:
 
 
 class Load:
-    """Measures how many of the usable cores other processes keep busy, from its creation on."""
+    """Measures how many of the usable cores other processes keep busy, since the object was created."""
 
     def __init__(self) -> None:
         self._begin = _busy()
@@ -170,7 +170,7 @@ class Load:
         return self._begin is None or time.perf_counter() - self._begin[0] >= _WINDOW
 
     def free_cores(self) -> int:
-        """The cores that other processes left free since then, at least 1; all of them if that is unknown."""
+        """The cores that other processes left free in that time, at least 1; all cores if that is unknown."""
         others, now = 0.0, _busy()
         if self._begin is not None and now is not None and self.is_known:
             seconds, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
@@ -184,7 +184,7 @@ def _busy() -> tuple[float, float, float] | None:
     try:
         ticks = os.sysconf("SC_CLK_TCK")
         counts = [line.split() for line in _lines(Path("/proc/stat"))]
-        # user, nice, system, idle, waiting for disks, interrupts (2), and what other virtual machines took
+        # user, nice, system, idle, waiting for disks, interrupts (2), time taken by other virtual machines
         busy = [sum(map(int, (*f[1:4], *f[6:9]))) for f in counts if f and f[0] in cores]
     except (ValueError, OSError, AttributeError):
         return None
@@ -199,30 +199,30 @@ class StepThreads:
     """The threads of a learner's gradient steps.
 
     With ``auto``, small steps use one thread (see `SMALL`). For larger ones, the first steps are timed with 1, 2, 4 and
-    more threads, up to the free cores and torch's own setting, and the smallest number that is about as fast as the
-    best is used. If steps later take longer than with one thread, because other processes need the cores, they are
-    timed again.
+    more threads, up to the number of free cores and torch's own setting; the smallest number that is about as fast as
+    the best is used. If steps later become slower than with one thread, because other processes need the cores, the
+    timing is repeated.
 
     Args:
-        threads: A number; or ``auto``.
-        load: Measures what other processes use.
+        threads: A number, or ``auto``.
+        load: Measures the load of other processes.
     """
 
     def __init__(self, threads: ThreadsLike, load: Load | None = None) -> None:
         self.num = for_acting(threads)
-        """The threads of a gradient step now."""
+        """The current number of threads of a gradient step."""
         self.is_settled = threads != "auto"
-        """Whether the number is fixed, so that the next step need not be timed."""
+        """Whether the number is decided, so that the next step need not be timed."""
         self._is_auto = not self.is_settled
         self._load = load or Load()
         self._candidates: list[int] = []  # the numbers of threads that are tried
         self._times: dict[int, list[float]] = {}  # seconds a row
-        self._alone = math.inf  # seconds a row of one thread; infinite where it is not known
-        self._seconds = 0.0  # of the steps since the last check whether they take too long
+        self._alone = math.inf  # seconds a row of one thread; infinite if unknown
+        self._seconds = 0.0  # total of the steps since the last check for slow steps
         self._rows = self._steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The measured ``num`` and ``alone``, the seconds of one thread for a row; {} before that is known."""
+        """The measured ``num`` and ``alone``, the seconds per row with one thread; {} if not measured yet."""
         if not (self._is_auto and self.is_settled):
             return {}
         return {"num": self.num, "alone": None if math.isinf(self._alone) else self._alone}
@@ -238,11 +238,11 @@ class StepThreads:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is one thread, and stays so."""
+        """Whether it is one thread and will not change."""
         return self.is_settled and self.num == 1
 
     def step(self, make: Callable[..., T], batch: Any, work: int, *, again: bool = True) -> T:
-        """Make a gradient step within ``held(self.num)``, timed if that is needed.
+        """Make a gradient step within ``held(self.num)``, timing it if needed.
 
         Args:
             make: Makes the step.

@@ -10,10 +10,10 @@ from urllib.parse import quote, unquote
 _URL: Final = re.compile(r"\s*(?:[A-Za-z][\w+.-]*::?)*[A-Za-z][\w+.-]*://")  # fsspec chains: simplecache::s3://...
 _MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^/].*@)", re.DOTALL | re.IGNORECASE)
 _NEXT_LINK: Final = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
-_QUERY: Final = re.compile(r"\?[\w.-]+=.*$", re.DOTALL)  # a `?` before anything else stands for a letter, in a glob
+_QUERY: Final = re.compile(r"\?[\w.-]+=.*$", re.DOTALL)  # any other `?` matches one character of a glob
 _SECRET: Final = re.compile(r"[;#]|\?(?![./?*\[\]]|$)|\?(?=.*@)", re.DOTALL)
 """The start of params, of a fragment, or of a possible query: a ``?`` before a dot or slash is probably a glob."""
-_HTTP_SECRET: Final = re.compile(r"[;#?]")  # where a ``?`` is no glob
+_HTTP_SECRET: Final = re.compile(r"[;#?]")  # in these URLs, ``?`` is never a glob
 _CONTAINERS: Final = ("abfs", "abfss", "az", "adl")  # container@account: no secret
 _LOGINS: Final = ("sftp", "ssh", "hdfs", "webhdfs", "smb")  # user@host: a login name, no token
 _WITH_PORTS: Final = ("http", "https", "hdfs", "webhdfs")  # host:80/path@version: seldom with a user
@@ -21,18 +21,18 @@ _HARMLESS: Final = re.compile(r"(?:region|scheme|endpoint_override|project_id)=[
 
 
 class _Link(NamedTuple):
-    """A URL, or one of those that are chained."""
+    """A URL, or one link of a chain of URLs."""
 
     start: str
     """Up to ``://``."""
     user: str | None
     """The user and the password, as written."""
     place: str
-    """The host and the path, up to what may be a secret."""
+    """The host and the path, up to anything that may be a secret."""
     rest: str
     """Params, query and fragment."""
     is_clear: bool
-    """False if the hidden part may belong to the path, so that the URL without it may name another file."""
+    """False if the hidden part may belong to the path: then the URL without it may name another file."""
 
 
 def _links(text: str) -> list[_Link]:
@@ -69,13 +69,13 @@ def _has_password(scheme: str, authority: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether it is a URL, such as ``s3://bucket/run``, and not a path."""
+    """Whether ``text`` is a URL, such as ``s3://bucket/run``, rather than a path."""
     return _URL.match(text) is not None
 
 
 def redacted(text: str) -> str:
     """A path or URL that is safe to show: without user, password, params, query and fragment."""
-    text = _MISTYPED.sub(r"\1//", text)  # with one slash or three: what follows may be a password all the same
+    text = _MISTYPED.sub(r"\1//", text)  # also with one slash or three, a password may follow
     if not is_url(text):
         return text
     shown = []
@@ -86,7 +86,7 @@ def redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A path or URL that is safe to store, for later use with credentials from elsewhere."""
+    """A path or URL that is safe to store, to be used later with credentials from elsewhere."""
     if not is_url(text):
         return text
     kept = []
@@ -128,7 +128,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def inside(where: str | os.PathLike[str], name: str) -> str:
-    """The path or URL of ``name`` in the folder ``where``; a query stays at the end."""
+    """The path or URL of ``name`` in the folder ``where``; the query stays at the end."""
     url = os.fspath(where)
     if not is_url(url):
         return str(Path(url) / name)

@@ -123,9 +123,9 @@ def test_what_is_there_by_its_name_is_no_glob(tree):
 
 
 def test_globs_that_find_nothing(tree):
-    with pytest.raises(DataError, match=r"none\*: no file or folder fits this glob\. Correct it"):
+    with pytest.raises(DataError, match=r"none\*: no file or folder matches this glob\. Correct it"):
         expanded(str(tree / "none*"))
-    with pytest.raises(DataError, match=r"memory://box/none\*: no file or folder fits this glob"):
+    with pytest.raises(DataError, match=r"memory://box/none\*: no file or folder matches this glob"):
         expanded("memory://box/none*")
 
 

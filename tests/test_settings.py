@@ -97,7 +97,7 @@ def test_settings_are_frozen_and_by_keyword():
     assert (made.lr, made.inner.width) == (3e-4, 8)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.lr = 1.0
-    with pytest.raises(SettingsError, match=r"Outer takes its settings by name, as in Outer\(seed=...\)"):
+    with pytest.raises(SettingsError, match=r"Outer takes keyword arguments only, as in Outer\(seed=...\)"):
         Outer("x")
 
 
@@ -309,7 +309,7 @@ def test_what_is_wrong_with_a_nested_setting_is_said_with_its_path():
     for message, values in wrong.items():
         with pytest.raises(SettingsError, match=message):
             Nesting(**values)
-    with pytest.raises(SettingsError, match=r"^some has `adam_eps` and `rates\.eps`, which are one setting"):
+    with pytest.raises(SettingsError, match=r"^some has `adam_eps` and `rates\.eps`, which are the same setting"):
         from_dict(Nesting, {"adam_eps": 1.0, "rates": {"eps": 2.0}}, owner="some")
     with pytest.raises(SettingsError, match=r"^Nesting\.rates is 3, expected Rates"):
         Nesting(rates=3, adam_eps=1.0)
@@ -327,9 +327,7 @@ def test_a_field_that_would_hide_a_nested_setting_is_refused(annotated):
             else:
                 adam_eps = 1.0
 
-    with pytest.raises(
-        SettingsError, match=r"More has a field `adam_eps`, .* Nesting calls its `rates\.eps`.*`rates: R"
-    ):
+    with pytest.raises(SettingsError, match=r"More has a field `adam_eps`, .* Nesting's `rates\.eps`.*`rates: R"):
         define()
 
 

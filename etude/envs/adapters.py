@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Env adapters: one running env, whatever its API, as steps of its agents; checks of what a Gymnasium env returns."""
+"""Env adapters: one interface to a running env of any API, and checks of what a Gymnasium env returns."""
 
 import functools
 import logging
@@ -16,38 +16,38 @@ from etude.errors import EnvError, SpaceError
 from etude.spaces import Space, find_part, is_handled, without
 
 OFF_POLICY_ACTION: Final = "off_policy_action"
-"""The key in infos under which an env says which action it took instead of the one that it was given."""
+"""The key in infos of the action that the env took instead of the one it was given."""
 
 
 _log = logging.getLogger("etude.envs")
 
 
 class AgentStep(NamedTuple):
-    """What one agent is shown at one moment. It waits for an action unless it is terminated or truncated."""
+    """One agent's row of a step. The agent waits for an action unless it is terminated or truncated."""
 
     agent: int
     """Its index in `EnvAdapter.agents`."""
     obs: Any
-    """Nested, as the env gave it, which may write over it with its next step. None: the env never gave it; in rows
-    that end only."""
+    """The observation, nested as the env returned it; the env may overwrite it in its next step. None, only in rows
+    that end: the env gave no final observation."""
     reward: float
-    """All reward since the agent's last action; 0.0 where ``first``."""
+    """The total reward since the agent's last action; 0.0 where ``first``."""
     terminated: bool
     truncated: bool
     first: bool
-    """It begins the agent's episode."""
+    """Whether the row begins the agent's episode."""
     taken: Any = None
-    """The action that the env took instead of the one sent, nested as the action space; None: it took that one."""
+    """The action that the env took instead of the one sent, nested like the action space; None: the one sent."""
 
 
 class EnvAdapter:
-    """One running env, whatever its API.
+    """One running env, of any API.
 
-    Its state is kept in plain attributes, so that a snapshot finds it.
+    Its state is in plain attributes, so that snapshots include it.
 
     Args:
-        env: What the user brought.
-        agents: Every agent that may ever appear, in a fixed order; ``(None,)`` where there is one without a name.
+        env: The user's env.
+        agents: Every agent that may ever appear, in a fixed order; ``(None,)`` for one unnamed agent.
         obs_spaces: The space of each agent's observations.
         action_spaces: The space of each agent's actions.
     """
@@ -61,23 +61,23 @@ class EnvAdapter:
     ) -> None:
         self.env, self.agents, self.obs_spaces, self.action_spaces = env, agents, obs_spaces, action_spaces
         self.env_t = 0
-        """Steps made in the running episode."""
+        """The steps made in the running episode."""
         self.over = True
-        """The episode has ended for all agents: it must be reset before the next step."""
+        """Whether the episode has ended for all agents, so that the env must be reset before the next step."""
         self.infos: Any = None
-        """What the env said beside its last step or reset, as it said it."""
+        """The infos of the env's last step or reset, unchanged."""
 
     def close(self) -> None:
-        """Close the env, if it can be."""
+        """Close the env if it has ``close``."""
         if callable(close := getattr(self.env, "close", None)):
             close()
 
 
 @final
 class GymAdapter(EnvAdapter):
-    """The adapter of a Gymnasium env: one agent without a name, which waits after every step.
+    """The adapter of a Gymnasium env: one unnamed agent, which waits after every step.
 
-    The worker calls the env's own methods, as `AgentStep` rows would take a third of a simple env's time.
+    Workers call the env's own methods, because `AgentStep` rows would take a third of a simple env's time.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -86,11 +86,11 @@ class GymAdapter(EnvAdapter):
 
 
 _INSTEAD: Final = {"NormalizeObservation": "normalize_obs", "NormalizeReward": "normalize_reward"}
-"""Gymnasium's wrappers with statistics, and the connectors that do the same."""
+"""Gymnasium's wrappers with statistics, and the connectors that replace them."""
 
 
 def warn_of_statistics(env: Any) -> None:
-    """Warn, once a process, of wrappers whose statistics are neither shared nor saved."""
+    """Warn, once a process, about wrappers whose statistics are neither shared nor saved."""
     while isinstance(env, gym.Wrapper):
         name = type(env).__name__
         if name in _INSTEAD and type(env).__module__.startswith("gymnasium."):
@@ -101,9 +101,9 @@ def warn_of_statistics(env: Any) -> None:
 @functools.cache
 def _warn_of_wrapper(name: str, connector: str) -> None:
     _log.warning(
-        "The env is wrapped in Gymnasium's %s: each copy has statistics of its own, which no checkpoint keeps, so that "
-        "evaluations see other numbers than training%s. Take the connector `%s` in its place, whose statistics are "
-        "shared and saved: connectors=(%r,), or --connectors %s.",
+        "The env is wrapped in Gymnasium's %s: each copy has statistics of its own, which no checkpoint keeps, so "
+        "evaluations see other numbers than training%s. Use the connector `%s` instead, whose statistics are shared "
+        "and saved: connectors=(%r,), or --connectors %s.",
         name,
         ", and returns are of scaled rewards" if connector == "normalize_reward" else "",
         connector,
@@ -113,18 +113,18 @@ def _warn_of_wrapper(name: str, connector: str) -> None:
 
 
 class ReducedEnv(NamedTuple):
-    """An env of which parts of the observation are left out that Etude can't handle."""
+    """An env without those parts of its observation that Etude can't handle."""
 
     env: Any
     drop: tuple[str, ...]
-    """The parts, see `spaces.find_part`."""
+    """The parts to leave out, see `spaces.find_part`."""
 
 
 def reduced_spaces(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tuple[Space, ...]:
-    """The agents' spaces without those of the parts called ``drop`` that Etude can't handle.
+    """The agents' observation spaces without the parts in ``drop`` that Etude can't handle.
 
     Raises:
-        SpaceError: no agent sees a part of that name.
+        SpaceError: no agent's observation has such a part.
     """
     for path in drop:
         if all(find_part(space, path) is None for space in obs_spaces):
@@ -139,13 +139,13 @@ def reduced_spaces(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tupl
 # -- what an env returns ----------------------------------------------------------------------------------------------
 
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
-"""Classes of rewards that need no closer look."""
+"""Types of rewards that need no further check."""
 
-_UNPACKED = re.compile(r"values to unpack \(expected [25]")  # what Python says of old tuples
+_UNPACKED = re.compile(r"values to unpack \(expected [25]")  # Python's message for old tuples
 
 
 def check_reward(reward: Any) -> None:
-    """Raise an EnvError where a reward is not one number. NaN and infinity are found elsewhere."""
+    """Raise an EnvError if a reward is not one number. NaN and infinity are found elsewhere."""
     number = np.asarray(reward)
     if number.dtype.kind not in "bifu":
         raise EnvError(f"`reward` is {reward!r}, not a finite number.")
@@ -158,7 +158,7 @@ def check_reward(reward: Any) -> None:
 
 
 def check_flags(terminated: Any, truncated: Any) -> None:
-    """Raise an EnvError where these are no truth values."""
+    """Raise an EnvError if the flags are not booleans."""
     for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
         if not isinstance(flag, bool | np.bool_):
             raise EnvError(f"`{name}` is {flag!r}, not True or False.")
@@ -168,7 +168,7 @@ def check_flags(terminated: Any, truncated: Any) -> None:
 
 
 def reset_env(env: gym.Env[Any, Any], seed: int | None) -> tuple[Any, Any]:
-    """Reset a Gymnasium env, and give the observation and the info.
+    """Reset a Gymnasium env; return the observation and the info.
 
     Raises:
         EnvError: it returns something else.
@@ -185,12 +185,12 @@ def reset_env(env: gym.Env[Any, Any], seed: int | None) -> tuple[Any, Any]:
 
 
 def not_five(env: object, given: Any) -> EnvError:
-    """The error for a step that returned ``given``."""
+    """The error for an env whose step returned ``given``."""
     return old_api(env, f"its step returned {_shown(given)}")
 
 
 def unpacked_wrongly(error: BaseException) -> bool:
-    """Whether one of Gymnasium's wrappers failed to unpack what an env with the old API returned."""
+    """Whether one of Gymnasium's wrappers failed to unpack the return value of an env with the old API."""
     if not isinstance(error, ValueError) or not _UNPACKED.search(str(error)):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -198,7 +198,7 @@ def unpacked_wrongly(error: BaseException) -> bool:
 
 
 def old_api(env: object, found: str) -> EnvError:
-    """The error for an env that does not return what Gymnasium's envs return."""
+    """The error for an env that does not follow Gymnasium's API."""
     inner = getattr(env, "unwrapped", env)
     return EnvError(
         f"{type(inner).__name__} does not have Gymnasium's API: {found}. reset(seed=..., options=...) must return "

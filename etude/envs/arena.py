@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arena: a set of slots, each of them one agent in one running copy of an env."""
+"""Arena: copies of an env, each with one slot per agent, stepped with columns of actions."""
 
 import copy
 import dataclasses
@@ -26,72 +26,71 @@ _log = logging.getLogger("etude.envs")
 
 
 class Kind(NamedTuple):
-    """Slots whose agents have the same spaces: what one module can act for."""
+    """A group of slots whose agents have the same spaces, so that one module can act for them."""
 
     obs_space: Space
-    """The space of one observation, as the env gives it."""
+    """The space of one observation, as the env returns it."""
     action_space: Space
     """The space of one action, as the env takes it."""
     slots: range
-    """Their ids, which stand next to each other."""
+    """The ids of its slots, which are consecutive."""
 
 
 @dataclasses.dataclass(slots=True)
 class Turn:
-    """What some slots of one kind show at one moment: what their last actions brought, and what to act on next.
+    """The current rows of some slots of one kind: the results of their last actions and the next observations.
 
-    Rows whose ``terminated`` or ``truncated`` is True end an episode (for the agent): ``obs`` is the last observation,
-    and no action is wanted. The slot's next row, if it has one, is a ``first``.
+    A row whose ``terminated`` or ``truncated`` is True ends the agent's episode: ``obs`` is the final observation, and
+    no action is expected. The slot's next row, if any, has ``first``.
     """
 
     slots: NDArray[np.int64]
-    """``[n]``: the slots, each at most once. Where each env has one slot and all of them are here, in order, it may be
-    `Arena.env_of` itself, by which a reader can tell that without looking at the numbers."""
+    """``[n]``: the slots, each at most once. If each env has one slot and all slots are here in order, this may be
+    `Arena.env_of` itself, so that readers recognise it without comparing numbers."""
     obs: Columns
-    """``[n, ...]`` each: the observation to act on, or the last one of an episode. NumPy arrays, or tensors on
+    """``[n, ...]`` each: the observations to act on, or final observations. NumPy arrays, or tensors on
     `Arena.device`; all other columns are NumPy arrays."""
     reward: NDArray[np.float64]
-    """``[n]``: all that the slot's last action brought; means nothing where ``first``."""
+    """``[n]``: the total reward of the slot's last action; meaningless where ``first``."""
     terminated: NDArray[np.bool_] | None
-    """``[n]``: the episode ended by the env's own rules. None: for no row."""
+    """``[n]``: the episode ended by the env's own rules. None: False for all rows."""
     truncated: NDArray[np.bool_] | None
-    """``[n]``: the episode was stopped from outside. None: for no row."""
+    """``[n]``: the episode was stopped from outside. None: False for all rows."""
     first: NDArray[np.bool_] | None = None
-    """``[n]``: ``obs`` begins an episode. None: for no row."""
+    """``[n]``: ``obs`` is the first of an episode. None: False for all rows."""
     kind: int = 0
     """The index in `Arena.kinds`."""
     waits: bool = True
-    """False: every row ends an episode, so that nothing is to be sent. Where True, send an action for every row; those
-    for rows that end an episode are ignored."""
+    """Whether to send actions. If True, send one for every row; those for rows that end an episode are ignored. False
+    if every row ends an episode."""
     blind: NDArray[np.bool_] | None = None
-    """``[n]``: an episode's end whose observation the env never gave: ``obs`` means nothing there. None: for no
-    row."""
+    """``[n]``: the env gave no final observation for this end of an episode, so ``obs`` is meaningless. None: False for
+    all rows."""
     taken: tuple[NDArray[np.int64], Columns] | None = None
-    """Rows whose last action was not the one that was sent, and the flat action columns ``[rows, ...]`` that were."""
+    """The rows whose env took another action than the one sent, and those actions as flat columns ``[rows, ...]``."""
     env_t: NDArray[np.int64] | None = None
-    """``[n]``: the steps that the env had made in its episode when it showed ``obs``. None where a slot is alone in its
-    env, whose steps are its own."""
+    """``[n]``: the env's steps in its episode before ``obs``. None if each env has one slot: count the slot's steps."""
     episode: NDArray[np.int64] | None = None
-    """``[n]``: which of its env's episodes a row belongs to, counted from 0 when the arena was made: no `reset` begins
-    anew. None where a slot is alone in its env."""
+    """``[n]``: the index of the env's episode, counted from 0 since the arena was made; `reset` does not restart the
+    count. None if each env has one slot."""
     over: NDArray[np.int64] | None = None
-    """Envs whose episode has ended for all agents with the rows of this turn. None where a slot is alone in its env,
-    whose episode ends as its own."""
+    """The envs whose episode ended for all agents with the rows of this turn. None if each env has one slot, whose
+    end is the env's."""
     lost: NDArray[np.int64] | None = None
-    """Slots, of any kind, whose episodes were cut before this turn because their env failed. They end with what the
-    slots were shown last: the result of the action that was sent then is lost. None: no slot."""
+    """Slots, of any kind, whose episodes were cut before this turn because their env failed. The last observation they
+    were shown is their final one; the results of the actions sent then are lost. None: no slot."""
     infos: Any = None
-    """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
+    """The envs' infos, in the arena's own form: read them with `Arena.info_of`."""
 
     @property
     def done(self) -> NDArray[np.bool_] | None:
-        """``[n]``: the row ends an episode, either way. None: no row does."""
+        """``[n]``: the row ends an episode, terminated or truncated. None: no row does."""
         if self.terminated is None or self.truncated is None:
             return self.truncated if self.terminated is None else self.terminated
         return self.terminated | self.truncated
 
     def select(self, rows: Ints) -> "Turn":
-        """A turn with some rows of this one, without what is not about rows: ``over``, ``lost`` and ``infos``."""
+        """A turn with these rows only, and without ``over``, ``lost`` and ``infos``, which do not belong to rows."""
         columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}
         own: dict[str, Any] = {n: None if column is None else column.take(rows) for n, column in columns_of.items()}
         taken = None
@@ -108,9 +107,9 @@ class Turn:
 
 
 def turn_to_state(turn: Turn) -> dict[str, Any]:
-    """A turn as plain data of its own, without ``infos``.
+    """A turn as plain data, copied, without ``infos``.
 
-    ``orders`` are how its observations lie in memory, by name: products of matrices round differently by it.
+    ``orders`` is the memory order of each observation column: matrix products round differently by it.
     """
     orders = {name: order_of(np.asarray(column)) for name, column in turn.obs.items()}
     return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"}) | {"orders": orders}
@@ -120,7 +119,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     """The inverse of `turn_to_state`.
 
     Raises:
-        ValueError: its columns do not have as many rows as it has slots.
+        ValueError: the columns have another number of rows than ``slots``.
     """
     turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
     turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
@@ -129,7 +128,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]
     for column in (*own, *turn.obs.values()):
         if column is not None and (not isinstance(column, np.ndarray) or column.shape[:1] != turn.slots.shape):
-            raise ValueError("the columns of a turn have other numbers of rows than it has slots")
+            raise ValueError("the columns of a turn have another number of rows than it has slots")
     return turn
 
 
@@ -139,64 +138,64 @@ _NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "lost", "infos")
 
 @runtime_checkable
 class Arena(Protocol):
-    """A set of slots that wait for actions. After `reset`, `recv` and `send` take turns."""
+    """Copies of an env, whose slots wait for actions: call `reset` once, then `recv` and `send` in turn."""
 
     kinds: tuple[Kind, ...]
     num_slots: int
     num_envs: int
     env_of: NDArray[np.int64]
-    """``[num_slots]``: the running copy of the env, 0 to ``num_envs - 1``, that a slot is in."""
+    """``[num_slots]``: the index of each slot's copy of the env, 0 to ``num_envs - 1``."""
     agents: list[str | None]
-    """``[num_slots]``: the name of each slot's agent; None where there is one agent without a name."""
+    """``[num_slots]``: the name of each slot's agent; None in envs with a single, unnamed agent."""
     device: "torch.device | None" = None
-    """Where observations are, and actions are wanted, as torch tensors; None: both are NumPy arrays."""
+    """The device of observations and actions, as torch tensors; None: both are NumPy arrays."""
 
     def reset(self, seed: int | None = None) -> None:
-        """Start a new episode in every env; with a seed, seed the envs, each with its own stream."""
+        """Start a new episode in every env; a seed gives each env a random stream of its own."""
 
     def recv(self) -> list[Turn]:
-        """What slots show now: waits until there is something. An env's agents that wait come all at once.
+        """Wait for rows, and return them as turns. The waiting agents of one env are always returned together.
 
-        Asked again before anything is sent, it gives the same again.
+        Calling it again before `send` returns the same turns.
 
         Raises:
-            EnvError: an env fails, and was not to be made again or has failed too often.
+            EnvError: an env failed, and may not be made again or has failed too often.
         """
 
     def send(self, turn: Turn, action: Columns) -> None:
-        """Act for all rows of a turn that waits: flat action columns ``[n, ...]``. Each turn is answered once.
+        """Send actions for all rows of a waiting turn, as flat columns ``[n, ...]``. Answer each turn once.
 
-        Once all turns of a `recv` are answered, the envs go on.
+        The envs step once all turns of a `recv` are answered.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes as plain data; ``{"how": "new episodes", "why": ...}`` where that can't be had."""
+        """The running episodes as plain data; ``{"how": "new episodes", "why": ...}`` if they can't be captured."""
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Go on where `state_dict` was taken; says how: ``get_state``, ``snapshot`` or ``new episodes: why``.
+        """Restore a `state_dict`, and return how: ``get_state``, ``snapshot`` or ``new episodes: why``.
 
         After ``new episodes`` the arena must be reset.
         """
 
     def env_at(self, env: int) -> Any | None:
-        """The object of env number ``env``; the ``VectorEnv`` that it is a part of, where it has none of its own; None
-        where it lives in another process."""
+        """Env number ``env``. If it is part of a ``VectorEnv`` and not an object of its own, the ``VectorEnv``; None
+        if it is in another process."""
 
     def info_of(self, turn: Turn, slot: int) -> dict[str, Any] | None:
-        """What the env said to ``slot`` beside its row in ``turn``, as it said it; {} where nothing, None where that
-        stays in another process. To be asked before anything is sent."""
+        """The env's info for ``slot`` with its row in ``turn``; {} if there is none, None if it stays in another
+        process. Call it before `send`."""
 
     def stats(self) -> dict[str, float]:
-        """Counts since this was last asked, by name, such as ``faulty_episodes`` and ``restarts``; {} where none."""
+        """Counts since the last call by name, such as ``faulty_episodes`` and ``restarts``; {} if there are none."""
 
     def close(self) -> None:
         """Close the envs and what they hold open."""
 
 
 class BoundsCheck:
-    """Warns of observations outside the bounds of their Box, once for each part of an observation.
+    """Warns of observations outside the bounds of their Box, once for each part of the observation.
 
-    Nothing here needs them to be inside, and many envs overstep a bound of theirs a little, so that the run goes on.
+    The run goes on: Etude does not rely on the bounds, and many envs exceed theirs slightly.
 
     Args:
         kinds: See `Arena.kinds`.
@@ -219,10 +218,10 @@ class BoundsCheck:
             for kind in kinds
         ]
         self.is_over = self._rows_left <= 0 or not any(self._boxes)
-        """Whether there is nothing more to look at."""
+        """Whether no further observations are checked."""
 
     def look_at(self, turns: Sequence[Turn]) -> None:
-        """Warn of what is outside in ``turns``."""
+        """Warn of observations outside their bounds in ``turns``."""
         for turn in turns:
             self._rows_left -= len(turn.slots)
             rows = slice(None) if turn.blind is None else ~turn.blind

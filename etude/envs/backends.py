@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of an arena of workers: threads of this process, or processes that a server process forks.
+"""Backends of an arena of workers: threads of this process, or processes forked by a server process.
 
-The arena's own process is not forked: it may have threads (torch's), whose locks a fork would leave locked for ever. A
-server of its own, not the one of multiprocessing's forkserver context, is what lets the workers end with their arena in
-every case: it watches the arena's process id, kills workers that hang with all that their envs have started, imports
-what makes the envs once for all workers, and is no member of the process group that a terminal's signals go to.
+The arena's own process is not forked, because it may have threads (torch's) whose locks a fork would leave locked. The
+server is used in place of multiprocessing's forkserver so that the workers always end with their arena: it watches the
+arena's process id, kills workers that hang together with everything that their envs have started, imports the envs'
+module once for all workers, and is outside the process group that receives a terminal's signals.
 """
 
 import contextlib
@@ -39,21 +39,21 @@ from etude.errors import EnvError, EtudeError, SpaceError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ENDING: Final = 5.0
-"""Seconds for the server process to end once the workers have; then it is killed."""
+"""Seconds for the server process to end after the workers; then it is killed."""
 
 
 class _Backend:
-    """What the workers of an arena have in common, whatever they are."""
+    """The part of a backend that threads and processes have in common."""
 
     def __init__(self, workers: Workers) -> None:
         self._settings, self._per = workers, workers.envs_per_worker
         self._numbers = range(workers.num_workers)
         self._arena_event = WakeEvent()
         self._events = [WakeEvent() for _ in self._numbers]
-        self._why: dict[int, str] = {}  # by worker, how it came to its end, where that is known here
+        self._why: dict[int, str] = {}  # by worker, how it ended, if that is known here
 
     def _share(self, layouts: list[AgentLayout], map_memory: Callable[[int], Any] | None = None) -> SharedBuffers:
-        """Step buffers for envs with these layouts, by worker, in which all workers begin to make their envs.
+        """Step buffers for envs with these layouts (one per worker), in which all workers start by making their envs.
 
         Raises:
             EnvError: the envs are not alike.
@@ -71,15 +71,15 @@ class _Backend:
         return shared
 
     def wake(self, worker: int) -> None:
-        """There are orders for a worker that sleeps."""
+        """Wake a sleeping worker that has orders."""
         self._events[worker].set()
 
 
 class ThreadBackend(_Backend):
     """Each worker is a thread of this process."""
 
-    spin: Spin | None = None  # it would hold Python's lock
-    """How the arena waits before it sleeps."""
+    spin: Spin | None = None  # polling would hold Python's lock
+    """How the arena waits before it sleeps; None: not at all."""
 
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
         super().__init__(workers)
@@ -105,7 +105,7 @@ class ThreadBackend(_Backend):
         """Make all envs.
 
         Raises:
-            EnvError: that fails, or the envs are not alike.
+            EnvError: an env can't be made, or the envs are not alike.
         """
         for thread in self._threads:
             thread.start()
@@ -119,7 +119,7 @@ class ThreadBackend(_Backend):
 
     def _run(self, number: int) -> None:
         worker, event = self._workers[number], self._events[number]
-        if not self._shared.done():  # else this is a restart: envs are made when that is ordered
+        if not self._shared.done():  # otherwise this is a restart, and orders to make the envs follow
             try:
                 self._layouts[number].set_result(worker.make_all())
             except BaseException as error:  # noqa: BLE001  raised by `open`
@@ -135,14 +135,14 @@ class ThreadBackend(_Backend):
         try:
             if shared is not None:
                 work(worker, shared, number, self._arena_event, spin=None, sleep=sleep)
-        except BaseException as error:  # noqa: BLE001  it ends the thread, which the arena is told
+        except BaseException as error:  # noqa: BLE001  it ends the thread; the arena is told why
             self._why[number] = f"was ended by {type(error).__name__}: {error}"
-        with contextlib.suppress(BaseException):  # of envs that don't close: all is over
+        with contextlib.suppress(BaseException):  # errors in closing don't matter any more
             worker.close()
         self._arena_event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until woken, at most so long; True: there may be `deaths`."""
+        """Sleep until woken, for at most ``seconds``; True if there may be `deaths`."""
         if self._woken(seconds):
             self._arena_event.clear()
         return bool(self._why)
@@ -152,15 +152,15 @@ class ThreadBackend(_Backend):
         return self._workers[env // self._per].env_at(env)
 
     def deaths(self) -> list[tuple[int, str]]:
-        """The workers that have died since this was last asked, and how.
+        """The workers that have died since the last call, and how.
 
-        Nothing that an env raises ends a thread, but another thread may.
+        Errors of an env don't end a thread, but another thread may end it.
         """
         dead = [i for i, thread in enumerate(self._threads) if i in self._why or not thread.is_alive()]
         return [(number, self._why.pop(number, "has ended")) for number in dead]
 
     def kill(self, worker: int, why: str) -> None:
-        """A worker that hangs can't be killed here.
+        """Raise an error, because a thread that hangs can't be killed.
 
         Raises:
             EnvError: always.
@@ -168,7 +168,7 @@ class ThreadBackend(_Backend):
         raise EnvError(f"worker {worker} {why}. It is a thread, which can't be killed: use mode='process'.")
 
     def restart(self, worker: int) -> None:
-        """Have a worker in place of one that died. It has no envs yet."""
+        """Start a worker in place of one that died. It has no envs yet."""
         shared = self._shared.result()
         assert shared is not None
         self._workers[worker] = self._new_worker(worker)
@@ -177,7 +177,7 @@ class ThreadBackend(_Backend):
         self._threads[worker].start()
 
     def close(self) -> None:
-        """Close the envs and end the workers. A thread that hangs is left behind."""
+        """Close the envs and end the workers. A thread that hangs is abandoned."""
         if not self._shared.done():
             self._shared.set_result(None)
         elif (shared := self._shared.result()) is not None:
@@ -200,32 +200,32 @@ _OPEN: "weakref.WeakSet[ProcessBackend]" = weakref.WeakSet()
 
 
 def kill_workers() -> None:
-    """Kill the worker processes of all arenas at once, without closing their envs: this process is about to end."""
+    """Kill the worker processes of all arenas at once, without closing their envs, as this process is about to end."""
     for backend in list(_OPEN):
         backend.kill_all()
 
 
 @dataclasses.dataclass(kw_only=True)
 class _WorkerJob:
-    """What the server and the workers of an arena know of it. They inherit the files whose numbers are here."""
+    """Everything that the server and the workers know about their arena. They inherit the files listed here."""
 
     name: str
-    """What makes the envs, for errors."""
+    """The name of the function that makes envs, for errors."""
     preparation: dict[str, Any]
-    """What multiprocessing needs in order to import the script that the maker is defined in, and to set `sys.argv`."""
+    """What multiprocessing needs in order to import the script that defines this function, and to set `sys.argv`."""
     pickled: bytes
-    """The maker."""
+    """The pickled function that makes envs."""
     workers: Workers
     arena_pid: int
     server_fd: int
     """The server's end of its connection to the arena."""
     alive_fd: int
-    """A socket that is at its end when the arena is gone."""
+    """A socket that reaches its end when the arena is gone."""
     shared_fd: int
-    """The file that the shared buffers lie in; it is empty until all envs are made."""
+    """The file of the shared buffers; it is empty until all envs are made."""
     arena_event: WakeEvent
     events: list[WakeEvent]
-    """By worker, what wakes it."""
+    """The event that wakes each worker."""
 
     def fds(self) -> list[int]:
         """All files that the server inherits."""
@@ -234,11 +234,11 @@ class _WorkerJob:
 
 
 class ProcessBackend(_Backend):
-    """Each worker is a process, forked by a server process that has only imported what they need.
+    """Each worker is a process, forked by a server process that has only imported what the workers need.
 
-    What crosses at each step goes through memory that all map, which has no name and is gone with its processes. A
-    worker with nothing to do blocks on a socket. The workers end when the arena closes, and when its process ends in
-    whatever way. Methods without a docstring are those of `ThreadBackend`.
+    The data of each step is in memory that all of them map; it has no name and is freed with its processes. A worker
+    with nothing to do blocks on a socket. The workers end when the arena closes or its process ends, however that
+    happens. Methods without a docstring are described in `ThreadBackend`.
     """
 
     infos: Infos | None = None
@@ -246,14 +246,14 @@ class ProcessBackend(_Backend):
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
         if spawning.is_importing_main():
             raise EnvError(
-                "a worker imports your script to find what makes its envs, and the script starts workers itself. Put "
-                'what it does, other than imports and definitions, under `if __name__ == "__main__":`.'
+                "a worker imports your script to find the function that makes its envs, and the script starts workers "
+                'itself. Put everything except imports and definitions under `if __name__ == "__main__":`.'
             )
         pickled = _pickled(make, name)
         needs_main = b"__main__" in pickled
         if needs_main and spawning.is_interactive():
             raise EnvError(
-                f"{name} is defined in an interactive session, where a worker process can't find it: put it into a "
+                f"{name} is defined in an interactive session, where a worker process can't find it: put it in a "
                 "module (a .py file) and import it, or use threads: Workers(mode='thread')."
             )
         preparation = spawning.preparation(needs_main=needs_main)
@@ -334,7 +334,7 @@ class ProcessBackend(_Backend):
         return self._server.fileno() in ready
 
     def _hear_server(self) -> None:
-        """Wait for what a worker says of its envs, or the next death of a worker.
+        """Wait for a worker's layout, or for the next death of a worker.
 
         Raises:
             EnvError: its envs can't be made, or the server has ended.
@@ -362,7 +362,7 @@ class ProcessBackend(_Backend):
         return died
 
     def kill(self, worker: int, why: str) -> None:
-        """Make an end of a worker that hangs: it is among `deaths` then."""
+        """Kill a worker that hangs; it is then among `deaths`."""
         if worker not in self._running:
             return
         self._why[worker] = why
@@ -387,7 +387,7 @@ class ProcessBackend(_Backend):
                 event.set()
             with contextlib.suppress(OSError):
                 self._server.send(("end",))
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it may still import what the envs need
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may still be importing the envs' packages
                 self._process.wait(self._settings.cleanup_time + _ENDING)
         finally:
             self._process.kill()
@@ -400,7 +400,7 @@ class ProcessBackend(_Backend):
 
 def _no_server() -> EnvError:
     return EnvError(
-        "the process that starts workers has ended, and the workers with it: it was killed, or what it wrote to stderr "
+        "the process that starts workers has ended, and the workers with it: it was killed, or its output on stderr "
         "says why."
     )
 
@@ -425,9 +425,9 @@ _FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 def serve() -> NoReturn:
-    """Be the server of an arena: start and kill workers as told, until the arena is gone."""
-    arguments, is_cold = sys.argv[1:3], len(sys.argv) > 3  # before `sys.argv` is that of the script
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arena's business, which closes the workers
+    """The main function of the server: start and kill workers as told, until the arena is gone."""
+    arguments, is_cold = sys.argv[1:3], len(sys.argv) > 3  # before `sys.argv` becomes that of the script
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the arena handles Ctrl-C and closes the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     job_fd, job = spawning.received()
     for fd in (job_fd, *job.fds()):
@@ -435,7 +435,7 @@ def serve() -> NoReturn:
     maker = None if is_cold else _load(job)
     if (
         not is_cold and _num_threads() > 1
-    ):  # what was imported has started threads: forget it, and let each worker import it
+    ):  # the imports have started threads: start afresh, and let each worker import by itself
         for fd in (job_fd, *job.fds()):
             os.set_inheritable(fd, True)
         os.execv(sys.executable, [*_COMMAND, *arguments, "cold"])
@@ -451,11 +451,11 @@ def _num_threads() -> int:
 
 
 def _load(job: _WorkerJob) -> Callable[[], Any] | str:
-    """What makes the envs, or why it can't be imported."""
+    """The function that makes envs, or a text that says why it can't be imported."""
     try:
         make: Callable[[], Any] = spawning.unpickled(job.preparation, job.pickled)
         return make
-    except BaseException:  # noqa: BLE001  told to the arena; a script that is imported may do anything
+    except BaseException:  # noqa: BLE001  sent to the arena; importing a script may raise anything
         return f"a worker can't import {job.name}:\n{traceback.format_exc().rstrip()}"
 
 
@@ -463,18 +463,20 @@ class _Server:
     def __init__(self, job: _WorkerJob, maker: Callable[[], Any] | str | None) -> None:
         self._job, self._maker = job, maker
         self._arena: Connection[Any, Any] = Connection(job.server_fd)
-        self._workers: dict[int, tuple[Any, Connection[Any, Any]]] = {}  # each with what its layout comes from
+        self._workers: dict[
+            int, tuple[Any, Connection[Any, Any]]
+        ] = {}  # each with the connection that sends its layout
         signal.signal(signal.SIGTERM, self._end_at_once)
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> None:
-        """Serve until the arena is gone, and the workers are."""
+        """Serve until the arena and the workers are gone."""
         while os.getppid() == self._job.arena_pid:  # a forked child of the arena may hold the connection open
             if self._arena in self._wait(1.0, self._arena) and not self._obey():
                 break
         deadline = (
             time.monotonic() + self._job.workers.cleanup_time
-        )  # the workers see themselves that the arena is gone
+        )  # the workers notice by themselves that the arena is gone
         while self._workers and time.monotonic() < deadline:
             self._wait(max(0.0, deadline - time.monotonic()))
         self._kill_all()
@@ -482,17 +484,17 @@ class _Server:
             process.join()
 
     def _wait(self, seconds: float, *others: Any) -> list[Any]:
-        """Wait for ``others``, a layout or the end of a worker, and tell the arena of layouts and ends."""
+        """Wait for ``others``, a layout or the end of a worker; report layouts and ends to the arena."""
         ends = [end for process, layout in self._workers.values() for end in (process.sentinel, layout)]
         ready = connection.wait([*others, *(end for end in ends if not getattr(end, "closed", False))], seconds)
         for worker, (process, layout) in list(self._workers.items()):
-            code = process.exitcode  # asked first: what it said before its end is told before that
+            code = process.exitcode  # read first, so that its layout is reported before its end
             with contextlib.suppress(OSError):
                 if not layout.closed and layout.poll():
                     with layout, contextlib.suppress(EOFError):
                         self._arena.send((worker, layout.recv()))
             if code is not None:
-                if code:  # its envs were not closed: what they have started goes with it
+                if code:  # its envs were not closed: also kill what they have started
                     _kill_group(process.pid)
                 layout.close()
                 del self._workers[worker]
@@ -534,7 +536,7 @@ class _Server:
         try:
             if self._libc is not None:
                 self._libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the server
-            if os.getppid() != server:  # it was gone before that
+            if os.getppid() != server:  # the server ended before that call
                 os._exit(1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _lead_group(os.getpid())
@@ -545,12 +547,12 @@ class _Server:
         except BaseException:
             traceback.print_exc()
             raise
-        finally:  # whatever happens: never go on as a second server
+        finally:  # never continue as a second server
             os._exit(1)
 
 
 def _lead_group(pid: int) -> None:
-    """Let a worker, and what its envs start, be a process group. Parent and child do it: neither may be too late."""
+    """Make a worker and what its envs start a process group. Parent and child both do it, so it is never too late."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
 
@@ -563,15 +565,15 @@ def _kill_group(pid: int) -> None:
 def _run_worker(
     job: _WorkerJob, make: Callable[[], Any] | str, number: int, layout: Any, to_server: "Connection[Any, Any]"
 ) -> None:
-    """Be a worker until the arena closes or is gone. With a ``layout``, it is one in place of another that died."""
-    np.random.seed()  # else all forked workers draw the same from it
+    """Run a worker until the arena closes or is gone. With a ``layout``, it replaces a worker that died."""
+    np.random.seed()  # otherwise all forked workers would draw the same numbers
     event, per = job.events[number], job.workers.envs_per_worker
     wait = wait_for([event.reader, job.alive_fd])
 
     def sleep() -> bool:
         ready = wait(NAP)
         event.clear()
-        return job.alive_fd not in ready  # nothing is ever sent: it is at its end
+        return job.alive_fd not in ready  # nothing is ever sent, so it is readable only at its end
 
     with contextlib.ExitStack() as stack:
         stack.callback(sys.stdout.flush)
@@ -579,7 +581,7 @@ def _run_worker(
             to_server.send({"error": make, "is_space": False})
             return
         worker = EnvWorker(make, job.name, range(number * per, (number + 1) * per), job.workers)
-        stack.enter_context(contextlib.suppress(BaseException))  # of envs that don't close: all is over
+        stack.enter_context(contextlib.suppress(BaseException))  # errors in closing don't matter any more
         stack.callback(worker.close)
         if layout is None:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step buffers: flat columns that env workers write what agents are shown into, and from which turns are made."""
+"""Step buffers: flat columns into which env workers write rows, and from which turns are built."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,45 +26,45 @@ from etude.spaces import (
     space_to_json,
 )
 
-# What is ordered of an env.
+# Orders to an env.
 STEP: Final = 0
 RESET: Final = 1
 MAKE: Final = 2
-"""Make it again, and reset it."""
+"""Make the env again, and reset it."""
 
-# What an env has done with that, and bits of what its rows are.
+# Bits of an env's status after an order, and of the flags of its rows.
 SHOWN: Final = 1
-"""It shows something to agents that wait."""
+"""Agents wait for actions."""
 ENDED: Final = 2
 """Agents ended."""
 FIRST: Final = 4
-"""Of those that wait, some are at the beginning."""
+"""Some of the waiting agents are at the start of their episodes."""
 TAKEN: Final = 8
-"""An action was taken that is not the one sent: the column of actions holds it now."""
+"""The env took another action than the one sent; the action columns now hold it."""
 OVER: Final = 16
-"""Its episode ended for all agents."""
+"""The episode ended for all agents."""
 FAILED: Final = 32
-"""An error was raised."""
+"""The env raised an error."""
 WRONG: Final = 64
-"""The error is that the env breaks its contract."""
+"""The env broke its contract."""
 TERMINATED: Final = 128
-"""How the agent ended: a bit of its row, and of its env's status where it is alone."""
+"""How the agent ended: in its row's flags, and in the env's status if it is the only agent."""
 TRUNCATED: Final = 256
 BLIND: Final = 512
-"""The env never gave the row's observation: a bit of the row."""
+"""The env gave no observation for the row; in the row's flags."""
 BEGUN: Final = 1024
-"""It was reset or made, which is no step."""
+"""The env was reset or made, which does not count as a step."""
 
-# What an arena says to all its workers.
+# Words from the arena to all its workers, by index.
 CLOSING: Final = 0
 ASLEEP: Final = 1
-"""The arena waits to be woken ..."""
+"""The arena waits to be woken,"""
 GOAL: Final = 2
-"""... when the envs have done so many orders, since it was made."""
+"""when the number of orders done since it was made reaches this goal."""
 TIMED: Final = 3
-"""It wants to know when a worker began with what it does."""
+"""Workers note the time at which they begin an order."""
 READY: Final = 4
-"""Workers may begin: all that they read is written."""
+"""Workers may begin: everything that they read is written."""
 
 NO_SEED: Final = -1
 
@@ -73,24 +73,24 @@ _MAX_TEXT: Final = 20_000
 
 
 class AgentGroup(NamedTuple):
-    """The agents of an env that have equal spaces; a `Kind` of slots."""
+    """The agents of an env that have equal spaces; in an arena, a `Kind` of slots."""
 
     obs_space: Space
     action_space: Space
     agents: tuple[int, ...]
-    """Indices in `EnvAdapter.agents`."""
+    """Their indices in `EnvAdapter.agents`."""
     begin: int
-    """The seat of the first of them; the others follow it."""
+    """The seat of the first agent; the others follow."""
 
 
 class AgentLayout:
-    """The agents of each copy of an env, and their slots.
+    """The agents of each copy of an env, their order and their slots.
 
-    Agents are ordered by group: in arrays ``[num_envs, num_agents]``, those of a group stand next to each other. An
+    Agents are ordered by group, so that in arrays ``[num_envs, num_agents]`` the agents of a group are adjacent. An
     agent's place in this order is its seat.
 
     Raises:
-        SpaceError: a space is of a kind that Etude can't handle.
+        SpaceError: Etude can't handle a space.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class AgentLayout:
 
     @classmethod
     def of(cls, adapter: EnvAdapter) -> "AgentLayout":
-        """The layout of an arena whose envs are like that of ``adapter``."""
+        """The layout of envs with the agents and spaces of ``adapter``."""
         return cls(adapter.agents, adapter.obs_spaces, adapter.action_spaces)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for `from_json`."""
+        """The layout as plain data, for `from_json`."""
         spaces = [[space_to_json(space) for space in some] for some in (self.obs_spaces, self.action_spaces)]
         return {"agents": list(self.agents), "spaces": spaces}
 
@@ -131,14 +131,14 @@ class AgentLayout:
         return cls(data["agents"], *([space_from_json(space) for space in some] for some in data["spaces"]))
 
     def kinds(self, num_envs: int) -> tuple[Kind, ...]:
-        """The kinds of slots where there are ``num_envs`` copies."""
+        """The kinds of slots of ``num_envs`` copies."""
         return tuple(
             Kind(p.obs_space, p.action_space, range(num_envs * p.begin, num_envs * (p.begin + len(p.agents))))
             for p in self.groups
         )
 
     def place(self, env: int, seat: int) -> tuple[int, int]:
-        """The kind of an agent, and its row among those of its kind."""
+        """The kind of an agent, and its row among the agents of its kind."""
         kind = next(k for k, group in enumerate(self.groups) if seat < group.begin + len(group.agents))
         return kind, env * len(self.groups[kind].agents) + seat - self.groups[kind].begin
 
@@ -151,25 +151,27 @@ class AgentLayout:
 
 
 def check_alike(layout: AgentLayout, other: AgentLayout, env: int) -> None:
-    """Raise an EnvError where env number ``env`` has other agents or spaces than those before it."""
+    """Raise an EnvError if env number ``env`` has other agents or spaces than the first env."""
     mine, its = ((p.agents, p.obs_spaces, p.action_spaces) for p in (layout, other))
     for what, one, two in zip(("agents", "observation spaces", "action spaces"), mine, its, strict=True):
         if one != two:
-            raise EnvError(f"the envs of a pool must be alike, but env {env} has the {what} {two}, and others {one}.")
+            raise EnvError(
+                f"the envs of a pool must be alike, but env {env} has the {what} {two}, and the others {one}."
+            )
 
 
 def same_object(env: Any) -> EnvError:
-    """The error for what makes ``env`` again and again."""
-    return EnvError(f"the same {type(env).__name__} object is given each time: let a new one be made.")
+    """The error for a function that returns the same ``env`` again."""
+    return EnvError(f"the same {type(env).__name__} object was returned for several envs: make a new one in each call.")
 
 
 class StepBuffers:
-    """What envs show, end with and are acted on with, for all copies of an env.
+    """The rows, final rows and actions of all copies of an env, as flat columns.
 
     Args:
-        layout: Their agents.
-        num_envs: Copies of the env.
-        take: Gives memory for an array of zeros.
+        layout: The agents of each env.
+        num_envs: The number of copies.
+        take: Allocates an array of zeros.
     """
 
     def __init__(
@@ -178,17 +180,17 @@ class StepBuffers:
         self.layout, self.num_envs = layout, num_envs
         per_env, agents = (num_envs,), (num_envs, len(layout.agents))
         self.status = take(per_env, np.int64)
-        """What each env has done last, as bits."""
+        """The bits of each env's last order."""
         self.episode = take(per_env, np.int64)
-        """The running episode's number; the arena writes it while no step is under way."""
+        """The number of the running episode; the arena writes it only while the env makes no step."""
         self.env_t = take(per_env, np.int64)
         self.end_episode = take(per_env, np.int64)
         self.end_t = take(per_env, np.int64)
         self.flags = take(agents, np.int64)
-        """Of rows that wait; 0 is no row."""
+        """The flags of rows that wait; 0 means no row."""
         self.reward = take(agents, np.float64)
         self.end_flags = take(agents, np.int64)
-        """Of rows that end."""
+        """The flags of rows that end; 0 means no row."""
         self.end_reward = take(agents, np.float64)
 
         def columns(space: Space, root: str, rows: int) -> Columns:
@@ -202,15 +204,15 @@ class StepBuffers:
 
 
 class SharedBuffers(StepBuffers):
-    """Step buffers between an arena and its workers, with the orders of one to the other.
+    """Step buffers that an arena and its workers share, with the arena's orders.
 
     Each column has exactly one writer.
 
     Args:
         layout: The agents of each env.
-        num_envs: Copies of the env.
-        num_workers: How many step them.
-        buffer: Where the columns lie, `size` bytes of zeros; None: in memory of their own.
+        num_envs: The number of copies.
+        num_workers: The number of workers.
+        buffer: The memory of the columns, `size` bytes of zeros; None: newly allocated memory.
     """
 
     def __init__(self, layout: AgentLayout, num_envs: int, num_workers: int, buffer: Any = None) -> None:
@@ -222,26 +224,26 @@ class SharedBuffers(StepBuffers):
         # The arena writes these, and its workers read them.
         self.words = take((5,), np.int64)
         self.asked = take(per_env, np.int64)
-        """The running number of the last order."""
+        """The number of the last order."""
         self.order = take(per_env, np.int64)
         self.seed = take(per_env, np.int64)
         # A worker writes these, and the arena reads them.
         self.total = take((num_workers,), np.int64)
-        """The orders that the worker's envs have done: the sum of their ``done``."""
+        """The number of orders that the worker has done: the sum of its envs' ``done``."""
         self.asleep = take((num_workers,), np.int64)
-        """The worker waits to be woken."""
+        """Whether the worker waits to be woken."""
         self.current = take((num_workers,), np.int64)
-        """The env that the worker is about, -1 is none."""
+        """The env that the worker is busy with; -1 if none."""
         self.doing = take((num_workers,), np.int64)
-        """What it does with that env: `STEP`, `RESET` (also after an episode's last step) or `MAKE`."""
+        """What the worker does with that env: `STEP`, `RESET` (also after an episode's last step) or `MAKE`."""
         self.began = take((num_workers,), np.float64)
-        """When it began with that, by the clock of ``time.monotonic``."""
+        """When it began, in seconds of ``time.monotonic``."""
         self.done = take(per_env, np.int64)
-        """The running number of the last order that was done."""
-        self._failure = take((num_envs, _MAX_TEXT), np.uint8)  # pages that nobody writes take no memory
+        """The number of the last order that was done."""
+        self._failure = take((num_envs, _MAX_TEXT), np.uint8)  # pages that are never written take no memory
 
     def _take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """The next array: they lie one behind the other in the buffer."""
+        """The next array in the buffer."""
         count, begin = int(np.prod(shape, dtype=np.int64)), self.size
         self.size += -(-count * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
         if self._buffer is None:
@@ -249,19 +251,19 @@ class SharedBuffers(StepBuffers):
         return np.frombuffer(self._buffer, dtype, count, begin).reshape(shape)
 
     def start_worker(self, worker: int) -> None:
-        """Note that a worker starts now: until it says something else, it makes its first env."""
+        """Note that a worker starts now; its first task is to make its first env."""
         self.asleep[worker], self.doing[worker], self.began[worker] = 0, MAKE, time.monotonic()
         self.current[worker] = worker * (self.num_envs // len(self.current))
 
     def set_failure(self, env: int, error: EtudeError) -> None:
-        """Leave the error with which an env failed to the arena; of a long one, the end."""
+        """Store the error with which an env failed, for the arena; a long text keeps only its end."""
         text = str(error).encode(errors="replace")[1 - _MAX_TEXT :]
         data = (b"S" if isinstance(error, SpaceError) else b"E") + text
         self._failure[env, : len(data)] = np.frombuffer(data, np.uint8)
         self._failure[env, len(data) :] = 0
 
     def failure(self, env: int) -> EtudeError:
-        """The error that `set_failure` left."""
+        """The error stored by `set_failure`."""
         data = self._failure[env].tobytes().rstrip(b"\0")
         return (SpaceError if data[:1] == b"S" else EnvError)(data[1:].decode(errors="ignore"))
 
@@ -269,8 +271,8 @@ class SharedBuffers(StepBuffers):
 class AgentView:
     """One agent's observations and actions in all envs: row ``env * stride + offset`` of its group's columns.
 
-    ``show``, ``end`` and ``keep`` take the env and a value; they raise a SpaceError where its shape or dtype does not
-    fit the space.
+    ``show``, ``end`` and ``keep`` take the env and a value; they raise a SpaceError if its shape or dtype does not fit
+    the space.
     """
 
     def __init__(self, group: AgentGroup, index: int, obs: Columns, end_obs: Columns, action: Columns) -> None:
@@ -304,7 +306,7 @@ def _writer(space: Space, root: str, columns: Columns) -> Callable[[int, Any], N
 
 def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int, Any], None]:
     shape, dtype, array = leaf_shape(leaf), column.dtype, np.ndarray
-    dtypes, scalars = {dtype}, set[type]()  # that were found to fit
+    dtypes, scalars = {dtype}, set[type]()  # known to fit
 
     def write(row: int, value: Any) -> None:
         cls = value.__class__
@@ -324,11 +326,11 @@ def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int,
 
 
 def _reader(flatten: Flattener, nest: Nester, columns: Columns) -> Callable[[int], Any]:
-    """Actions are copied: an env may keep them, and the columns are written over."""
+    """Actions are copied, because the env may keep them and the columns are overwritten."""
     if col.ACTION in columns:
         column = columns[col.ACTION]
         if not leaf_shape(flatten.leaves[col.ACTION]):
-            return column.__getitem__  # a NumPy number, which nobody can write over
+            return column.__getitem__  # a NumPy scalar, which is a copy
         return lambda row: column[row].copy()
     return lambda row: nest({name: _own(column[row]) for name, column in columns.items()})
 
@@ -338,15 +340,15 @@ def _own(value: NDArray[Any]) -> Any:
 
 
 Infos: TypeAlias = tuple[Mapping[int, Any], Mapping[int, Any]]
-"""By env, what they said beside their last rows that wait, and beside their last rows that end."""
+"""By env, the infos with their last rows that wait, and the infos with their last rows that end."""
 
 
 class TurnBuilder:
-    """Makes turns of what envs have written, and knows which slots are in an episode.
+    """Builds turns from step buffers, and tracks which slots are in an episode.
 
     Args:
-        buffers: What they write into.
-        infos: Their infos; None: not available.
+        buffers: The buffers that the envs write.
+        infos: The envs' infos; None: not available.
     """
 
     def __init__(self, buffers: StepBuffers, infos: Infos | None) -> None:
@@ -355,16 +357,16 @@ class TurnBuilder:
         self._rewards = buffers.reward.reshape(-1), buffers.end_reward.reshape(-1)
         self._is_single = buffers.layout.agents == (None,)
         self.running = np.zeros(self._slots.shape, bool)
-        """``[num_envs, num_agents]``: the seats whose agents are in an episode."""
+        """``[num_envs, num_agents]``: the seats whose agents are in an episode, bool."""
 
     def lose(self, env: int) -> Ints:
-        """The slots whose episodes break off with their env's."""
+        """End the running episodes of an env that failed; return their slots."""
         slots: Ints = self._slots[env, self.running[env]]
         self.running[env] = False
         return slots
 
     def shown(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
-        """What ``envs`` show, each of which shows something; ``bits`` are in one or the other's status."""
+        """The turns of agents that wait in ``envs``, all of which have some; ``bits`` are all status bits together."""
         if not self._is_single:
             return self._shown_by_kind(envs, bits)
         turn = self._of_single(envs, ends=False)
@@ -376,7 +378,7 @@ class TurnBuilder:
         return [turn]
 
     def ended(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
-        """The ends of agents in ``envs``, each of which has some; ``bits`` are in one or the other's status."""
+        """The turns of agents that ended in ``envs``, all of which have some; ``bits`` are all status bits together."""
         if not self._is_single:
             return self._ended_by_kind(envs, status, bits)
         turn = self._of_single(envs, ends=True)
@@ -409,7 +411,7 @@ class TurnBuilder:
         if bits & FIRST:
             self.running[envs] |= (self._buffers.flags[envs] & FIRST) != 0
         if not turns:
-            raise EnvError(f"no agent waits in the envs {envs.tolist()}, though they are ready.")
+            raise EnvError(f"no agent waits in the envs {envs.tolist()}, although they are ready.")
         return turns
 
     def _ended_by_kind(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
@@ -423,13 +425,13 @@ class TurnBuilder:
         self.running[envs] &= self._buffers.end_flags[envs] == 0
         over = envs[(status & OVER) != 0]
         if len(over):
-            if not turns:  # all had ended before their env
+            if not turns:  # all agents had ended before their env
                 turns.append(self._nothing())
             turns[-1].over = over
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:
-        """The rows of ``envs``, with their flags, for each kind of which there are agents."""
+        """The rows of ``envs``, with their flags, for each kind that has any."""
         buffers = self._buffers
         all_flags, env_t, episode, obs = (
             (buffers.end_flags, buffers.end_t, buffers.end_episode, buffers.end_obs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CopiesArena: what arenas of copies of one env have in common, and what happens when an env fails."""
+"""CopiesArena: base class of arenas with copies of one env, and the policy for envs that fail."""
 
 import logging
 from collections import deque
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     import torch
 
 WINDOW: Final = 1000
-"""The steps over which `Workers.max_failure_rate` is taken."""
+"""The number of latest steps that `Workers.max_failure_rate` refers to."""
 
 ANY: Final = 1 << 62
 
 _KINDS: Final = 10
-"""How many kinds of failures are shown in full."""
+"""The number of kinds of failures that are shown in full."""
 
 _log = logging.getLogger("etude.envs")
 
 
 class EnvFault(NamedTuple):
-    """An env that gave something else than a finite number."""
+    """An env that failed, or returned NaN or infinity."""
 
     env: int
     status: int
-    """What remains of its status, as bits, without the rows that are concerned."""
+    """The env's status bits, without those of the rows that are wrong."""
     error: EtudeError
 
 
@@ -50,15 +50,15 @@ class FiniteCheck:
         self._ended = _floats(buffers.end_obs, buffers.end_reward)
 
     def all(self, bits: int) -> bool:
-        """Whether all numbers are finite; a few microseconds. False may come of an env that is not ready yet.
+        """Whether all numbers are finite (a few microseconds). False may also come from an env that is not ready.
 
         Args:
-            bits: In the statuses of the envs that are ready. Ends are looked at only where there are some.
+            bits: The status bits of all ready envs together. Ends are checked only if there are some.
         """
         return _all_finite(self._shown) and (not bits & ENDED or _all_finite(self._ended))
 
     def faults(self, envs: Ints, status: Ints) -> list[EnvFault]:
-        """Those of ``envs``, with their statuses, that gave something else."""
+        """The envs in ``envs`` that returned NaN or infinity, given their ``status``."""
         found = []
         for env, bits in zip(envs.tolist(), status.tolist(), strict=True):
             if bits & ENDED and (error := self._fault_of(env, is_end=True)):
@@ -75,7 +75,7 @@ class FiniteCheck:
             else (buffers.flags, buffers.reward, buffers.obs)
         )
         for seat, agent in enumerate(buffers.layout.seated):
-            if not self._is_single and not flags[env, seat]:  # one agent alone has its flags in the status
+            if not self._is_single and not flags[env, seat]:  # a single agent has its flags in the status
                 continue
             name = buffers.layout.agents[agent]
             whose = f"env {env}: " if name is None else f"env {env}, agent {name!r}: "
@@ -96,7 +96,7 @@ class FiniteCheck:
 
 
 def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Each column of floats, flat, and where to note which are finite."""
+    """Each column of floats, flattened, with an array to mark its finite numbers."""
     columns = [reward, *(column for of_kind in obs for column in of_kind.values() if column.dtype.kind == "f")]
     return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
 
@@ -104,23 +104,23 @@ def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> lis
 def _all_finite(columns: list[tuple[NDArray[Any], NDArray[Any]]]) -> bool:
     for column, finite in columns:
         np.isfinite(column, finite)
-        if b"\0" in finite.tobytes():  # a third of the time that `all` takes where there are few
+        if b"\0" in finite.tobytes():  # three times as fast as `all` for small arrays
             return False
     return True
 
 
 class CopiesArena:
-    """Copies of an env, each in an episode of its own. See `Arena` for the methods.
+    """Copies of an env, each running its own episodes. See `Arena` for the methods.
 
-    Env ``i`` is first seeded with that of ``SeedSequence(seed).spawn(num_envs)[i]``, as 31 bits. Made again for the
-    n-th time, it gets that of ``SeedSequence(seed, spawn_key=(i, n))``, so that it does not meet again what broke it.
-    An env's seed does not depend on the number of workers.
+    Env ``i`` is first seeded with 31 bits of ``SeedSequence(seed).spawn(num_envs)[i]``. When it is made again for the
+    n-th time, the seed comes from ``SeedSequence(seed, spawn_key=(i, n))``, so that the failure is not repeated. An
+    env's seeds do not depend on the number of workers.
 
-    ``stats()`` always has ``faulty_episodes``, which were cut because the env failed; ``restarts``, of envs and of
-    workers; and ``lost_steps``, the env steps whose results were lost with them. Where some envs make more steps than
-    others, it has ``steps/env_3`` and so on.
+    ``stats()`` always has ``faulty_episodes``, the number cut because an env failed; ``restarts`` of envs and workers;
+    and ``lost_steps``, the env steps whose results were lost. If some envs make more steps than others, it also has
+    the steps of each: ``steps/env_3`` and so on.
 
-    ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
+    A turn's ``infos`` are by env, from its last step or reset; infos in worker processes are not available.
     """
 
     device: "torch.device | None" = None
@@ -139,16 +139,16 @@ class CopiesArena:
         self._made = TurnBuilder(buffers, infos)
         self._finite = FiniteCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
-        self._steps = np.zeros(count, np.int64)  # of each env, since the arena was made
+        self._steps = np.zeros(count, np.int64)  # by env, since the arena was made
         self._failures = FailurePolicy(workers, self._steps, can_restart=can_restart)
         self._seeds = EnvSeeds(count)
         self._all = self.env_of if slots.size == count else np.arange(count)
-        self._counted = np.zeros(count, np.int64)  # the steps that stats told of
-        self._broken: set[int] = set()  # envs that must be made again before they are anything else
-        self._turns: list[Turn] = []  # given by recv
-        self._open: list[Turn] = []  # of these, the ones that wait for an answer
-        self._shown = self._all[:0]  # the envs that they are of
-        self._early: list[Turn] = []  # ends in envs that broke thereafter, for the next recv
+        self._counted = np.zeros(count, np.int64)  # the steps at the last `stats`
+        self._broken: set[int] = set()  # envs that must be made again before their next episode
+        self._turns: list[Turn] = []  # returned by the last recv
+        self._open: list[Turn] = []  # those of them that wait for actions
+        self._shown = self._all[:0]  # the envs in them
+        self._early: list[Turn] = []  # ends in envs that failed afterwards, for the next recv
         self._cut: list[Ints] = []  # slots whose episodes were cut, for the next recv
         self._faulty = self._lost_told = 0
         self._error: EtudeError | None = _not_reset()
@@ -157,11 +157,11 @@ class CopiesArena:
     # -- what a subclass does: run envs -------------------------------------------------------------------------
 
     def _is_pending(self) -> bool:
-        """Whether envs are to do something, or have done it and it was not taken."""
+        """Whether any env has an order that is not done, or whose result was not taken."""
         raise NotImplementedError
 
     def _begin(self, envs: Ints, seeds: Ints) -> None:
-        """Let ``envs`` begin episodes, and have those that are `_broken` made again; a seed may be `NO_SEED`."""
+        """Let ``envs`` begin episodes; those in `_broken` are made again first. Seeds may be `NO_SEED`."""
         raise NotImplementedError
 
     def _step(self, envs: Ints) -> None:
@@ -169,11 +169,11 @@ class CopiesArena:
         raise NotImplementedError
 
     def _ready(self, batch: int | None = None) -> tuple[Ints, Ints, int]:
-        """Envs that have done what they were to do, their statuses, and all the bits in these; waits for ``batch``."""
+        """Wait for ``batch`` envs that have done their orders; return them, their statuses, and all status bits."""
         raise NotImplementedError
 
     def _take(self, envs: Ints, bits: int) -> None:
-        """Note that what ``envs`` have done is dealt with; ``bits`` are in one or the other's status."""
+        """Note that the results of ``envs`` were taken; ``bits`` are all their status bits together."""
 
     def _failure(self, env: int) -> EtudeError:
         """The error with which ``env`` failed."""
@@ -204,7 +204,7 @@ class CopiesArena:
         self._error = None
 
     def recv(self) -> list[Turn]:
-        """See `Arena.recv`. It gives the same again until all turns that wait are answered."""
+        """See `Arena.recv`. It returns the same turns until all those that wait have actions."""
         if self._open:
             return self._turns
         if self._error is not None:
@@ -234,7 +234,9 @@ class CopiesArena:
         """See `Arena.send`."""
         still_open = [one for one in self._open if one is not turn]
         if len(still_open) == len(self._open):
-            raise EnvError("this turn waits for no answer: send() takes each turn of the last recv() that waits, once.")
+            raise EnvError(
+                "this turn does not wait for actions: send() takes each waiting turn of the last recv() once."
+            )
         rows = turn.slots - self.kinds[turn.kind].slots.start if turn.kind else turn.slots
         for name, column in self._buffers.action[turn.kind].items():
             column[rows] = action[name]
@@ -261,7 +263,7 @@ class CopiesArena:
         return stats
 
     def close(self) -> None:
-        """See `Arena.close`. An env that was given ready-made is left to its giver."""
+        """See `Arena.close`. An env object that was given is not closed."""
         if not self._is_closed:
             self._failures.sum_up()
         self._is_closed, self._error, self._open = True, _closed(), []
@@ -270,7 +272,7 @@ class CopiesArena:
     # -- envs that fail -----------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[Ints, Ints, int]:
-        """As `_ready`, but none of the envs has failed."""
+        """Like `_ready`, but without envs that failed: these are made again."""
         while True:
             envs, status, bits = self._ready()
             if bits & FAILED:
@@ -284,7 +286,7 @@ class CopiesArena:
             self._broken.clear()
 
     def _count(self, envs: Ints, status: Ints, bits: int = BEGUN) -> None:
-        """Note what ``envs`` have done; ``bits`` are in one or the other's status."""
+        """Count the steps of ``envs``; ``bits`` are all their status bits together."""
         self._take(envs, bits)
         if bits & BEGUN:
             self._steps[envs] += (status & BEGUN) == 0
@@ -297,18 +299,18 @@ class CopiesArena:
         return [EnvFault(env, int(self._buffers.status[env]), self._failure(env)) for env in envs.tolist()]
 
     def _fail(self, faults: Sequence[EnvFault]) -> None:
-        """Let envs begin again that failed, or gave NaN or infinity; or raise the error that ends the run."""
+        """Mark envs that failed or returned NaN or infinity to be made again; or raise the error that ends the run."""
         self._take(np.array([fault.env for fault in faults], np.int64), BEGUN)
         ending: EtudeError | None = None
         for fault in faults:
             self._break(fault.env, fault.status)
-            if ending is None:  # the first that ends the run is told of; the others are made again with it
+            if ending is None:  # the first error that ends the run is raised; all of these envs must be made again
                 ending = self._failures.env_failed(fault)
         if ending is not None:
             raise ending
 
     def _break(self, env: int, bits: int) -> None:
-        """Note that ``env`` must be made again, and what it had come to: the ends of agents, or nothing."""
+        """Note that ``env`` must be made again; its agents that had ended before the failure get their last rows."""
         if bits & ENDED:
             self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
@@ -331,22 +333,22 @@ def _closed() -> EnvError:
 
 
 class EnvSeeds(Stateful):
-    """The seeds of envs, as `CopiesArena` says."""
+    """The seeds of envs, see `CopiesArena`."""
 
     _state = ("entropy", "made_again")
 
     def __init__(self, num_envs: int) -> None:
-        self.entropy = str(np.random.SeedSequence().entropy)  # as text: it may be larger than a file's numbers
+        self.entropy = str(np.random.SeedSequence().entropy)  # a text, as it may be too large for a number in a file
         self.made_again = np.zeros(num_envs, np.int64)
 
     def start(self, seed: int) -> Ints:
-        """``[num_envs]``: the seeds of all envs."""
+        """Set the run's seed; return the first seeds of all envs, ``[num_envs]``."""
         self.entropy = str(seed)
         self.made_again[:] = 0
         return np.array([self._of(env) for env in range(len(self.made_again))])
 
     def again(self, env: int) -> int:
-        """The seed of ``env`` that is made again."""
+        """The next seed of ``env``, which is made again."""
         self.made_again[env] += 1
         return self._of(env, int(self.made_again[env]))
 
@@ -355,10 +357,10 @@ class EnvSeeds(Stateful):
 
 
 class FailurePolicy:
-    """Counts failures, says when there are too many, and warns of them.
+    """Counts failures, decides when there are too many, and logs warnings.
 
     Args:
-        workers: How many failures are allowed.
+        workers: The limits on failures.
         steps: ``[num_envs]``: the steps of each env since the arena was made, written by the arena.
         can_restart: Whether envs that failed can be made again.
     """
@@ -367,36 +369,37 @@ class FailurePolicy:
         self._workers, self.steps = workers, steps
         num_envs = len(steps)
         self._may_restart = workers.restart_failed and can_restart
-        self._in_a_row = np.zeros(num_envs, np.int64)  # failures of an env, without a step of it between
-        self._steps_then = np.full(num_envs, -1)  # the steps of an env at its last failure
-        self._furthest = 0  # the most steps that an env has made between two failures
-        self._wrong_at = np.full(num_envs, -1)  # the steps before an env broke its contract
-        self._wrong: dict[int, EtudeError] = {}  # how it did
-        self._recent: deque[int] = deque()  # of the failures in the last steps: the steps and failures before
+        self._in_a_row = np.zeros(num_envs, np.int64)  # by env: failures without a step in between
+        self._steps_then = np.full(num_envs, -1)  # by env: its steps at its last failure
+        self._furthest = 0  # the most steps of an env between two failures
+        self._wrong_at = np.full(num_envs, -1)  # by env: its steps when it broke its contract
+        self._wrong: dict[int, EtudeError] = {}  # the errors of these envs
+        self._recent: deque[int] = deque()  # attempts before each failure within the window
         self._count_all = 0
-        self._warned = 0  # how many there were at the last warning
+        self._warned = 0  # the failures at the last warning
         self._told: set[str] = set()  # kinds of failures that were shown in full
         self.restarts = 0
-        """Envs or workers that were to begin again, since this was last set to 0."""
+        """The number of restarts of envs and workers; the arena resets it to 0."""
         self.lost_steps = 0
-        """Steps that were made in vain; the arena counts them."""
+        """The number of steps whose results were lost, counted by the arena."""
 
     def forget(self) -> None:
-        """Count failures anew."""
+        """Restart the counts of failures."""
         self._in_a_row[:] = 0
         self._wrong_at[:] = -1
         self._recent.clear()
 
     def env_failed(self, fault: EnvFault) -> EtudeError | None:
-        """Note that an env failed: None, and it may begin again; else the error that ends the run.
+        """Note that an env failed. None: it may begin again; otherwise the error that ends the run.
 
-        Where it broke its contract, the run ends if that is the rule: no env has got further before it failed, and all
-        have failed in the same step, or this one twice. Once is enough if it is not only a value that is wrong.
+        If it broke its contract (`WRONG`), restarting is useless if that happens regularly: no env has got further
+        before failing, and all have failed at the same step, or this one twice. If the error is about more than a
+        value, once is enough.
         """
         env, bits, error = fault
-        if not bits & WRONG:  # it may never begin: then that is said
+        if not bits & WRONG:  # no warning before the first step: if it never works, the run ends with the error
             return self.note([env], error, quiet=not self.steps.any())
-        steps = self.steps - self._steps_then.clip(0)  # of each env, since its last failure
+        steps = self.steps - self._steps_then.clip(0)  # by env, since its last failure
         k = int(steps[env])
         if not self._may_restart or int(steps.max()) > k or self._furthest > k:
             return self.note([env], error)
@@ -409,13 +412,13 @@ class FailurePolicy:
         return error if is_rule else None
 
     def note(self, envs: list[int], error: EtudeError, *, most: int = ANY, quiet: bool = False) -> EtudeError | None:
-        """Count a failure of ``envs``: None, and they may begin again; else the error that ends the run.
+        """Count a failure of ``envs``. None: they may begin again; otherwise the error that ends the run.
 
         Args:
-            envs: Which.
+            envs: The envs that failed together.
             error: How they failed.
-            most: How many failures in a row there may be, beside `Workers.max_restarts`.
-            quiet: Warn of nothing.
+            most: A further limit on the failures in a row, besides `Workers.max_restarts`.
+            quiet: Log no warning.
         """
         if not self._may_restart:
             return error
@@ -445,11 +448,11 @@ class FailurePolicy:
             self._recent.popleft()
 
     def _attempts(self) -> int:
-        """The steps that were made, and the failures."""
+        """The number of steps and failures."""
         return int(self.steps.sum()) + self._count_all
 
     def _warn(self, text: str) -> None:
-        """Tell of the first failure of each kind in full; of the others, each time that there are ten times as many."""
+        """Log the first failure of each kind in full; for others, a summary each time there are ten times as many."""
         first, _, rest = text.partition("\n")
         kind = "".join(c for c in first + rest.rpartition("\n")[2].partition(":")[0] if not c.isdigit())
         if kind not in self._told and len(self._told) < _KINDS:
@@ -460,7 +463,7 @@ class FailurePolicy:
             self.sum_up()
 
     def sum_up(self) -> None:
-        """Warn of how much was lost until now, unless that was said after the last failure."""
+        """Log how much was lost until now, unless nothing has failed since the last such message."""
         if self._count_all > max(1, self._warned):
             self._warned = self._count_all
             _log.warning(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of running envs as plain data: arrays, numbers, strings and random generators, never a pickle.
 
-An env or wrapper with ``get_state()`` and ``set_state(state)`` is asked for its state. Any other is walked attribute by
-attribute, its wrappers included, and put back in place. What is in two places stays one thing, and arrays that share
-memory still do. Objects are only ever filled, in an env that was made and reset anew; none is constructed from what was
-stored but numbers, strings, arrays, random generators and their containers. Of what is written in C, only the
-simulators below are known. An env that holds anything else (an open socket, a Box2D world), or that fails
-while it is looked through, can't be captured, and the reason is given.
+If an env or wrapper has ``get_state()`` and ``set_state(state)``, its state comes from these. Any other is captured
+attribute by attribute, including its wrappers, and restored in place. An object that is in two places stays one object,
+and arrays that share memory still do. Restoring only fills objects of an env that was made and reset anew; from the
+stored data it creates nothing but numbers, strings, arrays, random generators and their containers. Of objects
+implemented in C, only the simulators below are supported. An env that holds anything else (an open socket, a Box2D
+world), or that raises an error meanwhile, can't be captured, and the reason is given.
 """
 
 import ctypes
@@ -51,22 +51,22 @@ _STATELESS = tuple(
         "moviepy",
         "_thread",
         "gymnasium.envs.mujoco.mujoco_rendering",
-        "dm_control.mujoco.index",  # names for the parts of a simulator's memory
+        "dm_control.mujoco.index",  # names of parts of a simulator's memory
     )
 )
-"""Modules of things that draw, or that have no state of their own."""
+"""Modules whose objects are for drawing only, or have no state of their own."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _DETAILS = frozenset(
     ("id", "class", "maxlen", "shape", "rng", "below", "order", "dtype", "offset", "strides", "memory")
 )
-"""What stands beside the kind of a node."""
-_ANY = "any"  # stands for what is fixed once an env is made, or for drawing only
-_DEEPEST = 80  # things inside one another: a checkpoint can't hold many more
+"""The keys of a node besides its kind."""
+_ANY = "any"  # stands for an object that never changes, or is for drawing only
+_DEEPEST = 80  # levels of nesting; a checkpoint can't hold many more
 _ALIGNED = 16
 
 
 class CannotCaptureError(Exception):
-    """Something in an env is not plain data; the message says where it is."""
+    """A part of an env is not plain data; the message says where it is."""
 
 
 class CannotRestoreError(Exception):
@@ -78,10 +78,10 @@ class _Bare:
 
 
 def capture_env(env: Any) -> dict[str, Any]:
-    """The env's state: ``{"how": "get_state" | "snapshot" | "new episodes", ...}``. Whatever fails is a reason why not.
+    """Capture an env's state: ``{"how": "get_state" | "snapshot" | "new episodes", ...}``; the last has a ``why``.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; nothing else.
+        KeyboardInterrupt: Ctrl-C. All other errors are reported in ``why``.
     """
     capture = _Capture()
     try:
@@ -92,16 +92,16 @@ def capture_env(env: Any) -> dict[str, Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
-        return {"how": "new episodes", "why": f"{_short(capture.path)} can't be looked through ({_text(error)})"}
+        return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({_text(error)})"}
     return {"how": "get_state" if capture.used_get_state else "snapshot", "env": tree}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
-    """Put a state from `capture_env` into an env of the same making, after its reset.
+    """Restore a state from `capture_env` in an env that was made the same way, after its reset.
 
     Raises:
-        CannotRestoreError: the env is another, or holds objects that a new one does not, or its ``set_state`` fails; it
-            must be made anew then, or reset at least.
+        CannotRestoreError: the env differs, it holds objects that a new one does not have, or its ``set_state`` fails.
+            It must then be reset, or made again.
     """
     try:
         restore = _Restore()
@@ -110,13 +110,13 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
     except (CannotRestoreError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise CannotRestoreError(f"the state can't be put back ({_text(error)})") from error
+        raise CannotRestoreError(f"the state can't be restored ({_text(error)})") from error
 
 
 def _text(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
-    except Exception:  # noqa: BLE001  of an error that can't be shown
+    except Exception:  # noqa: BLE001  an error whose text can't be shown
         return type(error).__name__
 
 
@@ -125,16 +125,16 @@ def _short(path: str) -> str:
 
 
 def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
-    """How an array lies in memory, which a checkpoint does not keep: products of matrices round differently by it."""
+    """The memory order of an array, which a checkpoint does not keep; matrix products round differently by it."""
     return "F" if array.flags.fnc else "C"
 
 
 def _class_name(thing: type) -> str:
-    return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # classes that SWIG makes may have no module
+    return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # SWIG's classes may have no module
 
 
 def _static(value: Any) -> str | None:
-    """A name for what has no state of its own; None for all else."""
+    """A name for a value without state of its own; None for all others."""
     if isinstance(value, _FUNCTIONS):
         name = value.__qualname__
         return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
@@ -147,13 +147,13 @@ def _static(value: Any) -> str | None:
 
 
 def _is_env(value: Any) -> bool:
-    """Whether it is an env or a wrapper, of one agent or several."""
+    """Whether ``value`` is an env or a wrapper, of one agent or several."""
     many = all(_own_attribute(value, name) is not None for name in ("possible_agents", "reset", "step"))
     return isinstance(value, gym.Env | VectorEnv) or many
 
 
 def _own_attribute(value: Any, name: str) -> Any:
-    """What an object has by itself: some wrappers hand on what the env in them has."""
+    """An object's own attribute, or None; some wrappers also show the attributes of the env inside."""
     return getattr(value, name, None) if inspect.getattr_static(value, name, None) is not None else None
 
 
@@ -166,40 +166,40 @@ def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | 
 
 
 def _takes(function: Any, count: int) -> bool:
-    """Whether it can be called with so many arguments: the ``set_state(qpos, qvel)`` of MuJoCo's envs needs two."""
+    """Whether ``function`` accepts ``count`` arguments: the ``set_state(qpos, qvel)`` of MuJoCo's envs needs two."""
     if not callable(function):
         return False
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # it has no signature
         return True
     return True
 
 
 def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array whose memory this one is a view of; itself, where it is no view."""
+    """The array whose memory this array is a view of, or the array itself."""
     while type(array.base) is np.ndarray:
         array = array.base
     return array
 
 
 class _Capture:
-    """From an env to nodes: ``{kind: content}``, with a number ``id`` where it can be met twice."""
+    """Converts an env to nodes, ``{kind: content}``; a node that can be referred to has a number ``id``."""
 
     def __init__(self) -> None:
         self.used_get_state = False
         self.path = ""
-        """What was looked at last."""
+        """The path of the last value."""
         self._depth = 0
         self._numbers: dict[int, int] = {}
-        self._met: list[Any] = []  # keeps them alive, so that no id is used twice
+        self._met: list[Any] = []  # keeps the values alive, so that no id is used twice
         self._arrays: list[tuple[Node, NDArray[Any]]] = []
-        self._simulated: list[tuple[int, int]] = []  # where the arrays of simulators lie in memory
+        self._simulated: list[tuple[int, int]] = []  # memory ranges of simulators' arrays
 
     def node(self, value: Any, path: str, *, plain: bool = False) -> Node:
-        """``plain``: objects are not allowed, since nothing will be there for them to be put into."""
+        """The node of a value; with ``plain``, objects are refused, because restoring has no objects to fill there."""
         self.path = path
         if type(value) in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind not in "OV"):
             return {"value": value}
@@ -210,7 +210,7 @@ class _Capture:
         if id(value) in self._numbers:
             return {"ref": self._numbers[id(value)]}
         if self._depth == _DEEPEST:
-            raise CannotCaptureError(f"{_short(path)} lies deeper than {_DEEPEST} things inside one another")
+            raise CannotCaptureError(f"{_short(path)} is nested more than {_DEEPEST} levels deep")
         number = self._numbers[id(value)] = len(self._met)
         self._met.append(value)
         self._depth += 1
@@ -266,20 +266,20 @@ class _Capture:
                 state = known.get(value)
             except ValueError as error:
                 raise CannotCaptureError(f"{_short(path)}: {error}") from error
-            # A view of an array in its memory is right once the state was put back.
+            # A view of an array in its memory is right once the state was restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in _arrays_of(value).values()]
             return {"simulator": state, "class": _class_name(kind)}
-        # An instance that is larger than a bare one keeps something in C or in slots, where it is not seen.
+        # An instance larger than a bare one has data in C or in slots, which is not visible here.
         if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
             raise CannotCaptureError(f"{_short(path)} is a {_class_name(kind).lstrip(':')}, not plain data")
         parts = vars(value)
-        if isinstance(value, gym.Space):  # what it is does not change, but it can be sampled from
+        if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
         content = {name: self.node(item, f"{path}.{name}") for name, item in parts.items()}
         return {"object": content, "class": _class_name(kind)}
 
     def _below(self, wrapper: Any, path: str) -> Node | None:
-        """What is in a wrapper with a state of its own. None: it can't be captured, and the wrapper answers for it."""
+        """The node of the env inside a wrapper with get_state. None: it can't be captured; get_state must cover it."""
         inside = vars(wrapper).get("env")
         if not _is_env(inside):
             return None
@@ -294,7 +294,7 @@ class _Capture:
             return None
 
     def place_arrays(self) -> None:
-        """Fill the nodes of arrays, now that it is known which of them share memory."""
+        """Fill the nodes of arrays, once it is known which of them share memory."""
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
         for node, array in self._arrays:
             sharing.setdefault(id(_memory_of(array)), []).append((node, array))
@@ -330,11 +330,11 @@ def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
 
 
 class _Restore:
-    """From nodes to values, with what is in the env now to be filled."""
+    """Converts nodes back to values, filling the objects of a new env."""
 
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
-        self._filled: dict[int, Any] = {}  # by id, which are not used again while they are here
+        self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
         self._memories: dict[int, NDArray[np.uint8]] = {}
         self._simulators: list[tuple[Any, dict[str, Any], str]] = []
 
@@ -343,11 +343,11 @@ class _Restore:
             return node["value"]
         if "ref" in node:
             if node["ref"] not in self._made:
-                raise CannotRestoreError(f"{path} is in a tuple that holds itself")
+                raise CannotRestoreError(f"{path} is in a tuple that contains itself")
             return self._made[node["ref"]]
         if "static" in node:
             if node["static"] not in (_ANY, _static(current)):
-                raise CannotRestoreError(f"{path} was {node['static']}, and is another thing in a new env")
+                raise CannotRestoreError(f"{path} was {node['static']}, but is something else in a new env")
             return current
         if "enum" in node:
             self._check_class(current, node, path, enum.Enum)
@@ -360,13 +360,13 @@ class _Restore:
 
     def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
         if _class_name(type(current)) != node["class"] or not isinstance(current, kind):
-            raise CannotRestoreError(f"{path} was a {node['class']}, and a new env has none there to be filled")
+            raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:
         self._check_class(current, node, path)
-        if _static(current) is not None:  # such as a module, whose names all of the program uses
-            raise CannotRestoreError(f"{path} is nothing that an env's state could be put into")
-        if id(current) in self._filled:  # one thing in a new env, but two when captured
+        if _static(current) is not None:  # such as a module, which the whole program uses
+            raise CannotRestoreError(f"{path} is not an object that can hold an env's state")
+        if id(current) in self._filled:  # one object in a new env, but two when captured
             twin = object.__new__(type(current))
             vars(twin).update(vars(current))
             current = twin
@@ -392,7 +392,7 @@ class _Restore:
                     stored,
                     node["shape"],
                 ):
-                    raise CannotRestoreError(f"{path} was a view of a simulator's memory, and a new env has none there")
+                    raise CannotRestoreError(f"{path} was a view of a simulator's memory, but a new env has none there")
                 return current
             case "simulator":
                 self._check_class(current, node, path)
@@ -424,11 +424,11 @@ class _Restore:
         return self._sequence(current, kind, node, path)
 
     def put_simulators(self) -> None:
-        """Put back the states of the simulators that were met, models before the states that belong to them."""
+        """Restore the states of the simulators in the env, models before the data that belong to them."""
         for current, state, path in sorted(self._simulators, key=lambda met: "integration" in met[1]):
             known = simulator(current)
             if known is None:
-                raise CannotRestoreError(f"{path} is no simulator")
+                raise CannotRestoreError(f"{path} is not a simulator")
             try:
                 known.put(current, state)
             except ValueError as error:
@@ -472,7 +472,7 @@ class _Restore:
             case "tuple" | "set" | "frozenset":
                 return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
             case "named":
-                self._check_class(current, node, path, tuple)  # of any other class, this would make a new object
+                self._check_class(current, node, path, tuple)  # another class must not be instantiated
                 return type(current)(*made)
             case "objects":
                 array = np.empty(len(made), object)
@@ -494,23 +494,23 @@ def _bit_generator(state: dict[str, Any]) -> np.random.BitGenerator:
 # -- simulators -----------------------------------------------------------------------------------------------------
 
 # Simulators written in C and C++: MuJoCo, and the Arcade Learning Environment (ALE). A simulator is an attribute of an
-# env. Its state is taken as arrays and bytes, and put into the simulator of a new env of the same kind. Both packages
-# are imported by the env, never here.
+# env. Its state is captured as arrays and bytes, and restored in the simulator of a new env of the same kind. The env
+# imports both packages; this module never does.
 
 State = dict[str, Any]
 
 
 class Simulator(NamedTuple):
-    """How the state of one kind of simulator is taken and put back."""
+    """The functions that capture and restore the state of one kind of simulator."""
 
     get: Callable[[Any], State]
-    """Raises ValueError where a part of it can't be had."""
+    """Raises ValueError if a part of the state can't be captured."""
     put: Callable[[Any, State], None]
-    """Raises ValueError where the state does not fit."""
+    """Raises ValueError if the state does not fit."""
 
 
 def simulator(value: Any) -> Simulator | None:
-    """How to deal with ``value``; None if it is no simulator that is known here."""
+    """The functions for ``value``; None if it is not a known simulator."""
     return _KNOWN.get(f"{getattr(type(value), '__module__', '')}:{type(value).__qualname__}")
 
 
@@ -525,7 +525,7 @@ def _arrays_of(struct: Any) -> dict[str, NDArray[Any]]:
 # -- MuJoCo ---------------------------------------------------------------------------------------------------------
 
 _LARGEST: Final = 1e10
-"""MuJoCo's ``mjMAXVAL``: it does not go on from larger numbers."""
+"""MuJoCo's ``mjMAXVAL``: it resets a simulation with larger numbers."""
 _NONE: Final = np.empty(0)
 
 
@@ -539,7 +539,7 @@ def _pack(arrays: Mapping[str, NDArray[np.float64]]) -> State:
 
 
 def _unpack(state: State, arrays: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write what `_pack` has made into arrays of the same names and sizes."""
+    """Write the result of `_pack` into arrays of the same names and sizes."""
     numbers = np.asarray(state["numbers"], np.float64)
     if state["names"] != ",".join(arrays) or numbers.shape != (sum(array.size for array in arrays.values()),):
         raise ValueError("the MuJoCo state does not fit a new env")
@@ -550,7 +550,7 @@ def _unpack(state: State, arrays: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def _model_numbers(model: Any) -> dict[str, NDArray[np.float64]]:
-    """Those that an env may change from episode to episode, as to place a goal or to randomise masses."""
+    """The model's arrays that an env may change between episodes, to place a goal or randomise masses for example."""
     arrays = _arrays_of(model) | {f"opt.{name}": array for name, array in _arrays_of(model.opt).items()}
     return {
         name: array
@@ -560,7 +560,7 @@ def _model_numbers(model: Any) -> dict[str, NDArray[np.float64]]:
 
 
 def _model_state(model: Any) -> State:
-    """What an env may change of the model, and a checksum of all of it."""
+    """The numbers of the model that an env may change, and a checksum of the whole model."""
     mujoco = _mujoco()
     buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
@@ -572,20 +572,20 @@ def _set_model(model: Any, state: State) -> None:
         raise ValueError("the MuJoCo model holds numbers that are not finite")
     _unpack(state, _model_numbers(model))
     if _model_state(model)["crc32"] != state["crc32"]:
-        raise ValueError("the MuJoCo model is another one in a new env")
+        raise ValueError("the MuJoCo model differs in a new env")
 
 
 def _check_kind(data: Any) -> None:
-    """Raise a ValueError where MuJoCo's integration state is not all there is, or holds indices into memory."""
+    """Raise a ValueError if MuJoCo's integration state is incomplete for this model, or contains memory indices."""
     model = data.model
     if getattr(data, "history", _NONE).size or getattr(data, "plugin_state", _NONE).size:
-        raise ValueError("its MuJoCo model has delays or plugins, whose state can't be put back safely")
+        raise ValueError("its MuJoCo model has delays or plugins, whose state can't be restored safely")
     if model.opt.enableflags & getattr(_mujoco().mjtEnableBit, "mjENBL_SLEEP", 0):
         raise ValueError("its MuJoCo model lets bodies sleep, which is not in the state that MuJoCo gives")
 
 
 def _data_numbers(data: Any) -> dict[str, NDArray[np.float64]]:
-    """The arrays whose size is the model's, not that of the constraints which happen to be active."""
+    """The arrays whose sizes depend on the model, not on the constraints that are active at the moment."""
     bare = _arrays_of(_mujoco().MjData(data.model))
     return {
         name: array
@@ -595,7 +595,7 @@ def _data_numbers(data: Any) -> dict[str, NDArray[np.float64]]:
 
 
 def _data_state(data: Any) -> State:
-    """The integration state, and all other numbers: an env may read some that are of the step before."""
+    """The integration state and all other numbers, because envs may read some that date from the previous step."""
     _check_kind(data)
     mujoco = _mujoco()
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -614,7 +614,7 @@ def _set_data(data: Any, state: State) -> None:
     if integration.shape != (mujoco.mj_stateSize(data.model, kind),):
         raise ValueError("the MuJoCo state has another size than that of a new env")
     if not np.all(np.abs(integration) <= _LARGEST):
-        raise ValueError("the MuJoCo state holds numbers that MuJoCo does not go on from")
+        raise ValueError("the MuJoCo state holds numbers that are too large for MuJoCo")
     mujoco.mj_setState(data.model, data, integration, kind)
     mujoco.mj_forward(data.model, data)  # finds the contacts
     _unpack(state, _data_numbers(data))
@@ -625,20 +625,20 @@ def _set_data(data: Any, state: State) -> None:
 _NOOP: Final = 0
 _UNLIKELY: Final = 1e-9
 _GAME: Final = slice(28, 64)
-"""Where the checksum of the game lies in a serialised state, behind its first seven numbers of four bytes."""
+"""The position of the game's checksum in a serialised state, after seven numbers of four bytes."""
 
 
 def _ale_state(ale: Any) -> State:
-    """What ALE serialises, with a signature (`_signature`), and what it does in the next frames.
+    """ALE's serialised state with a signature (`_signature`), and digests of its next frames.
 
-    One thing is not in a serialised state: the action of the frame before, which the emulator repeats now and then
-    (``repeat_action_probability``). What happens next tells which one it was.
+    The serialised state lacks one thing: the action of the previous frame, which the emulator repeats with
+    ``repeat_action_probability``. The next frames show which action it was.
     """
     state = ale.cloneSystemState()
     data, frames = state.serialize(), _next_frames(ale, state)
-    found = _go_on(ale, state, frames, ("state",))  # to look ahead has changed the action of the frame before
+    found = _go_on(ale, state, frames, ("state",))  # restores the previous action, which `_next_frames` changed
     if not found:
-        raise ValueError("the emulator does not tell which action it would repeat")
+        raise ValueError("the emulator does not show which action it would repeat")
     version = _ale_version()
     return {"version": version, "data": data, "signature": _signature(version, data), "next": frames}
 
@@ -652,13 +652,13 @@ def _set_ale(ale: Any, stored: State) -> None:
     if ale.cloneSystemState().serialize()[_GAME] != data[_GAME]:
         raise ValueError("the emulator's state is of another game")
     state = sys.modules["ale_py"].ALEState(data)
-    _next_frames(ale, state)  # what it draws depends a little on the frames that it drew before
+    _next_frames(ale, state)  # the screen depends a little on the frames drawn before
     if not _go_on(ale, state, stored["next"], ("state", "screen")):
-        raise ValueError("the emulator does not go on as it did")
+        raise ValueError("the emulator does not continue as before")
 
 
 def _go_on(ale: Any, state: Any, expected: State, parts: tuple[str, ...]) -> bool:
-    """Put ``state`` back, with that action of the frame before with which the next frames are as ``expected``."""
+    """Restore ``state`` with the previous action for which the next frames equal ``expected``; False if none does."""
     count = _most_repeats(ale)
     for action in ale.getLegalActionSet() if count else [_NOOP]:
         _act(ale, action, count)
@@ -671,7 +671,7 @@ def _go_on(ale: Any, state: Any, expected: State, parts: tuple[str, ...]) -> boo
 
 
 def _most_repeats(ale: Any) -> int:
-    """The frames after which the action before is repeated no longer; 0 where that is not left to chance."""
+    """The number of frames after which the previous action is no longer repeated; 0 if actions never are."""
     repeats = ale.getFloat("repeat_action_probability")
     return math.ceil(math.log(_UNLIKELY) / math.log(repeats)) if 0 < repeats < 1 else 0
 
@@ -682,8 +682,7 @@ def _act(ale: Any, action: Any, count: int) -> None:
 
 
 def _next_frames(ale: Any, state: Any) -> State:
-    """Digests of what the emulator does after ``state``, for as long as it may repeat the action before; it is put
-    back to ``state``."""
+    """Digests of the frames after ``state``, for as long as the previous action may be repeated. Ends in ``state``."""
     states, screens = hashlib.sha256(), hashlib.sha256()
     try:
         ale.restoreSystemState(state)
@@ -700,16 +699,16 @@ def _ale_version() -> str:
 
 
 def _signature(version: str, data: bytes) -> bytes:
-    """Tells that this user has saved ``data``.
+    """A signature that shows that this user has saved ``data``.
 
-    ALE reads a serialised state without any checks, so that one made by a stranger could run code. Only what bears a
-    signature of this user is ever given to it.
+    ALE reads a serialised state without any checks, so a manipulated one could run code. It is therefore only given
+    states with this user's signature.
     """
     return hmac.digest(_secret(), version.encode() + b" " + data, "sha256")
 
 
 def _secret() -> bytes:
-    """A random number that only this user knows, in a file of their own."""
+    """A random key that only this user can read, in a file."""
     try:
         folder = pathlib.Path(os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state") / "etude"
         path = folder / "signing-key"
@@ -720,13 +719,13 @@ def _secret() -> bytes:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
             try:
                 publish_new(new, path)
-            except FileExistsError:  # another process was quicker
+            except FileExistsError:  # another process was faster
                 new.unlink()
         secret = path.read_bytes()
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"there is no place for the key that its state would be signed with ({error})") from error
+        raise ValueError(f"there is no place for the key to sign its state ({error})") from error
     if len(secret) != _SECRET_BYTES:
-        raise ValueError(f"{path} is broken: remove it, and a new key is made")
+        raise ValueError(f"{path} is broken: remove it to get a new key")
     return secret
 
 

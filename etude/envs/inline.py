@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InlineArena: copies of an env in this process, stepped one after the other by plain calls."""
+"""InlineArena: copies of an env in this process, stepped one after the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +17,18 @@ from etude.errors import EnvError, EtudeError
 
 
 class InlineArena(CopiesArena):
-    """Copies of an env in this process, which all step at each turn. See `CopiesArena`.
+    """Copies of an env in this process, all of which step at each turn. See `CopiesArena`.
 
     Args:
         env: A registered id, ``module:factory`` or ``module:id``, a function or class that makes an env, or, for one
-            copy, an env. The env may be Gymnasium's, PettingZoo's or one for many agents (`MultiAgentEnv`).
-        num_envs: How many copies.
-        limits: Of its settings those about steps, checks and failures hold.
+            copy, an env object. The env may be a Gymnasium, PettingZoo or `MultiAgentEnv` env.
+        num_envs: The number of copies, at least 1.
+        limits: Only its settings about steps, checks and failures are used.
         drop: See `make_arena`.
 
     Raises:
         EnvError: an env can't be made, or the envs are not alike.
-        SpaceError: a space is of a kind that Etude can't handle.
+        SpaceError: Etude can't handle a space.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class InlineArena(CopiesArena):
             raise
         self._can_restart = not is_given
         self._status = buffers.status.data  # faster than the array, for one number
-        self._begins: dict[int, tuple[int | None, bool]] = {}  # envs that are to begin: their seeds, and if made again
+        self._begins: dict[int, tuple[int | None, bool]] = {}  # envs to reset: their seeds, and if made again
         self._is_step_due = False
-        self._next = 0  # the env that steps next: Ctrl-C may come between two
+        self._next = 0  # the env that steps next, as Ctrl-C may interrupt a round
 
     # -- running envs -------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class InlineArena(CopiesArena):
             return {"how": "new episodes", "why": str(self._error)}
         turns, worker = self.recv(), self._worker
         for adapter in worker.adapters():
-            adapter.infos = None  # they may be anything, and were handed on
+            adapter.infos = None  # they may be anything, and were passed on already
         return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),
@@ -119,13 +119,13 @@ class InlineArena(CopiesArena):
         if state["how"] == "new episodes":
             return f"new episodes: {state['why']}"
         worker = self._worker
-        self.reset()  # makes the envs' own attributes, for the state to be put into
+        self.reset()  # creates the envs' attributes, into which the state is restored
         self.recv()
         try:
             env_state.restore_env(worker.adapters(), state)
         except env_state.CannotRestoreError as error:
             if self._can_restart:
-                self._broken.update(worker.envs)  # half of the state may be in them
+                self._broken.update(worker.envs)  # their state may be half restored
             self.reset()
             return f"new episodes: {error}"
         self._turns = [turn_from_state(turn) for turn in state["turns"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make_arena: which kind of arena an env gets."""
+"""make_arena: chooses the arena for an env."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from etude.errors import EnvError
 from etude.settings import foreign_env
 
 VECTOR_FROM = 5
-"""Copies of CartPole from which its vectorised version is taken. With 1, 2, 4, 5 and 8 copies, it makes 0.57, 0.69,
-0.92, 0.97 and 1.24 of the steps a second of plain copies, the built-in network included."""
+"""The least number of CartPole copies for which its vectorised version is used. With 1, 2, 4, 5 and 8 copies, that
+version makes 0.57, 0.69, 0.92, 0.97 and 1.24 times as many steps a second as plain copies, acting included."""
 
 
 def make_arena(
@@ -31,25 +31,25 @@ def make_arena(
     exact: bool = True,
     drop: Sequence[str] = (),
 ) -> Arena:
-    """An arena of copies of an env.
+    """Make an arena of copies of an env.
 
-    Without workers, a ``VectorEnv`` steps all its copies at once, and so does CartPole from `VECTOR_FROM` copies on,
-    since Gymnasium has a vectorised version of it. All others step copy by copy, here or in workers. Limits and checks
-    are kept either way, and do not change which it is.
+    Without workers, a ``VectorEnv`` steps all its copies at once. So does CartPole with `VECTOR_FROM` or more copies,
+    because Gymnasium has a vectorised version of it. All other envs step copy by copy, here or in workers. Limits and
+    checks apply in all cases and do not affect this choice.
 
     Args:
         env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an env; one env
-            object (then there can be one copy only); or a ready ``VectorEnv``, or `Arena`.
-        num_envs: How many copies where there are no workers.
-        workers: Where the copies live, and their limits. With ``num_workers``, there are ``num_workers *
+            object (for a single copy only); a ``VectorEnv`` object; or an `Arena`.
+        num_envs: The number of copies if there are no workers, at least 1.
+        workers: Where the copies run, and their limits. If ``num_workers`` is not 0, there are ``num_workers *
             envs_per_worker`` copies.
-        exact: A ready ``VectorEnv`` or `Arena` must have ``num_envs`` copies; else it is taken with as many as it has.
-        drop: Parts of the observation, such as ``mission`` or ``info/text``, that are left out if they are of a kind
-            which Etude can't handle.
+        exact: Whether a given ``VectorEnv`` or `Arena` must have exactly ``num_envs`` copies.
+        drop: Parts of the observation, such as ``mission`` or ``info/text``, to leave out if Etude can't handle their
+            spaces.
 
     Raises:
         EnvError: the env can't be made.
-        SpaceError: a space is of a kind that Etude can't handle.
+        SpaceError: Etude can't handle a space.
     """
     workers = Workers() if workers is None else workers
     if foreign := foreign_env(env):
@@ -57,7 +57,7 @@ def make_arena(
     if isinstance(env, Arena):
         if workers.num_workers or workers.max_steps is not None:
             raise EnvError(
-                f"{type(env).__name__} runs its envs itself: it can have no workers (workers.num_workers), and its "
+                f"{type(env).__name__} steps its envs itself: it can't have workers (workers.num_workers), and its "
                 "episodes can't be truncated here (workers.max_steps, trajectories.at_max_length)."
             )
         if exact and env.num_envs != num_envs:
@@ -85,18 +85,18 @@ def make_arena(
 
 
 def _vector_arena(env: VectorEnv[Any, Any, Any], num_envs: int, *, is_given: bool = True, **limits: Any) -> VectorArena:
-    """An arena for a vector env of NumPy arrays, or of tensors. One that was not given is closed with it."""
+    """An arena for a vector env of NumPy arrays or of tensors. The arena closes an env that was not given."""
     arena: type[VectorArena] = VectorArena
     if getattr(env, "device", None) is not None:  # else torch need not be imported
         from etude.envs.tensors import TensorArena
 
-        # many have a device, and turn what they give into NumPy arrays: only what comes tells
+        # many envs with a device return NumPy arrays: only their observations tell
         arena = TensorArena if holds_tensors(env.reset()[0]) else VectorArena
     return arena(env if is_given else lambda: env, num_envs, **limits)
 
 
 def _then(first: list[Any], make: Callable[[], Any]) -> Callable[[], Any]:
-    """What makes envs, the first of which is there already."""
+    """A function that makes envs, of which the first exists already."""
 
     @functools.wraps(make, updated=())
     def make_next() -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action masks of envs that keep them in ``info``."""
+"""Action masks of envs that return them in ``info``."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from etude.spaces import Space, leaves
 
 
 class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Moves ``info["action_mask"]``, as of Taxi, into the observation, where modules honour it.
+    """Moves ``info["action_mask"]``, which Taxi has for example, into the observation, where modules apply it.
 
-    The observation becomes ``Dict(observation=..., action_mask=...)``, as PettingZoo has it; the mask is a MultiBinary
-    with a number for each choice of the action space's discrete parts, in their order: 1 where it is allowed.
+    The observation becomes ``Dict(observation=..., action_mask=...)``, as in PettingZoo. The mask is MultiBinary, int8,
+    with one number for each choice of the discrete parts of the action space, in their order: 1 if it is allowed.
 
     Args:
-        env: Its ``info`` has the mask after each reset and each step.
+        env: Its ``info`` must contain the mask after each reset and step.
 
     Raises:
-        EnvError: the action space has no discrete part; after a reset or step, there is no mask, or it does not fit.
+        EnvError: the action space has no discrete part; or the mask is missing, or does not fit the action space.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -35,12 +35,12 @@ class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         self.observation_space = spaces.Dict({"observation": env.observation_space, ACTION_MASK: mask})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the env's, with the mask."""
+        """Reset the env; the observation includes the mask."""
         obs, info = self.env.reset(seed=seed, options=options)
         return self._masked(obs, info, "reset"), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the env's, with the mask."""
+        """Step the env; the observation includes the mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._masked(obs, info, "step"), reward, terminated, truncated, info
 
@@ -48,13 +48,13 @@ class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
         name = type(self.env.unwrapped).__name__
         if ACTION_MASK not in info:
             raise EnvError(
-                f"the info that {method} of {name} gives has no {ACTION_MASK!r} (it has {sorted(info)}): "
-                "InfoActionMask is for envs that give one after each reset and step."
+                f"the info that {method} of {name} returns has no {ACTION_MASK!r} (it has {sorted(info)}): "
+                "InfoActionMask is for envs that return one after each reset and step."
             )
         mask = np.asarray(info[ACTION_MASK])
         if mask.size != self._size or not ((mask == 0) | (mask == 1)).all():
             raise EnvError(
-                f"info[{ACTION_MASK!r}] that {method} of {name} gives is {mask}: it needs {self._size} numbers, 0 or "
+                f"info[{ACTION_MASK!r}] that {method} of {name} returns is {mask}: it needs {self._size} numbers, 0 or "
                 f"1, one for each choice of {self.env.action_space}."
             )
         return {"observation": obs, ACTION_MASK: mask.reshape(-1).astype(np.int8)}

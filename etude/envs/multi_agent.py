@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Envs of several agents: PettingZoo's and those whose observations and actions are dicts keyed by agent."""
+"""Multi-agent envs: PettingZoo's, and those whose observations and actions are dicts keyed by agent."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,57 +24,58 @@ from etude.spaces import Space
 ALL: Final = "__all__"
 """The key in ``terminated`` and ``truncated`` that ends the episode for every agent."""
 MAX_IDLE: Final = 1000
-"""Steps in a row, and episodes in a row, in which no agent has anything to do, before that is an error."""
+"""The most steps, or episodes, in a row in which no agent acts; more are an error."""
 
 
 class MultiAgentEnv(Protocol):
-    """An env in which several agents act: at the same time, in turns, or now and then. Nothing need be inherited.
+    """An env in which several agents act, together, in turns or now and then. Inheriting from it is not needed.
 
-    The agents that are in the obs dict act next, and no others: an agent may come late, sit out, and leave early. What
-    it is rewarded between two of its actions belongs to the former of them; what it is rewarded before its first action
-    belongs to that one. It ends by its own flag, or with all others by that of ``__all__``; its last observation is the
-    one that comes beside the flag, if there is one. After its end it stays away until the next reset.
+    Exactly the agents in the obs dict act next, so an agent may start late, skip steps and leave early. A reward
+    between two of an agent's actions belongs to the first of them; a reward before its first action belongs to that
+    action. An agent's episode ends by its own flag, or with everybody's by ``__all__``; the observation returned
+    with the flag, if there is one, is its final one. An agent that ended stays away until the next reset.
     """
 
     possible_agents: list[str]
     """Every agent that may ever take part."""
 
     def observation_space(self, agent: str) -> Space:
-        """The space of an agent's observations. A dict ``observation_spaces`` does as well."""
+        """The space of an agent's observations. A dict ``observation_spaces`` works too."""
 
     def action_space(self, agent: str) -> Space:
-        """The space of an agent's actions. A dict ``action_spaces`` does as well."""
+        """The space of an agent's actions. A dict ``action_spaces`` works too."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode: observations of the agents that act first, and infos."""
+        """Begin an episode. Returns the observations of the agents that act first, and infos."""
 
     def step(
         self, action: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """Make a step with the actions of exactly those agents that were in the last obs dict; ``{}`` if none was.
+        """Make a step with the actions of exactly the agents in the last obs dict; ``{}`` if it was empty.
 
         Returns:
-            ``(obs, reward, terminated, truncated, info)``, each keyed by agent. Who is not in ``reward`` gets 0, who is
-            not in a dict of flags goes on. ``terminated["__all__"]`` or ``truncated["__all__"]`` ends the episode; an
-            agent without a flag of its own ends by that one. ``info[agent]["off_policy_action"]`` is the action that
-            was taken where it was not the given one; ``info["__common__"]`` may hold what concerns no single agent.
+            ``(obs, reward, terminated, truncated, info)``, each keyed by agent. An agent that is not in ``reward`` gets
+            0; one that is not in a dict of flags goes on. ``terminated["__all__"]`` or ``truncated["__all__"]`` ends
+            the episode; it applies to agents without a flag of their own. ``info[agent]["off_policy_action"]`` is the
+            action that the env took instead of the given one; ``info["__common__"]`` may hold infos of no single agent.
         """
 
 
 # -- the agents of one env ------------------------------------------------------------------------------------------
 
-_AWAY, _IN, _ENDED = range(3)  # not yet shown anything; between its first row and its end; after its end
+_AWAY, _IN, _ENDED = range(3)  # before its first row; between its first row and its end; after its end
 
 
 class AgentStates:
-    """The agents of one env: who they are, which of them wait for an action, and what each of them is owed.
+    """The agents of one env: their states, which of them wait for an action, and their rewards not yet handed out.
 
     Args:
-        env: Has ``possible_agents``, and ``observation_space(agent)`` or a dict ``observation_spaces``; so for actions.
-        env_name: For errors.
+        env: Has ``possible_agents``, and ``observation_space(agent)`` or a dict ``observation_spaces``, and the same
+            for actions.
+        env_name: The env's name in errors.
 
     Raises:
-        EnvError: ``env`` does not say who its agents are, or what their spaces are.
+        EnvError: ``env`` does not declare its agents or their spaces.
     """
 
     def __init__(self, env: Any, env_name: str) -> None:
@@ -88,26 +89,26 @@ class AgentStates:
         self.reset()
 
     def reset(self) -> None:
-        """A new episode: nobody has been shown anything."""
+        """Begin a new episode, in which no agent has a row yet."""
         self.waiting.clear()
         self._state = [_AWAY] * len(self.ids)
         self._owed = [0.0] * len(self.ids)
         self._taken: dict[int, Any] = {}
 
     def act(self, actions: Mapping[int, Any]) -> dict[Any, Any]:
-        """The actions by the env's own ids; from now on nobody waits."""
+        """The actions under the env's own agent ids. Afterwards no agent waits."""
         if actions.keys() != self.waiting:
             given, wanted = ([self.names[i] for i in sorted(some)] for some in (actions, self.waiting))
-            raise EnvError(f"{self.env_name}: actions came for the agents {given}, but {wanted} wait for one.")
+            raise EnvError(f"{self.env_name}: there are actions for the agents {given}, but {wanted} wait for one.")
         self.waiting.clear()
         ids = self.ids
         return {ids[i]: action for i, action in actions.items()}
 
     def pay(self, rewards: Mapping[Any, float]) -> None:
-        """Keep rewards until the agents' next rows.
+        """Add rewards to the agents' next rows.
 
         Raises:
-            EnvError: an agent is unknown, or has ended, or a reward is not a number.
+            EnvError: an agent is unknown or has ended, or a reward is not a number.
         """
         for agent, reward in rewards.items():
             if reward.__class__ not in NUMBERS:
@@ -119,13 +120,13 @@ class AgentStates:
                     raise self._unknown(agent, "a reward") from None
                 if self._state[i] == _ENDED:
                     raise EnvError(
-                        f"{self.env_name}: agent {agent!r} got the reward {reward} after its end, where no step is "
+                        f"{self.env_name}: agent {agent!r} got the reward {reward} after its end, when no step is "
                         "left to add it to. Give it in the step in which the agent ends."
                     )
                 self._owed[i] += float(reward)
 
     def note(self, infos: Mapping[Any, Any]) -> None:
-        """Keep what infos say about the actions that were taken until the agents' next rows."""
+        """Keep the ``off_policy_action`` of infos for the agents' next rows."""
         for agent, info in infos.items():
             if isinstance(info, dict) and OFF_POLICY_ACTION in info and agent in self._index:
                 self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
@@ -134,7 +135,7 @@ class AgentStates:
         """The row of an agent that acts next.
 
         Raises:
-            EnvError: the agent is unknown, or has ended, or there is no observation for it.
+            EnvError: the agent is unknown or has ended, or there is no observation for it.
         """
         try:
             i = self._index[agent]
@@ -149,14 +150,14 @@ class AgentStates:
             return AgentStep(i, obs, reward, False, False, False, taken)
         if self._state[i] == _ENDED:
             raise EnvError(
-                f"{self.env_name}: agent {agent!r} ended and appears again in the same episode. Let it sit out instead "
-                "of ending it, or have one more agent in possible_agents for its next life."
+                f"{self.env_name}: agent {agent!r} ended and appears again in the same episode. Let it skip steps "
+                "instead of ending it, or add an agent for its next life to possible_agents."
             )
         self._state[i] = _IN
-        return AgentStep(i, obs, 0.0, False, False, True)  # what it is owed already goes to its first step
+        return AgentStep(i, obs, 0.0, False, False, True)  # earlier rewards go to its first step
 
     def end(self, agent: Any, obs: Any, terminated: bool, truncated: bool) -> list[AgentStep]:
-        """The last row of an agent; [] where it has none: it never acted, or its end was told before.
+        """The last row of an agent; [] if it has none, because it never acted or has ended before.
 
         Raises:
             EnvError: the agent is unknown.
@@ -171,9 +172,9 @@ class AgentStates:
         return [AgentStep(i, obs, self._owed[i], terminated, truncated, False, self._taken.pop(i, None))]
 
     def stop(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """Truncate all: ``rows``, which were just given, as ends, and those without a row blindly.
+        """Truncate all running episodes: make the new ``rows`` ends, and add ends without observation for the others.
 
-        Agents that begin in these rows have none then, as they never act.
+        Agents whose first row is in ``rows`` get no row, as they never act.
         """
         self.waiting.clear()
         for row in rows:
@@ -184,11 +185,11 @@ class AgentStates:
         return ends
 
     def inside(self) -> list[Any]:
-        """The ids of those that have begun and not ended."""
+        """The ids of the agents that have begun and not ended."""
         return [agent for agent, state in zip(self.ids, self._state, strict=True) if state == _IN]
 
     def all_ended(self) -> bool:
-        """Whether nobody can appear in this episode any more."""
+        """Whether no agent can appear in this episode any more."""
         return self._state.count(_ENDED) == len(self.ids)
 
     def _unknown(self, agent: Any, what: str) -> EnvError:
@@ -202,11 +203,11 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
     agents = getattr(env, "possible_agents", None)
     if not isinstance(agents, Iterable) or not (ids := list(agents)):
         raise EnvError(
-            f"{env_name} has no `possible_agents`: set it to the list of all agents that may ever appear, so that each "
-            "has its place and its spaces before the first step."
+            f"{env_name} has no `possible_agents`: set it to the list of all agents that may ever appear, so that "
+            "their spaces are known before the first step."
         )
     if len({str(agent) for agent in ids}) < len(ids):
-        raise EnvError(f"{env_name}: `possible_agents` names an agent twice: {ids}.")
+        raise EnvError(f"{env_name}: `possible_agents` has an agent twice: {ids}.")
     return ids
 
 
@@ -221,8 +222,8 @@ def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
     if isinstance(space, gym.Space):
         return space
     raise EnvError(
-        f"{env_name} has no {name} for agent {agent!r}, but {found}: have a method `{name}(agent)` or a dict `{name}s` "
-        "give a Gymnasium space for each of possible_agents."
+        f"{env_name} has no {name} for agent {agent!r}, but {found}: add a method `{name}(agent)` or a dict `{name}s` "
+        "with a Gymnasium space for each of possible_agents."
     )
 
 
@@ -230,10 +231,10 @@ def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
 
 
 class ManyAgentsAdapter(EnvAdapter):
-    """The adapter of an env with several agents. `reset` first; `step` while it is not ``over``.
+    """The adapter of an env with several agents. Call `reset` first, then `step` until it is ``over``.
 
     Raises:
-        EnvError: the env does not say who its agents are, or what their spaces are.
+        EnvError: the env does not declare its agents or their spaces.
     """
 
     def __init__(self, env: Any, name: str) -> None:
@@ -242,19 +243,19 @@ class ManyAgentsAdapter(EnvAdapter):
         self._is_checked = False
 
     def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode: a ``first`` row for each agent that waits. At least one does."""
+        """Begin an episode: a ``first`` row for each agent that waits, at least one."""
         raise NotImplementedError
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for exactly those agents whose last row waits; actions are nested as their spaces.
+        """Act for exactly the agents whose last row waits; actions are nested like their spaces.
 
-        A row for each agent that waits now, of which there is one unless the env is over, and one for each that ended;
-        agents without a row are shown something later.
+        Returns a row for each agent that waits now, at least one unless the env is over, and one for each agent that
+        ended. All other agents get their rows later.
         """
         raise NotImplementedError
 
     def _reset_dicts(self, seed: int | None) -> dict[Any, Any]:
-        """Reset an env that gives dicts by agent: the observations."""
+        """Reset an env that returns dicts by agent; return the observations."""
         obs: dict[Any, Any]
         obs, self.infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
         self._who.reset()
@@ -262,7 +263,7 @@ class ManyAgentsAdapter(EnvAdapter):
         return obs
 
     def _step_dicts(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any]:
-        """Step an env that gives dicts by agent: the observations, ``terminated`` and ``truncated``."""
+        """Step an env that returns dicts by agent; return the observations, ``terminated`` and ``truncated``."""
         given = self.env.step(actions)
         if not self._is_checked:
             self._dicts("step", ("obs", "reward", "terminated", "truncated", "info"), given)
@@ -274,20 +275,20 @@ class ManyAgentsAdapter(EnvAdapter):
         return obs, terminated, truncated
 
     def _dicts(self, method: str, names: tuple[str, ...], given: Any) -> Any:
-        """What a method of the env gave, if it is so many dicts."""
+        """Check that a method of the env returned one dict for each of ``names``, and return them."""
         if isinstance(given, tuple) and len(given) == len(names) and all(isinstance(x, Mapping) for x in given):
             return given
         types = [type(x).__name__ for x in given] if isinstance(given, tuple) else type(given).__name__
         raise EnvError(
-            f"{self._who.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but gave "
-            f"{types}."
+            f"{self._who.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but "
+            f"returned {types}."
         )
 
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
+        """Truncate the episode after the step that returned ``rows``; then it is over.
 
-        The same rows, but all of them ends, without those that are ``first``; and an end for each other agent whose
-        episode runs, with the reward that it was not yet given, and without an observation.
+        Returns the same rows as ends, except those that are ``first``; and for each other agent with a running
+        episode, an end with its remaining reward and without an observation.
         """
         self.over = True
         return self._who.stop(rows)
@@ -296,15 +297,14 @@ class ManyAgentsAdapter(EnvAdapter):
 class DictAdapter(ManyAgentsAdapter):
     """The adapter of an env that follows `MultiAgentEnv`.
 
-    Where nobody acts next, the env is stepped with ``{}`` until somebody does, and an episode that ends before anybody
-    acts is passed over.
+    While no agent acts next, the env is stepped with ``{}``. An episode that ends before any agent acts is skipped.
     """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, type(env).__name__)
 
     def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode; the first rows of the agents that act first."""
+        """Begin an episode; return the first rows of the agents that act first."""
         who = self._who
         for _ in range(MAX_IDLE):
             rows = [who.show(agent, value) for agent, value in self._reset_dicts(seed).items()]
@@ -312,11 +312,11 @@ class DictAdapter(ManyAgentsAdapter):
                 rows = self._step({})
             if who.waiting:
                 return rows
-            seed = None  # an episode without a step is none
-        raise EnvError(f"{who.env_name}: {MAX_IDLE} episodes in a row ended before any agent was shown anything.")
+            seed = None  # episodes without a step don't count
+        raise EnvError(f"{who.env_name}: {MAX_IDLE} episodes in a row ended before any agent got an observation.")
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for the agents that wait; rows of those that act next, and of those that ended."""
+        """Act for the agents that wait; return rows of those that act next and of those that ended."""
         return self._step(self._who.act(actions))
 
     def _step(self, actions: dict[Any, Any]) -> list[AgentStep]:
@@ -325,11 +325,11 @@ class DictAdapter(ManyAgentsAdapter):
             new = self._rows(*self._step_dicts(actions))
             if self._who.waiting or self.over:
                 return rows + new
-            rows += copy.deepcopy(new)  # the env may write over what it gave
+            rows += copy.deepcopy(new)  # the env may reuse its arrays
             actions = {}
         raise EnvError(
-            f"{self._who.env_name}: nobody acts, and the episode is not over, since {MAX_IDLE} steps. Show an "
-            "observation to some agent, or end the episode with terminated['__all__'] or truncated['__all__']."
+            f"{self._who.env_name}: no agent has acted for {MAX_IDLE} steps, and the episode is not over. Return an "
+            "observation for some agent, or end the episode with terminated['__all__'] or truncated['__all__']."
         )
 
     def _rows(self, obs: Any, terminated: Any, truncated: Any) -> list[AgentStep]:
@@ -345,7 +345,7 @@ class DictAdapter(ManyAgentsAdapter):
         return rows
 
     def _ending(self, terminated: Any, truncated: Any) -> Collection[Any]:
-        """Whose flags are up: those who end now, and who ended before and are told of again."""
+        """The agents whose flags are set: those that end now, and those that ended before."""
         if self.over:
             return self._who.ids
         if any(terminated.values()) or any(truncated.values()):
@@ -354,13 +354,13 @@ class DictAdapter(ManyAgentsAdapter):
 
 
 class ParallelAdapter(ManyAgentsAdapter):
-    """The adapter of a PettingZoo ``ParallelEnv``: all its agents act in each step."""
+    """The adapter of a PettingZoo ``ParallelEnv``: all its agents act at each step."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, _name(env))
 
     def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode; the first rows of the agents that are there at its start."""
+        """Begin an episode; return the first rows of the agents that are present."""
         who = self._who
         obs = self._reset_dicts(seed)
         rows = [who.show(agent, obs.get(agent)) for agent in self.env.agents]
@@ -369,7 +369,7 @@ class ParallelAdapter(ManyAgentsAdapter):
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for all agents that are there; rows of those that go on, of those that ended, and of new ones."""
+        """Act for all agents that are present; return rows of those that go on, those that ended, and new ones."""
         who = self._who
         acting = who.act(actions)
         obs, terminated, truncated = self._step_dicts(acting)
@@ -389,11 +389,11 @@ class ParallelAdapter(ManyAgentsAdapter):
 
 
 class AECAdapter(ManyAgentsAdapter):
-    """The adapter of a PettingZoo ``AECEnv``: its agents act one after the other.
+    """The adapter of a PettingZoo ``AECEnv``: its agents act in turns.
 
-    A step of the env is one of an agent that lives; those with which ended agents leave are made here and not counted.
-    Rewards are summed from ``env.rewards``, after each step, which is what PettingZoo's own test of an env compares
-    ``env.last()`` with: so none is lost of agents that leave without another turn, or are stopped.
+    Only steps of living agents count; the steps with ``None`` that remove ended agents are made here. Rewards are
+    summed from ``env.rewards`` after each step, as PettingZoo's own env test does to check ``env.last()``. So no reward
+    is lost when an agent leaves without another turn, or is truncated.
     """
 
     def __init__(self, env: Any) -> None:
@@ -401,7 +401,7 @@ class AECAdapter(ManyAgentsAdapter):
         self._there: list[Any] = []
 
     def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode; the first row of the agent whose turn it is."""
+        """Begin an episode; return the first row of the agent whose turn it is."""
         self.env.reset(seed=seed)
         self._who.reset()
         self.env_t = 0
@@ -411,7 +411,7 @@ class AECAdapter(ManyAgentsAdapter):
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for the agent that waits; rows of those that ended, then of the one whose turn it is."""
+        """Act for the agent that waits; return rows of those that ended, then of the one whose turn it is."""
         (action,) = self._who.act(actions).values()
         self.env.step(action)
         self.env_t += 1
@@ -419,7 +419,7 @@ class AECAdapter(ManyAgentsAdapter):
         return self._rows()
 
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """See `ManyAgentsAdapter.truncate`: the env is asked what agents see whose turn it is not."""
+        """See `ManyAgentsAdapter.truncate`. The other agents' final observations come from ``env.observe``."""
         env, who = self.env, self._who
         rows = copy.deepcopy(rows)
         shown = {row.agent for row in rows}
@@ -443,7 +443,7 @@ class AECAdapter(ManyAgentsAdapter):
             if not (terminated or truncated):
                 rows.append(who.show(agent, obs))
                 break
-            rows += who.end(agent, copy.deepcopy(obs), bool(terminated), bool(truncated))  # as envs may write over it
+            rows += who.end(agent, copy.deepcopy(obs), bool(terminated), bool(truncated))  # envs may reuse it
             env.step(None)
             if agent in env.agents:
                 raise EnvError(
@@ -458,7 +458,7 @@ class AECAdapter(ManyAgentsAdapter):
         return rows
 
     def _vanished(self) -> list[AgentStep]:
-        """The ends of agents that are gone without having been selected once more, so that they were shown nothing."""
+        """The ends of agents that were removed without being selected again, and so have no final observation."""
         env, who = self.env, self._who
         rows: list[AgentStep] = []
         for agent in who.inside():
@@ -475,13 +475,13 @@ def _name(env: Any) -> str:
 
 
 def _nobody(env_name: str) -> EnvError:
-    return EnvError(f"{env_name}: after reset() nobody is in env.agents who could act.")
+    return EnvError(f"{env_name}: env.agents is empty after reset(), so no agent can act.")
 
 
 def _left(agent: Any, env_name: str) -> EnvError:
     return EnvError(
         f"{env_name}: agent {agent!r} is no longer in env.agents, but was neither terminated nor truncated: set one of "
-        "these for it in the step in which it leaves."
+        "these flags for it in the step in which it leaves."
     )
 
 
@@ -492,8 +492,8 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     """The adapter of one env object, which may be a `ReducedEnv`.
 
     Raises:
-        EnvError: it is of no kind that Etude knows; the message says what it is.
-        SpaceError: it is `ReducedEnv`, and no agent sees such a part.
+        EnvError: Etude does not know this kind of env; the message says what it is.
+        SpaceError: it is a `ReducedEnv`, and no agent's observation has a part to drop.
     """
     if isinstance(env, ReducedEnv):
         adapter = adapt_env(env.env)
@@ -509,20 +509,20 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     raise EnvError(
-        f"{type(env).__module__}.{type(env).__qualname__} is no env: neither a gymnasium.Env, nor a PettingZoo "
-        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv. Let it "
+        f"{type(env).__module__}.{type(env).__qualname__} is not an env: neither a gymnasium.Env, nor a PettingZoo "
+        "ParallelEnv or AECEnv, nor does it have `possible_agents`, `reset` and `step` as in MultiAgentEnv. Let it "
         "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
         "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
     )
 
 
 def has_agent_dicts(env: object) -> bool:
-    """Whether an env has the looks of a `MultiAgentEnv`."""
+    """Whether an env has the attributes of a `MultiAgentEnv`."""
     return hasattr(env, "possible_agents") and all(callable(getattr(env, name, None)) for name in ("reset", "step"))
 
 
 def api_of(env: object) -> Literal["parallel", "aec"] | None:
-    """Which of PettingZoo's two kinds an env is; None: it is none of them. PettingZoo is not imported for this."""
+    """Which of PettingZoo's two APIs an env has, or None. PettingZoo is not imported for this."""
     for cls in type(env).__mro__:
         if cls.__module__.partition(".")[0] == "pettingzoo":
             if cls.__name__ == "ParallelEnv":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PoolArena: copies of an env in worker processes or threads, which are acted for as soon as they are ready."""
+"""PoolArena: copies of an env in worker processes or threads, which act as soon as they are ready."""
 
 import time
 import weakref
@@ -20,25 +20,25 @@ from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
 
 LOOK: Final = 0.02
-"""Seconds after which an arena that is busy looks after its workers."""
+"""Seconds between two checks of the workers while the arena is busy."""
 
 
 class PoolArena(CopiesArena):
-    """Copies of an env in workers; whichever are ready are acted for. See `CopiesArena`.
+    """Copies of an env in workers; `recv` returns those that are ready. See `CopiesArena`.
 
-    An env is stepped as soon as all its agents that wait were acted for, and reset as soon as its episode is over: the
-    end and the beginning come in one `recv`, in two turns. Where envs are unevenly fast, the fast ones give more of the
-    steps than their share.
+    An env steps as soon as all its waiting agents have actions, and is reset as soon as its episode is over: the end
+    and the next beginning come in one `recv`, as two turns. If envs differ in speed, the fast ones make more of the
+    steps.
 
     Args:
-        env: A registered id, ``module:factory`` or ``module:id``, a function or class that makes an env. The env may be
-            Gymnasium's, PettingZoo's or one for many agents (`MultiAgentEnv`).
-        workers: Where the copies run: at least one worker.
+        env: A registered id, ``module:factory`` or ``module:id``, or a function or class that makes an env. The env may
+            be a Gymnasium, PettingZoo or `MultiAgentEnv` env.
+        workers: Where the copies run; at least one worker.
         drop: See `make_arena`.
 
     Raises:
-        EnvError: an env can't be made, what makes it can't be sent to a worker, or the envs are not alike.
-        SpaceError: a space is of a kind that Etude can't handle.
+        EnvError: an env can't be made, the function can't be sent to a worker, or the envs are not alike.
+        SpaceError: Etude can't handle a space.
     """
 
     def __init__(self, env: EnvLike, workers: Workers, *, drop: Sequence[str] = ()) -> None:
@@ -59,17 +59,17 @@ class PoolArena(CopiesArena):
             raise
         self._close_backend = weakref.finalize(self, self._backend.close)
         super().__init__(shared, self._backend.infos, workers, can_restart=True)
-        self._taken = np.zeros(shared.num_envs, np.int64)  # the running number of each env's last order that was taken
+        self._taken = np.zeros(shared.num_envs, np.int64)  # the number of each env's last order whose result was taken
         self._workers = workers
         self._per = workers.envs_per_worker
         self._min_batch = min(workers.min_batch or -(-self.num_envs // 2), workers.max_batch or self.num_envs)
         timeout = workers.seconds_a_step
-        self._interval = NAP if timeout is None else min(NAP, timeout / 4)  # at which it looks after its workers
+        self._interval = NAP if timeout is None else min(NAP, timeout / 4)  # between two checks of the workers
         self._looked = time.monotonic()
-        self._hung: set[int] = set()  # workers that were killed for it
-        # Each env has at most one order that is not done, or done and not taken.
+        self._hung: set[int] = set()  # workers that were killed because they hung
+        # Each env has at most one order that is not done, or whose result was not taken.
         self._num_taken = self._num_asked = 0
-        self._deadline: float | None = None  # for what is ready now
+        self._deadline: float | None = None  # until which the envs that are ready wait for others
         self._total = shared.total.data
         self._cross = fence()
 
@@ -86,7 +86,7 @@ class PoolArena(CopiesArena):
         self._step(envs)
 
     def _step(self, envs: Ints) -> None:
-        """Let ``envs`` do what is ordered of them: a step, unless something else was said."""
+        """Send the orders of ``envs``: a step, unless another one is set."""
         if len(envs) == self.num_envs:
             self._shared.asked += 1
         else:
@@ -99,7 +99,7 @@ class PoolArena(CopiesArena):
                 self._backend.wake(worker)
 
     def _is_pending(self) -> bool:
-        # Counted anew: Ctrl-C may have come between two lines.
+        # Counted anew, as Ctrl-C may have come between two lines.
         self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
         return self._num_asked > self._num_taken
 
@@ -113,7 +113,7 @@ class PoolArena(CopiesArena):
             self._shared.order[envs] = STEP
 
     def _give_up(self, env: int) -> int:
-        """Let nothing be pending of an env whose worker is dead; gives the status of what it has done nevertheless."""
+        """Cancel the order of an env whose worker is dead, and return the env's status, in case it was done."""
         shared = self._shared
         if shared.asked[env] == self._taken[env]:
             return BEGUN
@@ -142,9 +142,9 @@ class PoolArena(CopiesArena):
             self._looked = 0.0
 
     def _wait(self, batch: int) -> Ints | None:
-        """At least ``batch`` envs that are ready, or all that are pending, or what there is after `Workers.max_wait`.
+        """At least ``batch`` ready envs, all pending ones, or those that are ready after `Workers.max_wait`.
 
-        None: it is time to look after the workers.
+        None: it is time to check the workers.
         """
         need = min(batch, self._num_asked - self._num_taken)
         goal = self._num_taken + need
@@ -169,7 +169,7 @@ class PoolArena(CopiesArena):
         return np.flatnonzero(self._shared.done != self._taken)
 
     def _is_overdue(self, done: Ints, now: float) -> bool:
-        """Whether those that are ready have waited for others long enough."""
+        """Whether the ready envs have waited for others long enough."""
         max_wait = self._workers.max_wait
         if max_wait is None or not len(done):
             return False
@@ -178,7 +178,7 @@ class PoolArena(CopiesArena):
         return now >= self._deadline
 
     def _sleep(self, need: int, seconds: float) -> bool:
-        """Sleep until so many envs are ready, at most so long; True: a worker has died."""
+        """Sleep until ``need`` envs are ready, for at most ``seconds``; True if a worker has died."""
         words, goal = self._shared.words, self._num_taken + need
         words[GOAL], words[ASLEEP] = goal, 1
         self._cross()
@@ -187,7 +187,7 @@ class PoolArena(CopiesArena):
         return has_died
 
     def _choose(self, done: Ints) -> Ints:
-        """At most `Workers.max_batch` of them."""
+        """At most `Workers.max_batch` of the ready envs."""
         limit = self._workers.max_batch
         if limit is None or len(done) <= limit:
             return done
@@ -213,7 +213,7 @@ class PoolArena(CopiesArena):
         return range(worker * self._per, (worker + 1) * self._per)
 
     def _note_death(self, worker: int, how: str) -> EtudeError | None:
-        """None: the worker may begin again; else the error that ends the run."""
+        """Note a worker's death. None: the worker may restart; otherwise the error that ends the run."""
         env = int(self._shared.current[worker])
         if env < 0:
             return self._failures.note(list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps."))
@@ -224,7 +224,7 @@ class PoolArena(CopiesArena):
         return self._failures.note([env], error, most=1 if may_hang_always else ANY)
 
     def _kill_hung(self) -> None:
-        """Kill the workers that have been about one order for too long.
+        """Kill the workers that have spent too long on one order.
 
         Raises:
             EnvError: they can't be killed.
@@ -254,10 +254,10 @@ class PoolArena(CopiesArena):
         self._close_backend()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Arena.state_dict`: envs in workers are not asked for theirs."""
+        """See `Arena.state_dict`: the state of envs in workers is not captured."""
         return {"how": "new episodes", "why": "the envs run in workers, whose state is not kept"}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """See `Arena.load_state_dict`."""
-        why = state["why"] if state["how"] == "new episodes" else "the envs ran without workers, and have some now"
+        why = state["why"] if state["how"] == "new episodes" else "the envs ran without workers, but have workers now"
         return f"new episodes: {why}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user calls an env: registered ids, ``module:factory``, functions; the packages that envs need; screens."""
+"""Env names: registered ids, ``module:factory`` and functions; packages that envs need; drawing without a screen."""
 
 import contextlib
 import ctypes.util
@@ -25,14 +25,14 @@ EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Arena 
 
 
 class _Package(NamedTuple):
-    """A package with envs that it registers when it is imported."""
+    """A package that registers its envs when it is imported."""
 
     ids: str
-    """A pattern of their ids."""
+    """A regular expression for their ids."""
     module: str
-    """What to import."""
+    """The module to import."""
     needs: str
-    """What else must be there."""
+    """Another module that must be importable."""
     install: str
 
 
@@ -51,28 +51,30 @@ _INSTALL: Final = {
     "gymnasium.envs.toy_text": 'pip install "gymnasium[toy-text]"',
     **{package.module: package.install for package in _PACKAGES},
 }
-"""How to install what envs need, by the module that they are defined in."""
+"""How to install the dependencies of envs, by the module that defines them."""
 
 
 def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any], bool]:
-    """A function that makes one env, of whatever kind; True: it is good for one only, which is ``env`` itself.
+    """A function that makes one env, and whether it can make only one: ``env`` itself.
 
-    What can be pickled is pickled: an id or ``module:factory`` always, a function where it is defined in a module.
-    Where there is something to ``drop``, it makes `ReducedEnv` envs.
+    The function can be pickled for an id or ``module:factory``, and for a function that is defined in a module. With
+    ``drop``, it makes a `ReducedEnv`.
 
     Raises:
-        EnvError: the id is not registered (the nearest one is named), or ``env`` is a vector env. What is in a module
-            is only looked for when the function is called.
+        EnvError: the id is not registered (the nearest one is named), or ``env`` is a vector env. The contents of a
+            module are looked up only when the function is called.
     """
     if drop:
         make, is_one = env_maker(env)
         return functools.partial(_make_reduced, make, tuple(drop)), is_one
     if isinstance(env, str):
         spec = None if ":" in env else _spec(env)
-        # What a package registers can be found again elsewhere, and may not be fit to be pickled.
+        # Envs that a package registers are found by their id in another process too; their specs may not be picklable.
         return functools.partial(_make_named, env if spec is None or _package_of(env) else spec), False
     if isinstance(env, VectorEnv):
-        raise EnvError(f"a {type(env).__name__} steps its envs itself, without workers: give what makes one env.")
+        raise EnvError(
+            f"a {type(env).__name__} steps its envs itself, without workers: give a function that makes one."
+        )
     if callable(env):
         return env, False
     return lambda: env, True
@@ -94,7 +96,7 @@ def make_spec(spec: EnvSpec, **arguments: Any) -> gym.Env[Any, Any]:
         EnvError: a package that it needs is missing; the message says how to install it.
     """
     try:
-        # The checker warns of what the arena checks itself.
+        # The arena makes the checks of Gymnasium's checker itself.
         return gym.make(spec, disable_env_checker=True, **arguments)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         module = re.match(r"gymnasium\.envs\.\w+|\w+", spec.entry_point) if isinstance(spec.entry_point, str) else None
@@ -106,15 +108,15 @@ def make_spec(spec: EnvSpec, **arguments: Any) -> gym.Env[Any, Any]:
 
 
 def names_module(name: str) -> bool:
-    """Whether making the env of this name imports a module that the name gives."""
+    """Whether making the env of this name imports a module that is part of the name."""
     return ":" in name and not is_task(name)
 
 
 def env_name(env: EnvLike) -> str:
-    """What to call an env in results and recordings: its id, or ``module:name`` of what makes it."""
+    """The name of an env in results and recordings: its id, or ``module:name`` of the function that makes it."""
     if isinstance(env, str):
         return env
-    spec = getattr(env, "spec", None)  # of a class it may be a property
+    spec = getattr(env, "spec", None)  # may be a property if `env` is a class
     if isinstance(spec, EnvSpec):
         return str(spec.id)
     named = env if hasattr(env, "__qualname__") else type(env)
@@ -122,10 +124,10 @@ def env_name(env: EnvLike) -> str:
 
 
 def named(name: str) -> EnvSpec | Callable[[], Any]:
-    """What ``id``, ``module:id``, ``module:factory`` or a task such as ``atari:Pong`` names.
+    """Look up the env named by ``id``, ``module:id``, ``module:factory`` or a task such as ``atari:Pong``.
 
     Raises:
-        EnvError: there is no such thing; the nearest id is named.
+        EnvError: there is no such env; the message names the nearest id.
     """
     if ":" not in name:
         return _spec(name)
@@ -151,7 +153,7 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
         return factory
     if attribute not in gym.registry:
         raise EnvError(
-            f"env '{module_name}:{attribute}': the module has no `{attribute}`, nor registers an env of that name."
+            f"env '{module_name}:{attribute}': the module has no `{attribute}`, and registers no env of that name."
         )
     return _spec(attribute)
 
@@ -180,9 +182,9 @@ def _package_of(name: str) -> _Package | None:
 
 
 def _register(package: _Package, name: str) -> None:
-    """Let a package register its envs; ``name`` is the one that is wanted."""
+    """Import a package that registers the env ``name``."""
     try:
-        with no_screen_needed():  # dm_control chooses how to draw when it is imported
+        with no_screen_needed():  # dm_control chooses its renderer when it is imported
             for module in (package.needs, package.module):
                 importlib.import_module(module)
     except Exception as error:
@@ -193,10 +195,10 @@ def _register(package: _Package, name: str) -> None:
 
 
 def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
-    """What a factory makes.
+    """The env that a factory makes.
 
     Raises:
-        EnvError: it fails; ``name`` is what to call it.
+        EnvError: it fails; the message calls it ``name``.
     """
     name = env_name(factory) if name is None else name
     try:
@@ -211,10 +213,10 @@ def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
 
 
 def check_screen() -> None:
-    """Raise a SettingsError where no window can be opened, as nobody has a screen."""
+    """Raise a SettingsError if no window can be opened because there is no screen."""
     if not _has_screen():
         raise SettingsError(
-            "there is no screen here for the env's own window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a "
+            "there is no screen here for the env's window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a "
             "clip instead, with --to clip.mp4."
         )
 
@@ -227,7 +229,8 @@ def _has_screen() -> bool:
 
 @contextlib.contextmanager
 def no_screen_needed() -> Iterator[None]:
-    """Let pygame and MuJoCo draw without a screen and a loudspeaker where there are none, and pygame be silent."""
+    """A context in which pygame and MuJoCo draw without a screen or sound device if there is none, and pygame is
+    silent."""
     wanted = {"PYGAME_HIDE_SUPPORT_PROMPT": "1"}
     if not _has_screen():
         wanted |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"} | _mujoco_drawer()
@@ -242,7 +245,7 @@ def no_screen_needed() -> Iterator[None]:
 
 @functools.cache
 def _mujoco_drawer() -> dict[str, str]:
-    """The library by which MuJoCo draws without a screen, as it wants to be told; {} if there is none."""
+    """The environment variables that make MuJoCo draw without a screen; {} if there is no library for that."""
     libraries = {"egl": "EGL", "osmesa": "OSMesa"}
     found = [name for name, library in libraries.items() if ctypes.util.find_library(library)]
     return {"MUJOCO_GL": found[0]} if found else {}

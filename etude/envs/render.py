@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering: envs that draw themselves, their frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
+"""Rendering: envs that draw themselves, frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
 
 import contextlib
 import inspect
@@ -38,33 +38,33 @@ Size: TypeAlias = str | tuple[int, int]
 """Width and height in pixels: ``"480x320"`` or ``(480, 320)``."""
 
 MediaLike: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]] | Figure"
-"""A frame, ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; frames, a list of them or ``[T, H, W, C]``; or a figure of
-matplotlib's."""
+"""A frame ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; a list of frames or ``[T, H, W, C]``; or a matplotlib figure."""
 
-_MOST_PIXELS = 8192  # to a side
+_MOST_PIXELS = 8192  # width or height
 
 
 # -- envs that draw themselves -----------------------------------------------------------------------------------------
 
 
 def seen_env(env: EnvLike, mode: RenderMode) -> Any:
-    """One env object that draws itself in ``mode``; a new one, unless ``env`` is an object.
+    """Make one env object that draws itself in ``mode``, or check ``env`` if it is an object.
 
     Args:
-        env: As for training. What makes envs is called with ``render_mode=mode`` where it takes that.
-        mode: ``rgb_array``: its render() gives frames. ``human``: it shows its own window.
+        env: As for training. Functions that make envs are called with ``render_mode=mode`` if they accept it.
+        mode: ``rgb_array``: render() returns frames. ``human``: the env shows its own window.
 
     Raises:
-        EnvError: it can't be made so; the message says what to do.
+        EnvError: the env can't be made, or does not draw in this mode; the message says what to do.
     """
     name = env_name(env)
     made = env if not callable(env) and not isinstance(env, str) else _made(env, name, mode)
     if isinstance(made, VectorEnv):
         raise EnvError(
-            f"{name} is a VectorEnv, of which no single copy can be seen: give one env, or what makes one, as env=."
+            f"{name} is a VectorEnv, whose single copies can't be shown: give one env, or a function that makes one, "
+            "as env=."
         )
     if not all(callable(getattr(made, method, None)) for method in ("reset", "step", "render")):
-        raise EnvError(f"{name} is a {type(made).__name__}, which has no reset, step and render: it can't be seen.")
+        raise EnvError(f"{name} is a {type(made).__name__}, which lacks reset, step or render: it can't be shown.")
     has = getattr(made, "render_mode", None)
     if has != mode:
         if made is not env:
@@ -75,7 +75,7 @@ def seen_env(env: EnvLike, mode: RenderMode) -> Any:
             + (
                 f"Make the env with render_mode={mode!r}."
                 if made is env
-                else f"Let what makes it take an argument `render_mode`, or make it with render_mode={mode!r}."
+                else f"Let the function that makes it accept `render_mode`, or make it with render_mode={mode!r}."
             )
         )
     return made
@@ -94,14 +94,14 @@ def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:
 
 
 def _maker(name: str) -> Callable[..., Any]:
-    """What makes the env of that name."""
+    """A function that makes the env of that name."""
     found = named(name)
     if not isinstance(found, EnvSpec):
         return found
 
     def make(render_mode: str) -> Any:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="gymnasium")  # of other render modes, of which we say more
+            warnings.filterwarnings("ignore", module="gymnasium")  # its warnings about render modes; ours say more
             return make_spec(found, render_mode=render_mode)
 
     return make
@@ -110,16 +110,16 @@ def _maker(name: str) -> Callable[..., Any]:
 def _takes_mode(make: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # built-in classes
         return False
     return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def open_window(env: Any) -> None:
-    """Let an env made with ``render_mode='human'`` open its window, by a reset.
+    """Reset an env made with ``render_mode='human'``, so that it opens its window.
 
     Raises:
-        EnvError: it can't.
+        EnvError: the window can't be opened.
     """
     try:
         env.reset()
@@ -128,7 +128,7 @@ def open_window(env: Any) -> None:
 
 
 def fps_of(env: Any) -> float:
-    """The frames a second at which an env moves at its natural speed; 30 where it does not say."""
+    """The frames per second at which an env moves at natural speed; 30 if it does not say."""
     fps = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(fps) if fps else DEFAULT_FPS
 
@@ -137,24 +137,23 @@ def fps_of(env: Any) -> float:
 
 
 def standard_frame(frame: Any) -> Frame:
-    """A frame of its own, whatever form an env gave it in.
+    """A frame in any form that envs use, as new contiguous uint8 ``[H, W, 3]``.
 
     Args:
         frame: ``[H, W]``; or channel-last or channel-first with 1 (grey), 3 or 4 (transparency is ignored) channels.
-            Integers and booleans stand for 0..255 and black and white; floats for 0..1 where none is above 1, else for
-            0..255.
+            Integers are 0..255, booleans black and white; floats are 0..1 if none is above 1, otherwise 0..255.
 
     Raises:
-        EnvError: it is no such thing; the message says what it is.
+        EnvError: it is not a frame; the message says what it is.
     """
     if frame is None:
-        raise EnvError("render() gave None, where a frame was expected: make the env with render_mode='rgb_array'.")
+        raise EnvError("render() gave None instead of a frame: make the env with render_mode='rgb_array'.")
     if isinstance(frame, list | tuple) and any(isinstance(part, np.ndarray) and part.ndim > 1 for part in frame):
         raise EnvError(f"render() gave {len(frame)} frames, not one: make the env with render_mode='rgb_array'.")
     try:
         array = np.asarray(frame)
     except ValueError as error:
-        raise EnvError(f"render() gave what is no array of pixels: {error}") from error
+        raise EnvError(f"render() did not give an array of pixels: {error}") from error
     if array.dtype.kind not in "biuf":
         raise EnvError(
             f"render() gave a {type(frame).__name__}, not an array of pixels: it must be numbers, [H, W, 3]."
@@ -163,7 +162,7 @@ def standard_frame(frame: Any) -> Frame:
 
 
 def _channel_last(array: NDArray[Any]) -> NDArray[Any]:
-    """``[H, W, 3]``, by views."""
+    """A frame as ``[H, W, 3]``, without copying."""
     shape = array.shape
     if array.size == 0:
         raise EnvError(f"render() gave an empty frame, of shape {shape}.")
@@ -179,12 +178,12 @@ def _channel_last(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _bytes(array: NDArray[Any]) -> Frame:
-    """As new contiguous uint8."""
+    """A frame as new contiguous uint8."""
     if array.dtype == np.uint8:
         return np.array(array, order="C")
     if array.dtype == np.bool_:
         return array.astype(np.uint8, order="C") * np.uint8(255)
-    low, high = array.min(), array.max()  # NaN where there is any
+    low, high = array.min(), array.max()  # NaN if there is any
     if not (low >= 0 and high <= 255):
         raise EnvError(f"render() gave a frame of {array.dtype} from {low} to {high}: give 0..255, or 0..1 for floats.")
     if array.dtype.kind == "f":
@@ -193,7 +192,7 @@ def _bytes(array: NDArray[Any]) -> Frame:
 
 
 def parse_size(size: Size | None) -> tuple[int, int] | None:
-    """Width and height.
+    """Width and height in pixels.
 
     Raises:
         SettingsError: it is not two whole numbers from 1 to 8192.
@@ -214,7 +213,7 @@ def parse_size(size: Size | None) -> tuple[int, int] | None:
 
 
 def resized(frame: Frame, size: tuple[int, int]) -> Frame:
-    """The whole frame, as large as it can be in ``size`` (width, height) without being distorted; the rest is black."""
+    """The whole frame, scaled to fit into ``size`` (width, height) without distortion, on black."""
     from PIL import Image
 
     height, width = frame.shape[:2]
@@ -222,7 +221,7 @@ def resized(frame: Frame, size: tuple[int, int]) -> Frame:
         return frame
     scale = min(size[0] / width, size[1] / height)
     inner = (max(1, min(size[0], round(width * scale))), max(1, min(size[1], round(height * scale))))
-    # BOX averages where it shrinks, and keeps pixels sharp where it enlarges: frames are often pixel art.
+    # BOX averages when it shrinks and keeps pixels sharp when it enlarges: frames are often pixel art.
     picture = np.asarray(Image.fromarray(frame).resize(inner, Image.Resampling.BOX))
     left, top = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
     out = np.zeros((size[1], size[0], 3), np.uint8)
@@ -232,15 +231,15 @@ def resized(frame: Frame, size: tuple[int, int]) -> Frame:
 
 @contextlib.contextmanager
 def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] | None = None) -> Iterator[None]:
-    """Hand out a frame after every reset and step of ``env`` while a ``with`` block lasts.
+    """A context that passes on a frame after every reset and step of ``env``.
 
-    An episode has one frame more than steps. One that is begun but makes no step has none.
+    An episode has one frame more than steps. An episode that ends before its first step has none.
 
     Args:
-        env: Whatever has ``reset``, ``step`` and ``render``: a Gymnasium or PettingZoo env, or one for many agents.
-            These methods are replaced on the object, so that its class, by which others know it, stays.
-        take: Gets each frame, and whether it begins an episode.
-        size: Width and height of the frames; as drawn where None.
+        env: Any object with ``reset``, ``step`` and ``render``, such as a Gymnasium, PettingZoo or multi-agent env.
+            These methods are replaced on the object, so that its class stays the same.
+        take: Called with each frame, and whether it begins an episode.
+        size: Width and height of the frames in pixels; None: as drawn.
     """
     camera = _Camera(env, take, size)
     before = {name: vars(env)[name] for name in ("reset", "step") if name in vars(env)}
@@ -257,7 +256,7 @@ def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] 
 
 
 class _Camera:
-    """Stands in for an env's ``reset`` and ``step``."""
+    """Replaces an env's ``reset`` and ``step``."""
 
     def __init__(self, env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] | None) -> None:
         self._reset, self._step, self._render = env.reset, env.step, env.render
@@ -275,7 +274,7 @@ class _Camera:
 
     def step(self, action: Any) -> Any:
         brought = self._step(action)
-        if action is None:  # PettingZoo's way to take an agent out that has ended: nothing moves
+        if action is None:  # how PettingZoo removes an agent that has ended: nothing moves
             return brought
         with self._noted():
             frame = self._frame()
@@ -305,37 +304,35 @@ class _Camera:
             return resized(frame, self._size)
         if self._shape not in (None, frame.shape):
             was, now = (f"{shape[1]}x{shape[0]}" for shape in (self._shape or (0, 0), frame.shape))
-            raise EnvError(
-                f"render() gave a frame of {now} pixels after one of {was}: say with `size` which all should have."
-            )
+            raise EnvError(f"render() gave a frame of {now} pixels after one of {was}: give one `size` for all frames.")
         self._shape = frame.shape
         return frame
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-_LEAST_DELAY: Final = 2  # hundredths of a second; browsers show what asks for less ten times slower
+_LEAST_DELAY: Final = 2  # hundredths of a second; browsers play GIFs with less ten times slower
 _CODECS = {
     ".mp4": ["-c:v", "libx264", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],
     ".webm": ["-c:v", "libvpx-vp9", "-crf", "30", "-b:v", "0", "-row-mt", "1", "-cpu-used", "4", "-f", "webm"],
 }
-# Both want even sides and, to be shown in true colours everywhere, to be told how colours are written.
+# Both need even sides, and the colour encoding in the file so that all players show true colours.
 _PICTURE = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2,scale=out_color_matrix=bt709:out_range=tv,format=yuv420p"]
 _COLOURS = ["-color_range", "tv", "-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709"]
 
 
 class ClipFile:
-    """A video that frames are written to while a ``with`` block lasts. It appears whole, or not at all.
+    """A video file, written in a ``with`` block. It appears complete or not at all.
 
-    What is at ``path`` is replaced when all is written, and left alone where the block ends by an error or without a
-    frame. Frames of one file have one shape. Sides that are odd gain a black row or column in mp4 and webm.
+    The file at ``path`` is replaced once everything is written; it stays as it is if the block ends by an error or
+    without a frame. All frames must have one shape. Odd sides gain a black row or column in mp4 and webm.
 
     Args:
-        path: Ends in .mp4 (H.264), .webm (VP9) or .gif; its folder is made.
-        fps: Frames a second; a gif shows at most 50.
+        path: Ends in .mp4 (H.264), .webm (VP9) or .gif. Its folder is created.
+        fps: Frames per second; a gif shows at most 50.
 
     Raises:
-        SettingsError: the ending is another, or the encoder is not installed.
+        SettingsError: ``path`` has another suffix, or the encoder is not installed.
         DataError: the file can't be written.
     """
 
@@ -352,7 +349,7 @@ class ClipFile:
         return self
 
     def write(self, frame: Frame) -> None:
-        """Append a frame."""
+        """Append a frame, uint8 ``[H, W, 3]``."""
         try:
             if self._encoder is None:
                 self._encoder = self._opened(frame)
@@ -381,19 +378,19 @@ class ClipFile:
         finally:
             encoder.close()
             with contextlib.suppress(OSError):
-                self._aside.unlink()  # gone already where it was published
+                self._aside.unlink()  # gone already if it was published
 
     def _failed(self, error: OSError) -> DataError:
         return DataError(f"can't write the clip {self.path}: {error.strerror or error}.")
 
 
 class _GIF:
-    """Holds the frames, with one byte a pixel, until the file is complete: Pillow writes a GIF at once."""
+    """Keeps the frames, one byte per pixel, until the clip is complete, because Pillow writes a GIF in one call."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path, self._fps = path, fps
         self._frames: list[Image] = []
-        path.touch()  # a place that can't be written to is found before the episode is played
+        path.touch()  # fails early if the path can't be written
 
     def write(self, frame: Frame) -> None:
         self._frames.append(_with_palette(frame))
@@ -407,16 +404,16 @@ class _GIF:
 
 
 def _with_palette(frame: Frame) -> "Image":
-    """The frame with up to 256 colours of its own: all of them if there are no more, else the best ones."""
+    """The frame with a palette of its own of up to 256 colours: exact if it has no more, otherwise the best ones."""
     from PIL import Image
 
     return Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
 
 
 def _save_gif(file: BinaryIO, frames: "list[Image]", fps: float) -> None:
-    """Write an endlessly repeated GIF. Frames equal to the one before are shown as one, for as long as all of them.
+    """Write an endlessly repeating GIF. Consecutive equal frames become one with their total duration.
 
-    A GIF counts in hundredths of a second, and shows at most 50 frames in one second.
+    A GIF's times are in hundredths of a second, and it shows at most 50 frames per second.
     """
     milliseconds, shown = [], 0
     for count in range(1, len(frames) + 1):
@@ -428,10 +425,10 @@ def _save_gif(file: BinaryIO, frames: "list[Image]", fps: float) -> None:
 
 
 def encoded(media: MediaLike, fps: float) -> bytes:
-    """A PNG of a frame or a figure, a GIF of frames.
+    """Encode a frame or figure as PNG, or several frames as GIF.
 
     Raises:
-        DataError: it is none of these.
+        DataError: ``media`` is none of these.
     """
     from PIL import Image
 
@@ -454,10 +451,10 @@ def encoded(media: MediaLike, fps: float) -> bytes:
 
 
 class _FFmpeg:
-    """Raw frames through a pipe to an ffmpeg, which ends with the pipe: also where this process is killed."""
+    """Pipes raw frames to an ffmpeg process, which ends with the pipe, even if this process is killed."""
 
     def __init__(self, path: Path, codec: list[str], fps: float, width: int, height: int) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); a pipe that nobody reads could fill up
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); not a pipe, which could fill up
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.6f}", "-i", "pipe:0"]
         command = [ffmpeg(), "-loglevel", "error", "-nostdin", "-y", *source, *_PICTURE, *_COLOURS, *codec]
         try:
@@ -466,7 +463,7 @@ class _FFmpeg:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                start_new_session=True,  # Ctrl-C is for this process, which then decides about the file
+                start_new_session=True,  # Ctrl-C goes only to this process, which then decides about the file
             )
         except OSError as error:
             self._log.close()
@@ -502,7 +499,7 @@ class _FFmpeg:
 
 
 def check_path(path: Path) -> None:
-    """Raise a SettingsError where no clip can be written to a file of that name."""
+    """Raise a SettingsError if no clip can be written to ``path``."""
     kind = path.suffix.lower()
     if kind != ".gif" and kind not in _CODECS:
         raise SettingsError(f"a clip can't be written to {path}: its name must end in .mp4, .webm or .gif.")
@@ -513,13 +510,13 @@ def check_path(path: Path) -> None:
 
 
 def check_fps(fps: float) -> None:
-    """Raise a SettingsError where ``fps`` is no rate."""
+    """Raise a SettingsError if ``fps`` is not between 0.01 and 1000."""
     if not (math.isfinite(fps) and 0.01 <= fps <= 1000):
         raise SettingsError(f"`fps` is {fps}, but must be between 0.01 and 1000 frames a second.")
 
 
 def ffmpeg() -> str:
-    """The ffmpeg that comes with imageio-ffmpeg, or that its variable IMAGEIO_FFMPEG_EXE names.
+    """The path of the ffmpeg that comes with imageio-ffmpeg, or that the variable IMAGEIO_FFMPEG_EXE names.
 
     Raises:
         SettingsError: there is none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that have a name of Etude's own: Atari games behind their usual wrappers, and envs that hide velocities."""
+"""Tasks with names of their own in Etude: Atari games with their usual wrappers, and envs that hide velocities."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,39 +21,39 @@ _POSITIONS: Final = {
     "LunarLander": (0, 1, 4, 6, 7),
     "LunarLanderContinuous": (0, 1, 4, 6, 7),
 }
-"""The entries of an observation that are no velocities, by the env's name without its version."""
+"""The indices of the observation's entries that are not velocities, by the env's name without its version."""
 
 
 def is_task(name: str) -> bool:
-    """Whether an env's name is one of these: ``atari:Pong``, ``no_velocity:CartPole-v1``."""
+    """Whether an env's name is a task: ``atari:Pong``, ``no_velocity:CartPole-v1``."""
     kind, colon, _ = name.partition(":")
     return bool(colon) and kind in _KINDS
 
 
 def task(name: str) -> Callable[[], gym.Env[Any, Any]]:
-    """What makes the env of a name for which `is_task` holds; it can be pickled."""
+    """A function that makes the env of a task (see `is_task`); it can be pickled."""
     kind, _, inner = name.partition(":")
     return partial(_KINDS[kind], inner)
 
 
 def atari(game: str) -> gym.Env[Any, Any]:
-    """An Atari game with the wrappers that most results are reported with (Mnih et al. 2015, "Human-level control
-    through deep reinforcement learning", methods).
+    """An Atari game with the standard wrappers (Mnih et al. 2015, "Human-level control through deep reinforcement
+    learning", methods).
 
-    A step lasts four frames, of which the last two are joined by their maximum; observations are grey, uint8
-    ``[84, 84]``; an episode begins with up to 30 frames without an action, and with the fire button where the game has
-    one. Frames are not stacked (connector ``frame_stack:4``), rewards are not clipped (``clip_reward:sign=True``),
-    actions are never repeated at random, and a lost life does not end the episode.
+    A step lasts four frames; the observation is the pixelwise maximum of the last two, grey, uint8 ``[84, 84]``. An
+    episode begins with up to 30 frames of no-ops, and then the fire button if the game has one. Frames are not stacked
+    (use the connector ``frame_stack:4``), rewards are not clipped (use ``clip_reward:sign=True``), actions are never
+    repeated at random, and losing a life does not end the episode.
 
     Args:
-        game: Such as ``Pong`` or ``SpaceInvaders``, as in ``ALE/Pong-v5``.
+        game: The name as in ``ALE/Pong-v5``: ``Pong``, ``SpaceInvaders``.
 
     Raises:
         EnvError: there is no such game, or a package is missing.
     """
     try:
         import ale_py
-        import cv2  # noqa: F401  # AtariPreprocessing scales images with it
+        import cv2  # noqa: F401  # needed by AtariPreprocessing
     except ImportError as error:
         raise EnvError(
             f"env 'atari:{game}' needs packages that can't be imported here ({described(error)}). Install them: "
@@ -71,10 +71,10 @@ def atari(game: str) -> gym.Env[Any, Any]:
 
 
 class FireFirst(gym.Wrapper[Any, Any, Any, Any]):
-    """Presses the fire button when an episode begins: some games wait for it."""
+    """Presses the fire button at the start of each episode, because some games wait for it."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset, and press it once."""
+        """Reset the env and press the fire button once."""
         self.env.reset(seed=seed, options=options)
         fire = self.env.unwrapped.get_action_meanings().index("FIRE")  # type: ignore[attr-defined]
         obs, _, terminated, truncated, info = self.env.step(fire)
@@ -82,30 +82,30 @@ class FireFirst(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def no_velocity(env_id: str) -> gym.Env[Any, Any]:
-    """An env whose observations lack their velocities, so that an agent needs a memory.
+    """An env whose observations lack velocities, so that an agent needs memory.
 
     Args:
         env_id: A registered id, such as ``CartPole-v1``.
 
     Raises:
-        EnvError: it is not known which entries of its observations are velocities.
+        EnvError: Etude does not know which entries of its observations are velocities.
     """
     name = env_id.rpartition("-v")[0]
     if name not in _POSITIONS:
         known = ", ".join(_POSITIONS)
         raise EnvError(
             f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
-            f"known of {known}; wrap another env in gymnasium.ObservationWrapper yourself."
+            f"known for {known}; wrap another env in gymnasium.ObservationWrapper yourself."
         )
     return Positions(gym.make(env_id, disable_env_checker=True), _POSITIONS[name])
 
 
 class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """Shows some entries of an observation only.
+    """Keeps only some entries of an observation.
 
     Args:
-        env: Its observations are a Box ``[N]``.
-        kept: Their indices.
+        env: An env whose observations are a Box ``[N]``.
+        kept: The indices of the entries to keep.
     """
 
     def __init__(self, env: gym.Env[NDArray[Any], Any], kept: tuple[int, ...]) -> None:
@@ -117,7 +117,7 @@ class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
         self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """Those entries."""
+        """The kept entries."""
         return np.asarray(observation[self.kept])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorArena: vector envs of torch tensors, whose observations and actions stay on their device."""
+"""TensorArena: vector envs whose observations and actions are torch tensors and stay on their device."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from etude.experience import arrays
 
 
 class TensorArena(VectorArena):
-    """The copies of a vector env of torch tensors, which step together on their device. See `VectorArena`.
+    """The copies of a vector env of torch tensors, stepped together on their device. See `VectorArena`.
 
-    At each step, rewards and flags come to the host, in one transfer; observations and actions stay on the device.
-    The first steps are the exception, as long as observations are checked (see `EnvLimits.check`): they are copied.
+    At each step, rewards and flags are copied to the host in one transfer; observations and actions stay on the device.
+    While observations are checked (see `EnvLimits.check`), they are copied too.
     """
 
     device: torch.device
@@ -39,7 +39,7 @@ class TensorArena(VectorArena):
                 found = f"on {value.device}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
                 raise EnvError(
                     f"{type(self.env).__name__} says that its tensors are on {self.device}, but `{name}` is {found}: "
-                    "let its attribute `device` say where all observations are."
+                    "set its attribute `device` to the device of all observations."
                 )
         return obs, info
 
@@ -82,7 +82,7 @@ class TensorArena(VectorArena):
         return {name: arrays.take(column, rows) for name, column in self._flatten(final).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Arena.state_dict`: what is in tensors is not captured."""
+        """See `Arena.state_dict`: state in tensors is not captured."""
         return {"how": "new episodes", "why": f"{type(self.env).__name__} is a vector env of torch tensors"}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -91,7 +91,7 @@ class TensorArena(VectorArena):
 
 
 def _with_final_obs(info: dict[str, Any]) -> dict[str, Any]:
-    """``info`` with the last observations by the name that Gymnasium has for them since 1.0, if they have the older."""
+    """``info`` with the final observations under Gymnasium's current name, if they have the one from before 1.0."""
     if "final_observation" not in info:
         return info
     return {"final_obs": info["final_observation"], **info}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VectorArena: Gymnasium's vector envs as an Arena; every autoreset mode gives the same steps."""
+"""VectorArena: Gymnasium's vector envs as an Arena, with the same steps in every autoreset mode."""
 
 import functools
 import logging
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
 _EQUAL: Final = {
     "gymnasium.envs.classic_control.cartpole:CartPoleEnv": "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 }
-"""Envs with a vectorised version that is known (and tested) to act by the same rules.
+"""Envs whose vectorised version is known, and tested, to follow the same rules.
 
-Of others nobody can tell: the rules are code. Training would act in one env, and evaluation, recordings and clips in
-another (the one of ALE stacks, skips and shrinks frames), so that no other vectorised version is used by itself.
+No other vectorised version is used unless the user asks for it, because it may differ from the single env that is
+evaluated, recorded and filmed. ALE's, for example, stacks, skips and resizes frames.
+
 """
 
 _log = logging.getLogger("etude.envs")
-_told: set[str] = set()  # the ids of vectorised versions that were passed over
+_told: set[str] = set()  # ids whose unused vectorised version was mentioned
 
 
 class VectorArena:
-    """The copies of a vector env, which step together in this process. See `Arena` for the methods.
+    """The copies of a vector env, stepped together in this process. See `Arena` for the methods.
 
-    The env gives NumPy arrays; `etude.envs.tensors.TensorArena` is for one that gives tensors.
+    The env's arrays are NumPy arrays; `etude.envs.tensors.TensorArena` is for envs with torch tensors.
 
     Args:
         env: See `make_vector_env`.
-        num_envs: How many copies; each is one slot.
+        num_envs: The number of copies, at least 1; each is one slot.
         exact: See `make_vector_env`.
         max_steps: See `EnvLimits.max_steps`.
         check: See `EnvLimits.check`.
@@ -55,7 +56,7 @@ class VectorArena:
 
     Raises:
         EnvError: the env can't be made, does not say its autoreset mode, or can't be truncated after ``max_steps``.
-        SpaceError: a space is of a kind that Etude can't handle.
+        SpaceError: Etude can't handle a space.
     """
 
     device: "torch.device | None" = None
@@ -77,14 +78,14 @@ class VectorArena:
         self.action_space = self.env.single_action_space
         self._mode = self._autoreset_mode()
         self._max_steps = self._own_limit(env, max_steps)
-        self._t = np.zeros(self.num_slots, np.int64)  # the steps of the running episodes, where that is set
+        self._t = np.zeros(self.num_slots, np.int64)  # steps of the running episodes; only counted if max_steps is set
         self._unchecked = 1 << 62 if check == "always" else check
         self._flatten = Flattener(self.obs_space, col.OBS)
         self._nest_action = Nester(self.action_space, col.ACTION)
         self._flatten_action = Flattener(self.action_space, col.ACTION)
         self._turns: list[Turn] = []
-        self._reset_due: NDArray[np.bool_] | None = None  # where the next step is a reset
-        self._reset_infos: dict[str, Any] = {}  # of the last resets that we asked for
+        self._reset_due: NDArray[np.bool_] | None = None  # copies that the next step resets
+        self._reset_infos: dict[str, Any] = {}  # from the last resets made here
         self._slots = np.arange(self.num_slots)
         self.num_envs = self.num_slots
         self.env_of: NDArray[np.int64] = self._slots
@@ -105,23 +106,23 @@ class VectorArena:
         return AutoresetMode(mode)
 
     def _own_limit(self, env: Any, max_steps: int | None) -> int | None:
-        """``max_steps``, where episodes must be truncated here; None where the env does it, or nothing is to be done.
+        """``max_steps`` if episodes must be truncated here; None if the env does that, or there is no limit.
 
         Raises:
-            EnvError: it can't be done.
+            EnvError: they can't be truncated.
         """
         if max_steps is None or (isinstance(env, str) and (getattr(self.env.spec, "max_episode_steps", None))):
             return None
         if self._mode is not AutoresetMode.DISABLED:
             raise EnvError(
-                f"{type(self.env).__name__} resets its copies itself, so that their episodes can't be truncated after "
-                f"max_steps ({max_steps}): give it a limit of its own, such as max_episode_steps, or give what makes "
-                "one env."
+                f"{type(self.env).__name__} resets its copies itself, so their episodes can't be truncated after "
+                f"max_steps ({max_steps}): give it a limit of its own, such as max_episode_steps, or give a function "
+                "that makes one env."
             )
         return max_steps
 
     def _call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What a method of the env returns. What no env should raise, such as SystemExit, becomes an EnvError."""
+        """Call a method of the env. Errors that no env should raise, such as SystemExit, become an EnvError."""
         try:
             return method(*args, **named)
         except (Exception, KeyboardInterrupt):
@@ -130,13 +131,13 @@ class VectorArena:
             raise EnvError(f"{type(self.env).__name__} raised {described(error)}") from error
 
     def _check(self, columns: Columns, *flags: Any) -> None:
-        """See that the first values of all copies are in the space, and the flags are truth values."""
+        """Check that the observations of all copies are in their space, and the flags are booleans."""
         self._unchecked -= 1
         obs = Nester(self.obs_space, col.OBS)(columns)
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
         for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=False):
             if np.shape(flag) != (self.num_slots,) or np.asarray(flag).dtype.kind != "b":
-                raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} times True or False.")
+                raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
@@ -151,18 +152,18 @@ class VectorArena:
         self._turns = [Turn(self._slots, columns, np.zeros(n), None, None, np.ones(n, bool), infos=info)]
 
     def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
-        """What the env's reset gives."""
+        """Reset the env: its observations and infos."""
         obs, info = self._call(self.env.reset, seed=seed)
         _refuse_tensors(self.env, obs)
         return obs, info
 
     def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
-        """What the env's reset gives where only the copies in ``rows`` begin a new episode."""
+        """Reset only the copies in ``rows`` (bool ``[num_envs]``): the env's observations and infos."""
         given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
         return given
 
     def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
-        """The five values of a step of tensors, with rewards and flags as NumPy arrays."""
+        """The five values of a step with tensors, with rewards and flags as NumPy arrays."""
         raise NotImplementedError
 
     def recv(self) -> list[Turn]:
@@ -209,7 +210,7 @@ class VectorArena:
             self._turns = [self._end(turn, done, info), self._begun(turn, done, obs)]
 
     def _end(self, turn: Turn, done: NDArray[np.bool_], info: dict[str, Any]) -> Turn:
-        """The rows whose episodes ended where the env is reset in the same step, or by us."""
+        """The rows whose episodes ended, if the env or this arena reset them in the same step."""
         rows = np.flatnonzero(done)
         end = turn.select(rows)
         end.waits, end.infos = False, info
@@ -217,14 +218,14 @@ class VectorArena:
             return end
         if "final_obs" not in info:
             raise EnvError(
-                f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' where an episode "
+                f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' when an episode "
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
         end.obs, end.infos = self._final_columns(info["final_obs"], rows), info.get("final_info", {})
         return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
-        """All rows after the episodes that ended were followed by new ones."""
+        """All rows, after new episodes began in those that ended."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
             obs, self._reset_infos = self._reset_rows(done)
@@ -235,7 +236,7 @@ class VectorArena:
         return Turn(self._slots, columns, turn.reward, None, None, done, taken=taken, infos=turn.infos)
 
     def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
-        """The actions that the env says it took itself; Gymnasium gives the rows that do as ``_off_policy_action``."""
+        """The actions that the env took instead; the mask ``_off_policy_action`` of Gymnasium marks their rows."""
         values = self._flatten_action(info[OFF_POLICY_ACTION])
         rows = np.flatnonzero(info.get(f"_{OFF_POLICY_ACTION}", np.ones(self.num_slots, bool)))
         return rows, {name: np.asarray(column)[rows] for name, column in values.items()}
@@ -267,7 +268,7 @@ class VectorArena:
         """See `Arena.load_state_dict`."""
         if state["how"] == "new episodes":
             return f"new episodes: {state['why']}"
-        self.reset()  # makes the env's own attributes, for the state to be put into
+        self.reset()  # creates the env's attributes, into which the state is restored
         try:
             env_state.restore_env(self.env, state)
         except env_state.CannotRestoreError as error:
@@ -289,21 +290,21 @@ class VectorArena:
         return _info_of(self._reset_infos if is_reset else turn.infos or {}, slot, self.num_slots)
 
     def stats(self) -> dict[str, float]:
-        """See `Arena.stats`: an error of an env that steps with others in one call is raised."""
+        """See `Arena.stats`. There are no failures to count: an error in a vector env ends the run."""
         return {}
 
     def close(self) -> None:
-        """See `Arena.close`. A VectorEnv that was given ready-made is left to its giver."""
+        """See `Arena.close`. A VectorEnv object that was given is not closed."""
         if not self._is_given:
             self.env.close()
 
 
 def _refuse_tensors(env: VectorEnv[Any, Any, Any], given: Any) -> None:
-    """Raise an EnvError where an env gives torch tensors in place of NumPy arrays."""
+    """Raise an EnvError if an env returns torch tensors in place of NumPy arrays."""
     if holds_tensors(given):
         raise EnvError(
-            f"{type(env).__name__} gives torch tensors, but does not say where they are: set its attribute `device`, "
-            "such as env.device = 'cuda', before the run is made. Observations and actions then stay there."
+            f"{type(env).__name__} returns torch tensors, but does not say on which device: set its attribute "
+            "`device`, such as env.device = 'cuda', before the run is made. Observations and actions then stay there."
         )
 
 
@@ -311,12 +312,12 @@ def holds_tensors(value: Any) -> bool:
     """Whether there is a torch tensor in nested dicts and tuples."""
     if isinstance(value, dict | tuple):
         return any(map(holds_tensors, value.values() if isinstance(value, dict) else value))
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # None if nobody imported it: then there are no tensors
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _info_of(infos: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
-    """What one of the envs said; by ``_key``, Gymnasium tells which of them said anything under ``key``."""
+    """The info of one copy; Gymnasium's mask ``_key`` marks the copies that have a value under ``key``."""
     info = {}
     for key, values in infos.items():
         is_mask = key.startswith("_") and key[1:] in infos
@@ -340,18 +341,18 @@ def make_vector_env(
     exact: bool = True,
     max_steps: int | None = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector env of ``num_envs`` copies.
+    """Make a vector env of ``num_envs`` copies.
 
     Args:
-        env: A ready ``VectorEnv``, used as it is; a function or class that makes one, or ``module:function``; or the id
-            of an env whose own vectorised version acts by the same rules, as CartPole's does.
-        num_envs: How many copies, at least 1.
-        exact: A ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
-        max_steps: Steps after which an env's own vectorised version truncates an episode, if it knows such a limit.
+        env: A ``VectorEnv`` object, used as it is; a function or class that makes one, or ``module:function``; or the
+            id of an env whose own vectorised version follows the same rules, as CartPole's does.
+        num_envs: The number of copies, at least 1.
+        exact: Whether a given ``VectorEnv`` must have exactly ``num_envs`` copies.
+        max_steps: Steps after which an env's own vectorised version truncates an episode, if it has such a limit.
 
     Raises:
         EnvError: the id is not registered (the nearest one is named), the module or its function can't be found, or
-            what is made is no vector env.
+            the result is not a vector env.
     """
     if num_envs < 1:
         raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
@@ -370,8 +371,7 @@ def make_vector_env(
 
 
 def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
-    """What makes a vectorised version of the env that ``id`` or ``module:id`` names; None if there is none that acts by
-    the same rules.
+    """The spec of the vectorised version of the env ``id`` or ``module:id``; None if none follows the same rules.
 
     Raises:
         EnvError: there is no such env.
@@ -385,8 +385,8 @@ def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
         _told.add(spec.id)
         _log.warning(
             "%s has a vectorised version of its own (%s), which may differ from the single env that is evaluated, "
-            "recorded and watched: copies of the single env are stepped. To act in the vectorised one everywhere, give "
-            "what makes it: env=lambda: gymnasium.make_vec(%r, %d, 'vector_entry_point').",
+            "recorded and watched: copies of the single env are stepped. To use the vectorised version everywhere, "
+            "give a function that makes it: env=lambda: gymnasium.make_vec(%r, %d, 'vector_entry_point').",
             spec.id,
             spec.vector_entry_point,
             spec.id,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EnvWorker: steps copies of an env and writes what they show into step buffers; and the loop of a worker around it."""
+"""EnvWorker: steps copies of an env and writes their rows into step buffers; and the main loop of a worker."""
 
 import contextlib
 import os
@@ -58,11 +58,12 @@ from etude.errors import EnvError, EtudeError, SpaceError, described
 from etude.spaces import check_value
 
 TIMES: Final = 300
-"""How often to give way before one sleeps: for a tenth of a millisecond or more. Sixteen CartPoles in two workers on
-two cores make 125,000 steps a second so, 110,000 with a third of it, and hardly more with three times as much."""
+"""How often to yield the core before sleeping, which takes at least a tenth of a millisecond. Sixteen CartPoles in two
+workers on two cores make 125,000 steps a second with it, 110,000 with a third of it, and hardly more with three times
+as much."""
 
 NAP: Final = 1.0
-"""Seconds after which who sleeps looks round, though nobody woke it."""
+"""The longest sleep, in seconds, before checking again without being woken."""
 
 
 _ALWAYS = 1 << 62
@@ -74,11 +75,11 @@ class EnvWorker:
 
     Args:
         make: Makes one env object.
-        name: What that is called in errors.
-        envs: The numbers of its copies.
+        name: The name of ``make`` in errors.
+        envs: The numbers of this worker's copies.
         limits: Checks, and the length of episodes.
-        is_given: What ``make`` gives was made by somebody else, who will close it.
-        is_here: The envs step in the thread that uses the arena: a KeyboardInterrupt is somebody's Ctrl-C.
+        is_given: Whether ``make`` returns the user's own env, which is not closed here.
+        is_here: Whether the envs step in the thread that uses the arena, so that a KeyboardInterrupt is a Ctrl-C.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class EnvWorker:
     ) -> None:
         self.envs = envs
         self.failures: dict[int, EtudeError] = {}
-        """The errors of envs that failed."""
+        """The errors of envs that failed, by env."""
         self.infos: dict[int, Any] = {}
-        """What each env said beside its last rows that wait."""
+        """By env, the infos with its last rows that wait."""
         self.end_infos: dict[int, Any] = {}
-        """What each env said beside its last rows that end."""
+        """By env, the infos with its last rows that end."""
         self._make_env, self._name, self._is_given, self._is_here = make, name, is_given, is_here
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
@@ -109,11 +110,11 @@ class EnvWorker:
     # -- the beginning and the end ------------------------------------------------------------------------------
 
     def make_all(self) -> AgentLayout:
-        """Make all envs, and say who is in them.
+        """Make all envs, and return their layout.
 
         Raises:
-            EnvError: one can't be made, or they are not alike.
-            SpaceError: a space is of a kind that Etude can't handle.
+            EnvError: an env can't be made, or the envs are not alike.
+            SpaceError: Etude can't handle a space.
         """
         try:
             layouts = [AgentLayout.of(self._make(env)) for env in self.envs]
@@ -130,7 +131,7 @@ class EnvWorker:
     def _make(self, env: int) -> GymAdapter | ManyAgentsAdapter:
         old = self._adapters.pop(env, None)
         if old is not None and not self._is_given:
-            with contextlib.suppress(Exception):  # it failed before, and that was told
+            with contextlib.suppress(Exception):  # its failure was already reported
                 old.close()
         adapter = adapt_env(self._make_env())
         if any(adapter.env is other.env for other in self._adapters.values()):
@@ -140,7 +141,7 @@ class EnvWorker:
         return adapter
 
     def _passes(self, error: BaseException) -> bool:
-        """Whether an error is not the env's."""
+        """Whether to raise an error as it is, because it is not the env's."""
         return self._is_here and isinstance(error, KeyboardInterrupt)
 
     def attach(self, buffers: StepBuffers, note_reset: Callable[[], None] | None = None) -> None:
@@ -155,7 +156,7 @@ class EnvWorker:
             for i in range(len(group.agents))
         ]
         self._views = [views[self._seat[agent]] for agent in range(len(layout.agents))]
-        self._view = views[0]  # the only one where there is one agent
+        self._view = views[0]  # the only one if there is one agent
         # Memory views read and write one number faster than arrays.
         self._reward: Any = buffers.reward.reshape(-1).data
         self._end_reward: Any = buffers.end_reward.reshape(-1).data
@@ -166,10 +167,10 @@ class EnvWorker:
         self._has_ends = dict.fromkeys(self.envs, False)
 
     def close(self) -> None:
-        """Close all envs, also when one of them can't be.
+        """Close all envs, even if closing one of them fails.
 
         Raises:
-            Exception: one can't be closed.
+            Exception: closing an env failed.
         """
         adapters, self._adapters = list(self._adapters.values()), {}
         if self._is_given:
@@ -179,22 +180,22 @@ class EnvWorker:
                 stack.callback(adapter.close)
 
     def adapters(self) -> list[EnvAdapter]:
-        """Those there are, in order."""
+        """The adapters of the envs that exist, in order."""
         return [self._adapters[env] for env in self.envs]
 
     def env_at(self, env: int) -> Any:
-        """The object of ``env``; None while it is made again."""
+        """The object of ``env``; None while it is being made again."""
         adapter = self._adapters.get(env)
         return None if adapter is None else adapter.env
 
     def waiting(self, env: int) -> list[int]:
-        """The agents of ``env`` that wait for actions; may be set."""
+        """The agents of ``env`` that wait for actions; the list may be changed."""
         return self._waiting[env]
 
     # -- steps and resets ---------------------------------------------------------------------------------------
 
     def step(self, env: int) -> int:
-        """Step ``env`` with the actions in the buffers, write its rows, and give its status."""
+        """Step ``env`` with the actions in the buffers, write its rows, and return its status."""
         try:
             adapter = self._adapters[env]
             return self._step_gym(env, adapter) if type(adapter) is GymAdapter else self._step(env, adapter)
@@ -205,7 +206,7 @@ class EnvWorker:
             return self._failed(env, "a reset" if adapter.over else "a step", error)
 
     def begin(self, env: int, seed: int | None, *, make: bool = False) -> int:
-        """Reset ``env``, which is made again before where ``make``; write its rows, and give its status."""
+        """Reset ``env``, after making it again if ``make``; write its rows, and return its status."""
         try:
             adapter = self._make(env) if make else self._adapters[env]
             if make:
@@ -219,7 +220,7 @@ class EnvWorker:
             return BEGUN | self._failed(env, "a reset" if env in self._adapters else "being made", error)
 
     def _failed(self, env: int, doing: str, error: BaseException) -> int:
-        """The status of an env that raised an error, which is kept to be told."""
+        """The status of an env that raised an error; the error is kept in `failures`."""
         ended = self._take_ended()
         if unpacked_wrongly(error):
             error = old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
@@ -235,8 +236,8 @@ class EnvWorker:
         return ended
 
     def _begin_next(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, ended: int) -> int:
-        """Reset an env whose episode is over, after rows that ``ended`` describes."""
-        self._ended = ended  # true whether or not the reset fails
+        """Reset an env whose episode is over; ``ended`` are the status bits of its last rows."""
+        self._ended = ended  # these bits are set even if the reset fails
         if self._note_reset is not None:
             self._note_reset()
         status = self._reset(env, adapter, None)
@@ -341,7 +342,7 @@ class EnvWorker:
         self._unchecked[env] -= self._unchecked[env] > 0
         if not waiting and not adapter.over:
             raise EnvError(
-                f"no agent of {type(adapter.env).__name__} waits for an action, though its episode is not over."
+                f"no agent of {type(adapter.env).__name__} waits for an action, although its episode is not over."
             )
         return status
 
@@ -365,12 +366,12 @@ def _text(error: BaseException) -> str:
 
 
 class WakeEvent:
-    """An event between two processes or threads: one waits on ``reader`` until the other sets it.
+    """An event between two processes or threads: one waits on ``reader``, the other sets it.
 
-    A pickled event is the same one in a process that inherits its files.
+    A pickled event is the same event in a process that inherits its files.
 
     Args:
-        fds: The files of an event that another process has made; None: a new event.
+        fds: The file descriptors of an event that another process made; None: a new event.
     """
 
     def __init__(self, fds: Sequence[int] | None = None) -> None:
@@ -380,21 +381,21 @@ class WakeEvent:
             end.setblocking(False)
 
     def fds(self) -> list[int]:
-        """The numbers of its files."""
+        """Its file descriptors."""
         return [self.reader.fileno(), self.writer.fileno()]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WakeEvent, (self.fds(),)
 
     def set(self) -> None:
-        """Wake who waits, now or when it next does."""
+        """Wake the waiting side, now or when it next waits."""
         try:
             self.writer.send(b"!")
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # set already, or nobody is there
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # set already, or the other side is gone
             return
 
     def clear(self) -> None:
-        """Forget that it was set."""
+        """Reset the event."""
         try:
             self.reader.recv(65536)
         except BlockingIOError:
@@ -407,26 +408,27 @@ class WakeEvent:
 
 
 def fence() -> Callable[[], None]:
-    """A function for one thread: what it wrote before is seen by other processors before it reads anything after.
+    """A memory fence for one thread: its earlier writes become visible to other processors before its later reads.
 
-    Who is about to sleep says so and then looks for work once more; who has work leaves it and then looks who sleeps.
-    Without a fence between, each may miss the other.
+    The side that is about to sleep sets a flag and then checks for work again; the other side writes work and then
+    checks the flag. Without a fence in between, each may miss the other.
     """
     lock = threading.Lock()
     lock.acquire()
 
     def cross() -> None:
-        lock.release()  # in this order: no processor lets a read after an acquire pass a write before a release
+        lock.release()  # in this order: a read after an acquire can't overtake a write before a release
         lock.acquire()
 
     return cross
 
 
 class Spin:
-    """Looking for something to do, and giving way to others between, for a while before one sleeps.
+    """Busy waiting for work, yielding the core in between, before going to sleep.
 
-    That is quicker than to be woken, as long as all who have something to do give way: so it is left for a tenth of a
-    second when another program kept the core for its whole share. Never to give way would keep the envs from theirs.
+    Polling is faster than being woken, as long as everybody with work gets the core. It is therefore suspended for a
+    tenth of a second after another program has used the core for a whole time slice. Without yielding, the envs would
+    not get the core.
     """
 
     def __init__(self) -> None:
@@ -434,12 +436,12 @@ class Spin:
         self._now = self._rest = 0.0
 
     def begin(self) -> None:
-        """There is nothing to do from now on."""
+        """Start waiting."""
         self._now = time.perf_counter()
         self._left = TIMES if self._now > self._rest else 0
 
     def goes_on(self) -> bool:
-        """Give way, and then look again; False: sleep instead."""
+        """Yield the core; then True to check for work again, False to sleep instead."""
         if not self._left:
             return False
         self._left -= 1
@@ -452,8 +454,8 @@ class Spin:
 
 
 def wait_for(ends: Sequence[Any]) -> Callable[[float], list[int]]:
-    """A function that waits, at most so many seconds, until some of ``ends``, sockets or the
-    numbers of files, can be read: their numbers."""
+    """A function that waits, for at most the given seconds, until some of ``ends`` (sockets or file descriptors) are
+    readable, and returns their file descriptors."""
     fds = [end if isinstance(end, int) else end.fileno() for end in ends]
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(fds, [], [], seconds)[0]
@@ -472,17 +474,21 @@ def work(
     spin: Spin | None,
     sleep: Callable[[], bool],
 ) -> None:
-    """Do orders until the arena closes, or ``sleep`` says that it is gone.
+    """The main loop of a worker: execute orders until the arena closes or ``sleep`` returns False.
 
     Args:
         worker: Steps the envs.
-        buffers: Where the orders are.
-        number: Which worker this is.
+        buffers: Contains the orders.
+        number: The number of this worker.
         arena_event: Wakes the arena.
-        spin: None for threads, which would hold the lock that others need.
-        sleep: Sleeps until this worker is woken; False: the arena is gone.
+        spin: How to wait before sleeping; None for threads, which would hold Python's lock meanwhile.
+        sleep: Sleeps until this worker is woken; returns False if the arena is gone.
     """
-    words, asked, done = buffers.words.data, buffers.asked.data, buffers.done.data  # faster than arrays, for one number
+    words, asked, done = (
+        buffers.words.data,
+        buffers.asked.data,
+        buffers.done.data,
+    )  # for single numbers, faster than arrays
     order, seed, status = buffers.order.data, buffers.seed.data, buffers.status.data
     total, asleep, current = buffers.total.data, buffers.asleep.data, buffers.current.data
     doing = buffers.doing.data

@@ -8,29 +8,29 @@ from etude.errors import SettingsError
 from etude.settings import check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
-"""Seconds that a step may take in a worker process, if nothing else is set."""
+"""The default limit in seconds for a step in a worker process."""
 
 RESET_FACTOR: Final = 10
-"""A reset, or making an env, may take so many times longer than a step."""
+"""How many times longer than a step a reset or making an env may take."""
 
 LEAST_TO_MAKE: Final = 30.0
-"""Seconds that making an env may take anyway: a process must start for it, and import what it needs."""
+"""The least limit in seconds for making an env, because its process must start and import packages."""
 
 
 @settings
 class EnvLimits:
-    """The length of episodes, and how much of what envs give is checked: the same wherever they run."""
+    """Limits that hold wherever the envs run: the length of episodes, and how many steps are checked."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
     max_steps: int | None = None
-    """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
+    """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
 
     check: int | Literal["always"] = 10
-    """How many of the first steps of each env are checked in full, at least 0: whether discrete observations are in
-    their spaces and flags are True or False, which are errors, and whether numbers are within the bounds of their Box,
-    of which a warning is logged. Each costs some 10 microseconds for each part of the observation. Shapes, dtypes, NaN
-    and infinity are checked at every step."""
+    """How many of the first steps of each env are checked in full, at least 0. Discrete observations outside their
+    space and flags other than True or False are errors; numbers outside the bounds of their Box log a warning. Each
+    check costs about 10 microseconds for each part of the observation. Shapes, dtypes, NaN and infinity are checked at
+    every step."""
 
     def __post_init__(self) -> None:
         check_range(
@@ -42,56 +42,56 @@ class EnvLimits:
 
 @settings
 class Workers(EnvLimits):
-    """Where the copies of an env run, and how long to wait for which of them.
+    """Where the copies of an env run, how many act together, and what happens when one fails.
 
-    Workers pay where a step of the env costs about 20 microseconds or more; below that the envs are quicker in this
-    process. Processes, about as many as there are cores, are for envs that compute; threads, or more processes, for
-    envs that wait (for a simulator, a network) and let go of Python's global lock meanwhile.
+    Workers pay off if a step of the env takes about 20 microseconds or more; faster envs are better stepped in this
+    process. Use processes, about as many as there are cores, for envs that compute. Use threads, or more processes than
+    cores, for envs that wait (for a simulator or a network) and release Python's global lock meanwhile.
 
-    Envs that are ready act, so fast envs are sampled more often than slow ones: ``stats()`` of the arena says how much
-    more often. Which envs act together then depends on the clock, and so does
-    the order of steps; a run is repeatable bit for bit without workers, or where `min_batch` is the number of envs.
+    Envs act as soon as they are ready, so fast envs are sampled more often than slow ones; the arena's ``stats()`` say
+    how much more often. Which envs act together, and so the order of steps, then depends on timing. A run is
+    repeatable bit for bit without workers, or if `min_batch` is the number of envs.
     """
 
     main_setting: ClassVar[str] = "num_workers"
     everyday: ClassVar[tuple[str, ...]] = ("num_workers",)
 
     num_workers: int = 0
-    """Processes or threads that step envs, at least 0. 0: the envs step in this process, in lock-step."""
+    """Processes or threads that step envs, at least 0. 0: the envs step in this process, all together."""
 
     envs_per_worker: int = 1
-    """Copies of the env in each worker, at least 1: it steps those that were acted for one after the other."""
+    """Copies of the env in each worker, at least 1: it steps them one after the other."""
 
     mode: Literal["process", "thread", "sync"] = "process"
-    """What a worker is. Threads share one Python: only envs that let go of its lock gain, and one that hangs can't be
-    killed. With 0 workers it is ``sync`` whatever is said here, and ``sync`` is nothing else."""
+    """What a worker is. Threads share one Python process: only envs that release its global lock run faster, and a
+    thread that hangs can't be killed. With 0 workers, and only then, the mode is ``sync``, whatever is set here."""
 
     min_batch: int | None = None
-    """How many envs must be ready before their agents act, 1 to the number of envs. None: half of them, so that one
-    half steps while the other is acted for. All of them: lock-step."""
+    """How many envs must be ready before their agents act, from 1 to the number of envs. None: half of them, so that
+    one half steps while the other half acts. The number of envs: all step together."""
 
     max_batch: int | None = None
-    """How many envs' agents act together at most, at least `min_batch`; those that made the fewest steps come first.
-    None: all that are ready."""
+    """The most envs whose agents act together, at least `min_batch`. If more are ready, those that made the fewest
+    steps come first. None: no limit."""
 
     max_wait: float | None = None
-    """Seconds after which fewer than `min_batch` envs must do, counted from the first that is ready; at least 0. None:
-    however long it takes."""
+    """Seconds to wait for `min_batch` envs, at least 0. They count from when the first env is ready; after that, the
+    envs that are ready act. None: no limit."""
 
     step_timeout: float | Literal["auto"] | None = "auto"
-    """Seconds that a step may take, above 0. A reset may take ten times as long; so may making the env, which has 30
-    seconds at least. A worker process that takes longer is killed and started again. A thread can't be killed, so the
-    run ends. `auto`: 60 for processes, no limit for threads. None: no limit."""
+    """The longest that a step may take, in seconds, above 0. A reset may take ten times as long, and so may making an
+    env, which has at least 30 seconds. A worker process that takes longer is killed and restarted. A thread can't be
+    killed, so the run ends. `auto`: 60 for processes, no limit for threads. None: no limit."""
 
     restart_failed: bool = True
-    """Make an env again that failed, and start a worker again that died or hung. Its episode ends there, truncated; the
-    step that failed is lost, and counted. Else the first failure ends the run."""
+    """Make an env again after it fails, and restart a worker that dies or hangs. The env's episode is truncated there;
+    the step that failed is lost and counted. If False, the first failure ends the run."""
 
     max_restarts: int = 5
-    """How often in a row an env may fail without making a step between, at least 0. Once more, and the run ends."""
+    """How often in a row an env may fail without completing a step, at least 0. One more failure ends the run."""
 
     max_failure_rate: float = 0.1
-    """The largest part of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
+    """The largest fraction of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
     ends."""
 
     cleanup_time: float = 5.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience: a table of time steps, cut into segments, and what is computed over it."""
+"""Experience: a table of time steps cut into segments, replay buffers, and computations on steps."""
 
 from etude.experience.experience import Experience, Segments
 from etude.experience.priorities import Priorities

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few array operations that Experience needs, for NumPy arrays and torch tensors alike.
+"""The array operations that Experience needs, for NumPy arrays and torch tensors alike.
 
-Torch is looked at only where a tensor is met, so that reading recordings does not import it.
+Torch is only used once there is a tensor, so that reading recordings does not import it.
 """
 
 import functools
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = Any
-"""A NumPy array or a torch tensor. What both can do has no common type, so a checker takes it for anything."""
+"""A NumPy array or a torch tensor. The two have no common type, so type checkers treat it as Any."""
 
 Index: TypeAlias = NDArray[np.int64]
 
 
 def take(array: Array, index: Index) -> Array:
-    """The rows ``index`` of ``array``: a copy."""
+    """The rows ``index`` of ``array``, as a copy."""
     if isinstance(array, np.ndarray):
         return array.take(index, axis=0)
     import torch
@@ -30,7 +30,7 @@ def take(array: Array, index: Index) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """The arrays end to end along an axis; one array alone is returned as it is."""
+    """The arrays joined along an axis; a single array is returned as it is."""
     if len(arrays) == 1:
         return arrays[0]
     if isinstance(arrays[0], np.ndarray):
@@ -41,12 +41,12 @@ def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
 
 
 def where_rows(rows: Array, values: Array, others: Array) -> Array:
-    """``values`` in some rows, and ``others`` in all the rest: arrays ``[N, ...]`` of one dtype, or a number.
+    """``values`` in some rows and ``others`` in the rest: arrays ``[N, ...]`` of one dtype; ``values`` may be a number.
 
     Args:
         rows: bool ``[N]``: the rows of ``values``.
-        values: An array, or a number.
-        others: An array. It may be returned as it is.
+        values: An array ``[N, ...]`` or a number.
+        others: An array ``[N, ...]``. It may be returned as it is.
     """
     shape = (-1, *(1,) * (others.ndim - 1))
     if isinstance(others, np.ndarray):
@@ -57,7 +57,7 @@ def where_rows(rows: Array, values: Array, others: Array) -> Array:
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
-    """Zeros of shape ``rows`` + the shape of one row of ``like``, of its dtype and on its device."""
+    """Zeros of shape ``rows`` + the shape of one row of ``like``, with its dtype and on its device."""
     shape = (*((rows,) if isinstance(rows, int) else rows), *like.shape[1:])
     if isinstance(like, np.ndarray):
         return np.full(shape, None, object) if like.dtype == object else np.zeros(shape, like.dtype)
@@ -75,7 +75,7 @@ def put(array: Array, index: Index, values: Array) -> None:
 
 
 def stack(arrays: Sequence[Array], axis: int) -> Array:
-    """The arrays side by side along a new axis."""
+    """The arrays stacked along a new axis."""
     if isinstance(arrays[0], np.ndarray):
         return np.stack(arrays, axis)
     import torch
@@ -84,19 +84,19 @@ def stack(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def cast(array: Array, dtype: Any) -> Array:
-    """``array`` with the NumPy dtype ``dtype``; itself where it has that already."""
+    """``array`` with the NumPy dtype ``dtype``; ``array`` itself if it has that dtype."""
     return array.astype(dtype, copy=False) if isinstance(array, np.ndarray) else array.to(tensor_dtype(np.dtype(dtype)))
 
 
 def clip(array: Array, low: Any, high: Any) -> Array:
-    """``array`` between two numbers, or two arrays of its kind."""
+    """``array`` clipped between two numbers, or two arrays of the same kind."""
     if isinstance(array, np.ndarray):
-        return np.minimum(np.maximum(array, low), high)  # np.clip takes longer
+        return np.minimum(np.maximum(array, low), high)  # faster than np.clip
     return array.clamp(low, high)
 
 
 def clip_in_place(array: Array, low: float, high: float) -> Array:
-    """``array``, whose numbers are now between two numbers."""
+    """Clip ``array`` between two numbers in place, and return it."""
     if not isinstance(array, np.ndarray):
         return array.clamp_(low, high)
     np.maximum(array, low, out=array)
@@ -104,15 +104,14 @@ def clip_in_place(array: Array, low: float, high: float) -> Array:
 
 
 def sign(array: Array) -> Array:
-    """-1, 0 or 1 for each number."""
+    """The sign of each number: -1, 0 or 1."""
     return np.sign(array) if isinstance(array, np.ndarray) else array.sign()
 
 
 def host(array: Array) -> NDArray[Any]:
-    """``array`` in NumPy on the host. Tensors are copied there, but those on the CPU, whose memory is shared.
+    """``array`` as a NumPy array on the host. CPU tensors share their memory; others are copied.
 
-    This is the one way from a device to the host: what can't work on tensors goes through it, or through
-    `Experience.numpy`, which does.
+    All transfers from a device to the host use this function, directly or through `Experience.numpy`.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -121,7 +120,7 @@ def host(array: Array) -> NDArray[Any]:
 
 
 def host_columns(columns: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
-    """Each column by `host`."""
+    """Each column as a NumPy array, see `host`."""
     return {name: host(column) for name, column in columns.items()}
 
 
@@ -130,7 +129,7 @@ def tensor_dtype(dtype: np.dtype[Any]) -> "torch.dtype":
     """The torch dtype of a NumPy dtype.
 
     Raises:
-        TypeError: torch has none.
+        TypeError: torch has no such dtype.
     """
     import torch
 
@@ -138,9 +137,9 @@ def tensor_dtype(dtype: np.dtype[Any]) -> "torch.dtype":
 
 
 class Constant:
-    """An array that takes part in computations with NumPy arrays, and with tensors on any device.
+    """An array for computations with NumPy arrays, and with tensors on any device.
 
-    It is copied to each device once.
+    The array is copied to each device once.
     """
 
     def __init__(self, value: NDArray[Any]) -> None:
@@ -148,23 +147,23 @@ class Constant:
         self._tensors: dict[Any, Any] = {}
 
     def like(self, array: Array) -> Array:
-        """The value, as what ``array`` is: in NumPy, or a tensor on the same device."""
+        """The value in the form of ``array``: a NumPy array, or a tensor on the same device."""
         if isinstance(array, np.ndarray):
             return self.value
         tensor = self._tensors.get(array.device)
         if tensor is None:
             import torch
 
-            with torch.inference_mode(False):  # gradients may flow past it later
+            with torch.inference_mode(False):  # it may be part of a graph with gradients later
                 tensor = self._tensors[array.device] = torch.from_numpy(np.array(self.value)).to(array.device)
         return tensor
 
     def __reduce__(self) -> Any:
-        return Constant, (self.value,)  # a copy, perhaps in another process, has tensors of its own
+        return Constant, (self.value,)  # without the tensors, as the copy may be in another process
 
 
 def first_not_finite(array: Array) -> int | None:
-    """The first row that holds NaN or infinity; None where none does. Of a tensor, one number comes to the host."""
+    """The first row with NaN or infinity; None if there is none. For a tensor, only one number is sent to the host."""
     if not isinstance(array, np.ndarray):
         return _first_not_finite_in(array)
     rows = not_finite(array)
@@ -172,11 +171,11 @@ def first_not_finite(array: Array) -> int | None:
 
 
 def not_finite(array: NDArray[Any]) -> Index:
-    """The rows that hold NaN or infinity."""
+    """The rows with NaN or infinity."""
     if array.dtype.kind != "f" or not len(array):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(array.sum()):  # one sum is much cheaper than a mask; where it overflows, the mask decides
+        if np.isfinite(array.sum()):  # one sum is much cheaper than a mask; if it overflows, the mask decides
             return np.zeros(0, np.int64)
     return np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
 
@@ -188,7 +187,7 @@ def _first_not_finite_in(tensor: Any) -> int | None:
 
 
 def ranges(starts: Index, lengths: Index) -> Index:
-    """The integers of every range ``starts[i] .. starts[i] + lengths[i]``, end to end."""
+    """The integers of all ranges ``starts[i] .. starts[i] + lengths[i] - 1``, joined."""
     total = int(lengths.sum())
     if total == 0:
         return np.zeros(0, np.int64)
@@ -198,20 +197,20 @@ def ranges(starts: Index, lengths: Index) -> Index:
 
 
 def firsts(codes: Index) -> Index:
-    """For each code, where the first one equal to it stands."""
+    """For each code, the index of the first code equal to it."""
     _, first, code = np.unique(codes, return_index=True, return_inverse=True)
     found: Index = first[code]
     return found
 
 
 def are_alike(a: Array, b: Array) -> bool:
-    """Whether both have the same dtype and shape of one row."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # as `describe` says, which takes long
+    """Whether two arrays have the same dtype and row shape."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # much faster than `describe`
         return bool(a.dtype == b.dtype and a.shape[1:] == b.shape[1:])
     return describe(a) == describe(b)
 
 
 def describe(array: Array) -> str:
-    """Dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
+    """The dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
     dtype = str(array.dtype).removeprefix("torch.")
     return dtype + (str(list(array.shape[1:])) if array.ndim > 1 else "")

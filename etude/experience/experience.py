@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience: a table of time steps, cut into segments. The one type between env, disk and gradient."""
+"""Experience: a table of time steps, cut into segments. It carries data from envs to files and learners."""
 
 import dataclasses
 import itertools
@@ -27,24 +27,24 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Segments:
-    """Columns of length ``num_segments``, always on the host. Make one with `Segments.of`."""
+    """Facts about each segment, as columns ``[num_segments]``, always on the host. Create them with `Segments.of`."""
 
     episode_id: Ids
-    """The episode that each segment belongs to; the same for all agents in it."""
+    """The episode of each segment; all agents in an episode share it."""
     agent_id: Ids
-    """Whose steps these are; None where there is one agent without a name."""
+    """The agent whose steps these are; None for a single, unnamed agent."""
     module_id: Ids
-    """The module that acted; None where there is one module without a name."""
+    """The module that acted; None for a single, unnamed module."""
     t_start: Index
-    """The index, in its episode, of the segment's first step (its first lookback row where it has any)."""
+    """int64: the index in its episode of the segment's first row, including lookback."""
     lookback: Index
-    """How many leading rows are context only: never trained on."""
+    """int64: the number of leading rows that are context only and never trained on."""
     terminated: Bools
-    """The episode ended at the last step by the env's own rules: what follows is worth nothing."""
+    """bool: the episode ended after the last step by the env's own rules, so the next value is 0."""
     truncated: Bools
-    """The episode was stopped after the last step from outside (a time limit): what follows has a value."""
+    """bool: the episode was stopped after the last step from outside (a time limit), so the next value counts."""
     has_final_obs: Bools
-    """The observation after the last step is known. Where False, ``final_obs`` holds zeros that mean nothing."""
+    """bool: the observation after the last step is known. If False, ``final_obs`` holds meaningless zeros."""
 
     def __repr__(self) -> str:
         ends = {name: int(getattr(self, name).sum()) for name in ("terminated", "truncated")}
@@ -64,7 +64,7 @@ class Segments:
         truncated: ArrayLike = False,
         has_final_obs: ArrayLike = True,
     ) -> "Segments":
-        """Build the columns for ``num`` segments; a single value stands for all of them."""
+        """Create the columns of ``num`` segments; a single value is used for all of them."""
         return cls(
             episode_id=Ids.of(episode_id, num),
             agent_id=Ids.of(agent_id, num),
@@ -99,16 +99,16 @@ class Segments:
         return Segments.of(len(self), **{**self.columns(), **columns})
 
     def tracks(self) -> Index:
-        """int64 ``[num_segments]``: a number for each agent in an episode, equal where its two ids are."""
+        """int64 ``[num_segments]``: a number for each agent in an episode, equal for equal episode and agent ids."""
         return self.episode_id.codes * len(self.agent_id.names) + self.agent_id.codes
 
     @property
     def done(self) -> Bools:
-        """The episode ended with this segment, either way."""
+        """bool ``[num_segments]``: the episode ended with this segment, terminated or truncated."""
         return self.terminated | self.truncated
 
     def continues(self, lengths: Index) -> Bools:
-        """For each segment after the first: is it the direct continuation of the one before it?"""
+        """bool ``[num_segments - 1]``: whether each segment after the first directly continues the one before it."""
         a, b = self[:-1], self[1:]
         same = (a.episode_id == b.episode_id) & (a.agent_id == b.agent_id) & (a.module_id == b.module_id)
         in_time = (a.t_start + lengths[:-1] == b.t_start) & ((b.lookback == 0) | (a.lookback == lengths[:-1]))
@@ -127,15 +127,15 @@ def _filled(values: ArrayLike, num: int, dtype: Any) -> NDArray[Any]:
 class Experience:
     """Columns of steps, cut into segments: consecutive steps of one agent in one episode.
 
-    ``len(exp)`` counts segments, and ``exp[i]`` is segment i as an Experience: a view.
+    ``len(exp)`` is the number of segments, and ``exp[i]`` is segment i as an Experience (a view).
 
     Args:
-        steps: The columns, each ``[num_steps, ...]`` and of one dtype; NumPy arrays, or torch tensors.
+        steps: The columns, each ``[num_steps, ...]``; NumPy arrays or torch tensors.
         offsets: int64 ``[num_segments + 1]``; segment i is the rows ``offsets[i]:offsets[i + 1]``, at least one.
-        segments: What holds for whole segments.
+        segments: The facts about each segment.
         final_obs: For each observation column, ``[num_segments, ...]``: the observation after the last step.
 
-    Nothing is checked here, so that making one is cheap; `validate` checks everything.
+    Nothing is checked here, so that creating one is cheap; `validate` checks everything.
     """
 
     __slots__ = ("final_obs", "offsets", "segments", "steps")
@@ -156,7 +156,7 @@ class Experience:
 
     @property
     def num_steps(self) -> int:
-        """The number of rows, lookback included."""
+        """The number of rows, including lookback."""
         return int(self.offsets[-1])
 
     @property
@@ -166,7 +166,7 @@ class Experience:
 
     @property
     def lengths(self) -> Index:
-        """int64 ``[num_segments]``: the steps of each segment, lookback included."""
+        """int64 ``[num_segments]``: the number of rows of each segment, including lookback."""
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class Experience:
         return table(title, columns)
 
     def returns(self) -> NDArray[np.float64]:
-        """float64 ``[num_segments]``: the sum of each segment's rewards, lookback left out."""
+        """float64 ``[num_segments]``: the sum of each segment's rewards, without lookback."""
         rewards = arrays.host(self.steps[col.REWARD])
         if not self.num_segments:
             return np.zeros(0)
@@ -195,7 +195,7 @@ class Experience:
     # -- columns that follow from others ----------------------------------------------------------------------
 
     def segment_of_step(self) -> Index:
-        """int64 ``[num_steps]``: the segment that each step belongs to."""
+        """int64 ``[num_steps]``: the index of each step's segment."""
         return np.repeat(np.arange(self.num_segments), self.lengths)
 
     def t(self) -> Index:
@@ -203,21 +203,21 @@ class Experience:
         return np.arange(self.num_steps) + np.repeat(self.segments.t_start - self.offsets[:-1], self.lengths)
 
     def trained(self) -> NDArray[np.bool_]:
-        """bool ``[num_steps]``: False on lookback rows."""
+        """bool ``[num_steps]``: True except on lookback rows."""
         mask = np.ones(self.num_steps, bool)
         if self.segments.lookback.any():
             mask[arrays.ranges(self.offsets[:-1], self.segments.lookback)] = False
         return mask
 
     def trained_steps(self) -> dict[str, Array]:
-        """The columns of steps without lookback rows."""
+        """The step columns without lookback rows."""
         if not self.segments.lookback.any():
             return self.steps
         rows = np.flatnonzero(self.trained())
         return {name: column[rows] for name, column in self.steps.items()}
 
     def at_ends(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """bool ``[num_steps]``: a flag of each segment put on its last step, False elsewhere."""
+        """bool ``[num_steps]``: each segment's flag on its last step, False elsewhere."""
         out = np.zeros(self.num_steps, bool)
         out[self.offsets[1:][flags] - 1] = True
         return out
@@ -225,7 +225,7 @@ class Experience:
     def next_obs(self) -> dict[str, Array]:
         """The observation after each step, by observation column: ``obs`` shifted, ``final_obs`` at segment ends.
 
-        The last row of a segment whose ``has_final_obs`` is False holds zeros that mean nothing.
+        If ``has_final_obs`` is False, the last row of the segment holds meaningless zeros.
         """
         out = {}
         for name, final in self.final_obs.items():
@@ -237,17 +237,17 @@ class Experience:
         return out
 
     def with_steps(self, **steps: Array) -> "Experience":
-        """The same Experience with columns added or replaced; everything else is shared."""
+        """The same Experience with some columns added or replaced; everything else is shared."""
         return Experience({**self.steps, **steps}, self.offsets, self.segments, self.final_obs)
 
     # -- parts ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, which: int | slice) -> "Experience":
-        """One segment, or a slice of them with step 1: a view."""
+        """One segment, or a slice of segments with step 1: a view."""
         if isinstance(which, slice):
             start, stop, stride = which.indices(self.num_segments)
             if stride != 1:
-                raise IndexError(f"a slice of segments takes step 1, not {stride}; use select for other orders.")
+                raise IndexError(f"a slice of segments must have step 1, not {stride}; use select for other orders.")
             stop = max(start, stop)
         else:
             if not -self.num_segments <= which < self.num_segments:
@@ -273,11 +273,11 @@ class Experience:
         agent_id: str | None = None,
         module_id: str | None = None,
     ) -> "Experience":
-        """Some segments, in the order asked: a view where they stand next to each other, else a copy.
+        """Some segments, in the given order: a view if they are adjacent, otherwise a copy.
 
         Args:
-            where: A boolean mask, indices or a slice over segments; None is all of them.
-            episode_id: Keep only segments of this episode; likewise ``agent_id`` and ``module_id``.
+            where: A boolean mask, indices or a slice of segments; None means all.
+            episode_id: Keep only segments of this episode. ``agent_id`` and ``module_id`` work the same way.
         """
         index = np.arange(self.num_segments) if where is None else np.arange(self.num_segments)[where]
         for name, wanted in ((col.EPISODE_ID, episode_id), (col.AGENT_ID, agent_id), (col.MODULE_ID, module_id)):
@@ -290,7 +290,7 @@ class Experience:
         return self._taken(index, self.offsets[:-1][index], self.lengths[index], self.segments[index])
 
     def _taken(self, which: Index, starts: Index, lengths: Index, segments: Segments) -> "Experience":
-        """``lengths`` rows from ``starts`` on of the segments ``which``, up to their ends, as ``segments``: copies."""
+        """Copies of ``lengths`` rows from ``starts`` on, up to the ends of the segments ``which``."""
         rows = arrays.ranges(starts, lengths)
         return Experience(
             {name: arrays.take(column, rows) for name, column in self.steps.items()},
@@ -300,7 +300,7 @@ class Experience:
         )
 
     def without_first(self, counts: Index) -> "Experience":
-        """The same without the first ``counts[i]`` rows of each segment i; segments of which nothing is left go."""
+        """The Experience without the first ``counts[i]`` rows of each segment i; empty segments are dropped."""
         counts = np.clip(counts, 0, self.lengths)
         if not counts.any():
             return self
@@ -310,9 +310,9 @@ class Experience:
         return self._taken(kept, self.offsets[kept] + counts, self.lengths[kept] - counts, segments)
 
     def episodes(self) -> Iterator["Experience"]:
-        """Each episode, in the order in which their first segments stand: all its agents' segments.
+        """Each episode with the segments of all its agents, in the order of the episodes' first segments.
 
-        Views where an episode's segments stand next to each other, as they do for one agent.
+        These are views if an episode's segments are adjacent, as with a single agent.
         """
         first = arrays.firsts(self.segments.episode_id.codes)
         order = np.argsort(first, kind="stable")
@@ -323,8 +323,8 @@ class Experience:
         """The same steps in segments of at most ``max_len``; without lookback, the columns are shared.
 
         Args:
-            max_len: The longest segment allowed, its lookback left out where ``lookback`` is given.
-            lookback: Give each further piece this many of the steps before it as context; these rows are copied.
+            max_len: The most steps of a segment, not counting ``lookback``.
+            lookback: The number of preceding steps that each further piece gets as context; these rows are copied.
         """
         if max_len < 1:
             raise ValueError(f"max_len must be at least 1, not {max_len}.")
@@ -336,7 +336,7 @@ class Experience:
         return self.pieces(parent, start, stop, lookback)
 
     def split(self, at: int) -> tuple["Experience", "Experience"]:
-        """The first ``at`` steps and the rest; a segment that straddles the border is cut. Views."""
+        """The first ``at`` steps, and the rest; a segment across the border is cut. Both are views."""
         if not 0 <= at <= self.num_steps:
             raise ValueError(f"can't split {self.num_steps} steps at {at}.")
         parent = np.arange(self.num_segments)
@@ -351,9 +351,9 @@ class Experience:
         return both[:border], both[border:]
 
     def pieces(self, parent: Index, start: Index, stop: Index, lookback: int = 0) -> "Experience":
-        """Segments ``start[i]:stop[i]`` of rows, each inside segment ``parent[i]``; together they cover all rows.
+        """Segments of the rows ``start[i]:stop[i]``, each inside segment ``parent[i]``; together they cover all rows.
 
-        Each knows what was observed after it; see `cut` for ``lookback``.
+        Each has the observation after it as ``final_obs``; see `cut` for ``lookback``.
         """
         own = self.segments[parent]
         first_row = self.offsets[:-1][parent]
@@ -383,13 +383,13 @@ class Experience:
 
     @staticmethod
     def concat(parts: Sequence["Experience"]) -> "Experience":
-        """All segments of ``parts``, in order. Segments stay as they are; see `join`.
+        """All segments of ``parts``, in order. Segments are not joined; see `join`.
 
         Raises:
             DataError: the parts have different columns, or columns of different dtypes or shapes.
         """
         if not parts:
-            raise DataError("can't concat nothing: an Experience knows its columns only from its parts.")
+            raise DataError("can't concat an empty list: the columns come from the parts.")
         for i, part in enumerate(parts):
             for what, own, first in (
                 ("column", part.steps, parts[0].steps),
@@ -398,7 +398,7 @@ class Experience:
                 if own.keys() != first.keys():
                     raise DataError(
                         f"can't concat: part {i} has other {what}s than part 0: {sorted(own.keys() ^ first.keys())} "
-                        "stand in only one of them."
+                        "are in only one of them."
                     )
                 for name, column in own.items():
                     if not arrays.are_alike(column, first[name]):
@@ -414,7 +414,7 @@ class Experience:
         )
 
     def join(self) -> "Experience":
-        """The same steps, with segments that directly continue the one before them joined to it: undoes `cut`."""
+        """The same steps, with each segment joined to the one before if it directly continues it; undoes `cut`."""
         if self.num_segments < 2:
             return self
         starts = np.flatnonzero(np.append(True, ~self.segments.continues(self.lengths)))
@@ -444,16 +444,16 @@ class Experience:
         rng: np.random.Generator | None = None,
         names: Sequence[str] | None = None,
     ) -> Iterator[dict[str, Array]]:
-        """Columns of ``size`` steps at a time; the last batch of an epoch is smaller if ``size`` does not divide.
+        """Batches of columns with ``size`` steps each; the last batch of an epoch may be smaller.
 
-        Every step that is not lookback comes once an epoch.
+        Every step except lookback occurs once per epoch.
 
         Args:
             size: Steps in a batch, at least 1.
-            shuffle: In a new random order each epoch; else in order.
+            shuffle: Use a new random order in each epoch; otherwise keep the order.
             epochs: The number of passes over the steps.
-            rng: The random stream for the order; None makes a fresh one.
-            names: The columns wanted; None is all.
+            rng: The random generator for the order; None creates a fresh one.
+            names: The columns to include; None means all.
         """
         if size < 1:
             raise ValueError(f"a minibatch needs a size of at least 1, not {size}.")
@@ -467,10 +467,10 @@ class Experience:
                 yield {name: arrays.take(column, index) for name, column in columns.items()}
 
     def to(self, device: "torch.device | str") -> "Experience":
-        """The same Experience with its columns as torch tensors on ``device``: the one door from NumPy to torch.
+        """The same Experience with its columns as torch tensors on ``device``. All data goes from NumPy to torch here.
 
         On the CPU, tensors share the arrays' memory. Offsets and segments stay in NumPy on the host.
-        Columns of strings can't be tensors and are left out.
+        Columns of strings can't be tensors and are dropped.
         """
         import torch
 
@@ -498,7 +498,7 @@ class Experience:
     # -- at rest and in order -----------------------------------------------------------------------------------
 
     def to_table(self) -> "pa.Table":
-        """A row a step, as recordings hold it; see `etude.experience.table`."""
+        """An Arrow table with one row per step, as in recordings; see `etude.experience.table`."""
         from etude.experience.table import to_table
 
         exp = self.numpy()
@@ -506,12 +506,12 @@ class Experience:
 
     @staticmethod
     def from_table(table: "pa.Table") -> "Experience":
-        """The inverse of `to_table`, bit for bit.
+        """The exact inverse of `to_table`.
 
-        Rows that a filter removed cut segments: a piece whose end is missing has no ``final_obs``.
+        Where a filter removed rows, segments are cut; a piece whose end is missing has no ``final_obs``.
 
         Raises:
-            DataError: a key column is missing, or a column's type is not one that `to_table` makes.
+            DataError: a key column is missing, or a column has a type that `to_table` never makes.
         """
         from etude.experience.table import from_table
 
@@ -519,10 +519,13 @@ class Experience:
         return Experience(steps, offsets, Segments.of(len(offsets) - 1, **segments), final_obs)
 
     def validate(self, *, finite: Sequence[str] = (col.OBS, col.ACTION, col.REWARD)) -> None:
-        """Raise a DataError that names the first segment and column that break a rule of Experience.
+        """Check all rules of Experience.
 
         Args:
-            finite: Roots of the columns that must hold finite numbers only (``final_obs`` goes with ``obs``).
+            finite: Roots of the columns that may hold only finite numbers; ``obs`` includes ``final_obs``.
+
+        Raises:
+            DataError: a rule is broken; the message names the first segment and column.
         """
         _check_offsets(self.offsets)
         _check_lengths(self)
@@ -543,7 +546,7 @@ def offsets_of(lengths: Index) -> Index:
 
 
 def without_lookback(exp: Experience) -> Experience:
-    """The same without rows that are context only, and without segments that hold nothing else."""
+    """The Experience without context rows, and without segments that have no other rows."""
     return exp.without_first(exp.segments.lookback)
 
 
@@ -554,7 +557,7 @@ def _check_offsets(offsets: Index) -> None:
     if len(falling):
         i = int(falling[0])
         raise DataError(
-            f"segment {i}: offsets do not rise ({offsets[i]} to {offsets[i + 1]}); it needs a step or more."
+            f"segment {i}: offsets do not increase ({offsets[i]} to {offsets[i + 1]}); it needs at least one step."
         )
 
 
@@ -586,7 +589,7 @@ def _check_segments(exp: Experience) -> None:
         i = int(bad[0])
         raise DataError(
             f"segment {i} (episode {segments.episode_id[i]!r}): lookback {segments.lookback[i]} or t_start "
-            f"{segments.t_start[i]} can't be, with {exp.lengths[i]} steps."
+            f"{segments.t_start[i]} is impossible with {exp.lengths[i]} steps."
         )
 
 
@@ -617,7 +620,7 @@ def _shown(column: Array, row: int) -> str:
 
 
 def _located(exp: Experience, row: int) -> str:
-    """Where a row is, in words: its segment, episode and step."""
+    """The segment, episode and step of a row, for a message."""
     i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
     t = int(exp.segments.t_start[i]) + row - int(exp.offsets[i])
     agent = exp.segments.agent_id[i]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids: a column of names as integer codes and a table of the names, as Arrow's dictionary arrays are."""
+"""Ids: a column of names, stored as integer codes and a table of names like Arrow's dictionary arrays."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,27 +11,27 @@ from etude.experience.arrays import Index
 
 
 class Ids:
-    """``[n]`` names, or None where there is none. Equal names have equal codes.
+    """A column of ``[n]`` names, or None for missing names. Equal names have equal codes.
 
-    It reads as an array of strings: ``ids[i]`` is a name, ``ids == "a"`` is an array of bool, and `numpy.asarray` gives
-    all names; what arrays have besides, such as ``tolist`` and ``astype``, works on that. A slice, mask or array of
-    indices gives Ids. They can't be written to.
+    It reads like an array of strings: ``ids[i]`` is a name, ``ids == "a"`` is an array of bool, and `numpy.asarray`
+    gives all names. Other array methods, such as ``tolist`` and ``astype``, work on that array. A slice, mask or index
+    array gives Ids. Ids are read-only.
 
     Args:
-        names: ``[n]`` names; or, with ``codes``, a table of names that differ. Not all need be in use.
-        codes: int64 ``[n]``: where in the table each name is. None: found when they are asked for, since a table of
-            names from several places takes longer to make than all else that is done with most Experience.
+        names: ``[n]`` names; or, with ``codes``, a table of different names, not all of which need be used.
+        codes: int64 ``[n]``: the index of each name in the table. None: computed on first use, because that takes
+            longer than most other operations on an Experience.
     """
 
     __slots__ = ("_held",)
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, names: NDArray[np.object_], codes: Index | None = None) -> None:
-        self._held = names, codes  # together, so that another thread never sees new names with old codes
+        self._held = names, codes  # one tuple, so that other threads never see new names with old codes
 
     @classmethod
     def of(cls, values: Any, num: int) -> "Ids":
-        """``num`` names, given one by one; a single one, or None, stands for all of them."""
+        """``num`` names; a single name or None is used for all of them."""
         if isinstance(values, cls):
             return values
         if values is None or isinstance(values, str):
@@ -42,7 +42,7 @@ class Ids:
 
     @classmethod
     def concat(cls, parts: Sequence["Ids"]) -> "Ids":
-        """The names of all ``parts``, in order: a copy, whose table is no longer than it."""
+        """The names of all ``parts``, in order, as a copy whose table has no more than ``n`` names."""
         codes = [codes for _, codes in (part._held for part in parts) if codes is not None]
         names = parts[0]._held[0]
         is_short = len(codes) == len(parts) and len(names) <= sum(map(len, codes))
@@ -52,12 +52,12 @@ class Ids:
 
     @property
     def codes(self) -> Index:
-        """int64 ``[n]``: where in `names` each name is."""
+        """int64 ``[n]``: the index of each name in `names`."""
         return self._coded()[1]
 
     @property
     def names(self) -> NDArray[np.object_]:
-        """The table: names that differ, and None where it is among them."""
+        """object: the table of different names, which may include None."""
         return self._coded()[0]
 
     def _coded(self) -> tuple[NDArray[np.object_], Index]:
@@ -71,7 +71,7 @@ class Ids:
         return names, codes
 
     def mapped(self, function: Callable[[Any], Any], dtype: Any) -> NDArray[Any]:
-        """``[n]`` of ``dtype``: what a function of a name gives; it is asked once for each name of the table."""
+        """``[n]`` of ``dtype``: a function applied to each name; it is called once for each name of the table."""
         names, codes = self._held
         values = np.fromiter(map(function, names.tolist()), dtype, len(names))
         return values if codes is None else values[codes]
@@ -92,8 +92,8 @@ class Ids:
         return iter(np.asarray(self).tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """What an array of the names has besides, such as ``tolist``, ``astype`` and ``repeat``."""
-        if name.startswith("__"):  # NumPy asks for some of these before it asks for the array
+        """Other attributes of an array of the names, such as ``tolist``, ``astype`` and ``repeat``."""
+        if name.startswith("__"):  # NumPy looks some of these up before it calls __array__
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
@@ -101,7 +101,7 @@ class Ids:
         names, codes = self._held
         return (names if codes is None else names[codes]).astype(dtype or object, copy=bool(copy))
 
-    def __eq__(self, other: object) -> NDArray[np.bool_]:  # type: ignore[override]  # as of arrays
+    def __eq__(self, other: object) -> NDArray[np.bool_]:  # type: ignore[override]  # like arrays
         names, codes = self._held
         if isinstance(other, Ids) and other._held[0] is names:
             return np.asarray(self.codes == other.codes)
@@ -116,7 +116,7 @@ class Ids:
         return str(np.asarray(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ids, Ids.concat([self])._held  # without the names of what this was cut from
+        return Ids, Ids.concat([self])._held  # without names that are not used here
 
 
 def _same(a: NDArray[np.object_], b: NDArray[np.object_]) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Priorities: how often each step of a replay is drawn, and how much it weighs then."""
+"""Priorities: how often each step of a replay is drawn, and its weight in the loss."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,26 +11,25 @@ from etude.errors import DataError, SettingsError
 from etude.experience.arrays import Index
 from etude.settings import settings
 
-_LEAST, _MOST = 1e-30, 1e30  # what a float32 can hold of weights, and a sum of many of them
-_FAN = 32  # children of a node: matrix products of this size cost little more than the calls that make them
+_LEAST, _MOST = 1e-30, 1e30  # weights and sums of many weights within float32's range
+_FAN = 32  # children of a node; matrix products of this size cost little more than the call itself
 _TOP = 1024  # nodes of the top level, which is searched as a whole
 _PREFIX = np.triu(np.ones((_FAN, _FAN)))  # sums @ _PREFIX are running sums
 
 
 @settings
 class Priorities:
-    """How steps are drawn in proportion to priorities (Schaul et al. 2016, "Prioritized Experience Replay").
+    """Draws steps in proportion to their priorities (Schaul et al. 2016, "Prioritized Experience Replay").
 
-    Step i has the probability ``p_i ** alpha / sum_k p_k ** alpha``. A step that was never given a priority has the
-    greatest one there has been.
+    Step i has the probability ``p_i ** alpha / sum_k p_k ** alpha``. A new step has the greatest priority so far.
     """
 
     alpha: float = 0.6
-    """How much priorities count, from 0 on; 0 draws uniformly. The paper's value for the proportional variant."""
+    """Exponent of the priorities, at least 0; 0 draws uniformly. The default is the paper's for this variant."""
     beta: float = 0.4
-    """How much the weights make up for it at first, from 0 to 1. To anneal it, set `Replay.beta` at any time."""
+    """Exponent of the importance weights at the start, 0 to 1. To anneal it, set `Replay.beta` at any time."""
     epsilon: float = 1e-6
-    """Added to each priority that is given, so that each step can be drawn again."""
+    """Added to each given priority, so that every step can be drawn again."""
 
 
 class Prioritized:
@@ -43,11 +42,11 @@ class Prioritized:
                 raise SettingsError(f"Priorities.{name} is {value}, but it must be from {least:g} to {most:g}.")
         self.alpha, self.beta, self.epsilon = priorities.alpha, priorities.beta, priorities.epsilon
         self.tree = SumTree(capacity)
-        """The weight of each row, which is its priority to the power of alpha; 0 where there is nothing to draw."""
+        """The weight of each row: its priority to the power of alpha; 0 for rows that can't be drawn."""
         self._greatest = 1.0
 
     def add(self, start: int, num: int, unseen: list[int], seen: list[int]) -> None:
-        """Steps were added: see `etude.experience.trajectories.Added`."""
+        """Update the weights after steps were added: see `etude.experience.trajectories.Added`."""
         self.tree.put(np.arange(start, start + num) % self.tree.size, self._greatest)
         if unseen:
             self.tree.put(np.array(unseen), 0.0)
@@ -55,14 +54,14 @@ class Prioritized:
             self.tree.put(np.array(seen), self._greatest)
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Index, NDArray[np.float32]]:
-        """Rows, one from each of ``num`` equal shares of the sum, and their weights in a loss."""
+        """Draw rows, one from each of ``num`` equal shares of the sum; return them with their weights in a loss."""
         rows = self.tree.find((np.arange(num) + rng.random(num)) * (self.tree.total / num))
         weights = self.tree.weights.take(rows).astype(np.float64)
-        # (N * weight / total) ** -beta over the greatest of these, that of the least weight, in which the rest cancels
+        # (N * weight / total) ** -beta divided by its maximum, which belongs to the least weight: N and total cancel
         return rows, ((weights / weights.min(initial=_MOST)) ** -self.beta).astype(np.float32)
 
     def update(self, rows: Index, priority: NDArray[np.float64]) -> None:
-        """Set the priorities of rows; those that can't be drawn for now are passed over."""
+        """Set the priorities of rows; rows that can't be drawn at present are skipped."""
         can = self.tree.weights.take(rows) > 0
         rows, priority = rows[can], priority[can]
         with np.errstate(over="ignore"):
@@ -71,11 +70,11 @@ class Prioritized:
         self._greatest = max(self._greatest, float(weights.max(initial=0.0)))
 
     def state_dict(self, num: int) -> dict[str, Any]:
-        """The weights of the first ``num`` rows, which are all in use, copied, and the rest."""
+        """A copy of the weights of the first ``num`` rows, which are all in use, and the other state."""
         return {"weights": self.tree.weights[:num].copy(), "greatest": self._greatest, "beta": self.beta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         weights = state["weights"]
         self.tree.weights[: len(weights)] = weights
         self.tree.weights[len(weights) :] = 0.0
@@ -84,28 +83,30 @@ class Prioritized:
 
 
 def checked(index: ArrayLike, priority: ArrayLike, num_added: int) -> tuple[Index, NDArray[np.float64]]:
-    """Indices of steps and their new priorities as arrays; a DataError where they can't be."""
+    """Indices and new priorities of steps as arrays; raises a DataError if they are invalid."""
     which, given = np.asarray(index, np.int64), np.asarray(priority, np.float64)
     if which.shape != given.shape or which.ndim != 1:
         raise DataError(f"indices of shape {which.shape}, priorities of shape {given.shape}: give one for each step.")
     fine = (given >= 0) & (given < np.inf)
     if not fine.all():
         bad = int(fine.argmin())
-        raise DataError(f"priority {bad} is {given[bad]}: priorities are finite and from 0 on; give absolute errors.")
+        raise DataError(
+            f"priority {bad} is {given[bad]}: priorities must be finite and at least 0; give absolute errors."
+        )
     there = (which >= 0) & (which < num_added)
     if not there.all():
-        raise DataError(f"there is no step {which[there.argmin()]}: give the `index` that sample gave.")
+        raise DataError(f"there is no step {which[there.argmin()]}: give the `index` that sample returned.")
     return which, given
 
 
 class SumTree:
-    """Weights by index, and the sums of blocks of 32, of 32 blocks, and so on, up to a level of at most 1,024.
+    """Weights by index, with the sums of blocks of 32, of 32 blocks, and so on, up to a level of at most 1,024 sums.
 
-    The proportional variant of Schaul et al. 2016, "Prioritized Experience Replay", appendix B.2.1, with many children
-    to a node in place of two. Weights are float32, sums float64: 4.3 bytes a weight.
+    This is the proportional variant of Schaul et al. 2016, "Prioritized Experience Replay", appendix B.2.1, with many
+    children per node in place of two. Weights are float32, sums float64: 4.3 bytes per weight.
 
     Args:
-        size: How many weights there are; all are 0 at first.
+        size: The number of weights; all are 0 at first.
     """
 
     def __init__(self, size: int) -> None:
@@ -125,7 +126,7 @@ class SumTree:
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """float32 ``[size]``: a view; change them with `put`."""
+        """float32 ``[size]``: a view; change the weights only with `put`."""
         return self._padded[: self.size]
 
     @property
@@ -135,24 +136,24 @@ class SumTree:
         return float(self._levels[-1].sum(dtype=np.float64))
 
     def put(self, index: Index, weights: NDArray[np.floating[Any]] | float) -> None:
-        """Set the weights at ``index``, which must be finite and not negative; of those given twice, the last stays."""
+        """Set the weights at ``index``, finite and at least 0. If an index occurs twice, the last weight counts."""
         self._padded[index] = weights
         self._stale.append(index)
         self._num_stale += len(index)
-        if self._num_stale > self.size >> 5:  # also so that the list does not grow without draws
+        if self._num_stale > self.size >> 5:  # without draws, the list must not grow forever
             self.rebuild() if self._num_stale > self.size >> 2 else self._refresh()
 
     def rebuild(self) -> None:
-        """All sums anew from the weights; the very same as those kept up to date, bit for bit."""
+        """Compute all sums anew from the weights; they are bit for bit those that updates give."""
         for below, sums in zip(self._levels[:-1], self._sums, strict=True):
             np.add.reduce(below.reshape(-1, _FAN), axis=1, dtype=np.float64, out=sums)
         self._stale, self._num_stale = [], 0
 
     def find(self, values: NDArray[np.float64]) -> Index:
-        """int64 ``[num]``: for each value in ``[0, total)``, the first index at which the running sum is above it.
+        """int64 ``[num]``: for each value in ``[0, total)``, the first index whose running sum exceeds it.
 
-        Weights of 0 are never found. Values that rounding has put at the end or beyond it find the last weight that is
-        not 0. The total must not be 0.
+        Weights of 0 are never found. Values at or beyond the end, due to rounding, find the last weight that is not 0.
+        The total must not be 0.
         """
         self._refresh()
         running = self._levels[-1].cumsum(dtype=np.float64)
@@ -174,7 +175,7 @@ class SumTree:
         return node
 
     def _refresh(self) -> None:
-        """Bring the sums over changed weights up to date: each is summed again, so that errors never add up."""
+        """Update the sums over changed weights; each is summed anew, so that rounding errors don't accumulate."""
         if not self._stale:
             return
         index = self._stale[0] if len(self._stale) == 1 else np.concatenate(self._stale)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: the latest steps, to be drawn from again and again."""
+"""Replay: a buffer of the latest steps, from which batches of steps or segments are drawn."""
 
 import os
 from collections.abc import Mapping
@@ -21,25 +21,26 @@ from etude.experience.trajectories import TrajectoryStore
 class Replay:
     """The last ``capacity`` steps of any number of agents, envs and episodes.
 
-    Steps come as Experience, in pieces of any length; the pieces of an episode are put together again. When it is full,
-    the steps that were added first make room, one for one. Only raw columns are held: what follows a step is looked up
-    when it is drawn, and ``final_obs`` is held once an episode.
+    Steps are added as Experience, in pieces of any length; the pieces of an episode are joined again. When the buffer
+    is full, new steps replace the oldest ones. Only raw columns are stored: the steps after a step are looked up when
+    it is drawn, and ``final_obs`` is stored once per episode.
 
-    A step after which nothing was seen, though its episode did not terminate, has no value to bootstrap from: `sample`
-    never draws it, and shortens n-step sums that would end there. `num_blind` says how many there are.
+    A step is blind if its episode did not terminate and the observation after it is unknown, so that there is no value
+    to bootstrap from. `sample` never draws blind steps, and shortens n-step sums that would end with one. `num_blind`
+    counts them.
 
     Args:
-        capacity: How many steps are held, at most. Columns are allocated for all of them by the first `add`; beside
-            them, 12 bytes a step (16.3 with priorities).
-        n_step: How many rewards `sample` sums, at most.
-        gamma: The discount, from 0 to 1.
+        capacity: The most steps to store, at least 1. The first `add` allocates the columns for all of them; there are
+            12 more bytes per step (16.3 with priorities).
+        n_step: The most rewards that `sample` sums, at least 1.
+        gamma: The discount factor, 0 to 1.
         priorities: How to draw by priorities; None draws uniformly.
-        path: A folder for the columns, a raw file each, mapped into memory; None holds them in memory. The files are
-            working memory and not a record: a new Replay replaces them, and what it knows of them is in `state_dict`.
-        seed: Of the draws; None is a random one.
+        path: A folder for the columns, as memory-mapped raw files; None stores them in memory. The files are working
+            memory only: a new Replay replaces them, and they can't be used without `state_dict`.
+        seed: The seed for drawing; None is a random one.
 
     Raises:
-        SettingsError: a setting is out of its range.
+        SettingsError: a setting is out of range.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Replay:
             if value < 1:
                 raise SettingsError(f"{name} is {value}, but a replay needs at least 1.")
         if not 0 <= gamma <= 1:
-            raise SettingsError(f"gamma is {gamma}, but a discount is from 0 to 1.")
+            raise SettingsError(f"gamma is {gamma}, but a discount factor is from 0 to 1.")
         self.capacity = capacity
         self.n_step = n_step
         self.gamma = gamma
@@ -71,7 +72,7 @@ class Replay:
 
     @property
     def beta(self) -> float:
-        """How much the weights of `sample` make up for priorities, from 0 to 1; to be set by who anneals it."""
+        """The exponent of the importance weights in `sample`, 0 to 1. Set it to anneal it."""
         return self._with_priorities().beta
 
     @beta.setter
@@ -85,17 +86,17 @@ class Replay:
 
     @property
     def num_steps(self) -> int:
-        """The steps that are stored."""
+        """The number of stored steps."""
         return self._stored.num_steps
 
     @property
     def num_added(self) -> int:
-        """The steps that were ever added; a step's ``index`` is how many were added before it."""
+        """The number of steps ever added; a step's ``index`` is the number added before it."""
         return self._stored.num_added
 
     @property
     def num_blind(self) -> int:
-        """The stored steps that `sample` never draws: what followed them was not seen, and it would be needed."""
+        """The number of stored steps that `sample` never draws, because the observation after them is unknown."""
         return self._stored.num_blind
 
     def can_sample(self, batch_size: int) -> bool:
@@ -105,13 +106,13 @@ class Replay:
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add(self, exp: Experience) -> None:
-        """Store steps, and drop as many of the oldest as there is no room for.
+        """Store steps, dropping the oldest ones if there is no room.
 
-        A segment goes on where the one of the same episode, agent and module ended that was added before it, if its
-        ``t_start`` says so. Lookback rows are not stored: they came before.
+        If a segment's ``t_start`` follows the last segment with the same episode, agent and module, it continues that
+        one. Lookback rows are not stored, because they were added before.
 
         Raises:
-            DataError: the columns are not those of the steps before, or can't be held.
+            DataError: the columns differ from those of earlier steps, or can't be stored.
         """
         exp = without_lookback(exp)
         while (num := exp.num_steps) > self.capacity:
@@ -128,28 +129,28 @@ class Replay:
     # -- drawing steps ------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Columns:
-        """Draw steps, with replacement: uniformly, or by priorities, one from each of equal shares of their sum.
+        """Draw steps with replacement: uniformly, or by priorities with one step from each equal share of their sum.
 
-        The rewards of up to ``n_step`` steps are summed, until the episode ends or is not known any further. The
-        observation after them is the next one, or the final one if the episode ended or was not continued yet.
+        The rewards of up to ``n_step`` steps are summed, until the episode ends or no further step is stored. The
+        observation after them is the next one, or the final one if the episode ended or has not continued yet.
 
         Returns:
-            Columns ``[batch_size, ...]``: those that were added, and
+            Columns ``[batch_size, ...]``: the added columns, and
 
-            - ``reward``: float32, ``sum_i gamma ** i * reward[t + i]`` over the k steps summed (raw where k is 1);
-            - ``next_obs`` or ``next_obs/...``: what was observed after them; means nothing where ``terminated``;
-            - ``terminated``: bool, the episode ended with them by its own rules;
-            - ``discount``: float32, ``gamma ** k``, 0 where ``terminated``: the factor of the value of ``next_obs``;
-            - ``index``: int64, for `update_priorities`: how many steps were added before this one;
-            - ``weight``, with priorities: float32, ``(num * probability) ** -beta`` over the greatest in the batch.
+            - ``reward``: float32, ``sum_i gamma ** i * reward[t + i]`` over the k steps (the raw reward if k is 1);
+            - ``next_obs`` or ``next_obs/...``: the observation after the k steps; meaningless where ``terminated``;
+            - ``terminated``: bool, the episode ended with these steps by the env's own rules;
+            - ``discount``: float32, ``gamma ** k``, 0 where ``terminated``: the factor for the value of ``next_obs``;
+            - ``index``: int64, for `update_priorities`: the number of steps added before this one;
+            - ``weight``, with priorities: float32, ``(num * probability) ** -beta`` divided by the batch's maximum.
 
         Raises:
             DataError: no step can be drawn.
         """
         if not self.can_sample(1):
             raise DataError(
-                f"there is no step to draw: {self.num_steps} are stored, and of {self.num_blind} of them what followed "
-                "was not seen. Add steps first; can_sample says whether there are enough."
+                f"there is no step to draw: {self.num_steps} are stored, and for {self.num_blind} of them the next "
+                "observation is unknown. Add steps first; can_sample says whether there are enough."
             )
         stored, weight = self._stored, None
         if self._prioritized is None:
@@ -167,7 +168,7 @@ class Replay:
         return batch
 
     def _draw(self, num: int) -> Index:
-        """Indices of steps that have something to bootstrap from, or need nothing; uniformly."""
+        """Indices of steps that are not blind, uniformly."""
         stored = self._stored
         index = self._any_steps(num)
         while stored.num_blind:
@@ -180,12 +181,12 @@ class Replay:
         return index
 
     def _any_steps(self, num: int) -> Index:
-        """Indices of stored steps, uniformly but for a share of 2 ** -53; ``rng.integers`` takes four times as long."""
+        """Indices of stored steps, uniform up to a share of 2 ** -53; ``rng.integers`` takes four times as long."""
         drawn: Index = (self._rng.random(num) * self.num_steps).astype(np.int64)
         return drawn + (self.num_added - self.num_steps)
 
     def _look_ahead(self, rows: Index, batch: Columns) -> None:
-        """Add what the steps at ``rows`` led to."""
+        """Add the columns that follow from later steps."""
         stored = self._stored
         reward = stored.columns[col.REWARD]
         if self.n_step == 1:
@@ -211,7 +212,7 @@ class Replay:
         batch[col.TERMINATED], batch["discount"] = terminated, discount
 
     def _stop_before_blind(self, rows: Index, walk: NDArray[Any], after: NDArray[Any]) -> None:
-        """Take the last steps of trajectories that end blind out of walks, and let them be what follows."""
+        """Shorten walks that end with a blind step, so that this step becomes the one after the walk."""
         stored = self._stored
         own = stored.trajectory.take(rows)
         tail = stored.table["tail"].take(own)
@@ -221,16 +222,16 @@ class Replay:
         after[walks] = tail[walks]
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Set priorities, such as absolute TD errors, of steps.
+        """Set the priorities of steps, such as absolute TD errors.
 
         Steps that are no longer stored, and those counted by `num_blind`, are ignored.
 
         Args:
-            index: int64 ``[num]``, as `sample` gave them; of steps given twice, the last counts.
-            priority: ``[num]``, finite, from 0 on.
+            index: int64 ``[num]``, as returned by `sample`; if a step occurs twice, its last priority counts.
+            priority: ``[num]``, finite and at least 0.
 
         Raises:
-            DataError: the replay has no priorities, or they or the index can't be.
+            DataError: the replay has no priorities, or an index or priority is invalid.
         """
         prioritized = self._with_priorities()
         which, given = checked(index, priority, self.num_added)
@@ -242,15 +243,15 @@ class Replay:
     def sample_sequences(self, num: int, length: int, lookback: int = 0) -> Experience:
         """Draw segments of ``length`` steps.
 
-        A step is drawn uniformly from all, and so is its place in the segment: the first and the last steps of an
-        episode are drawn about half as often as others, but not less. Segments are shorter at an episode's start and
-        end, and where no further step is stored. They hold the columns as they were added, among them
-        ``state_in/...``, whose first row in a segment is the state to begin with.
+        A step is drawn uniformly from all steps, and so is its place in the segment: the first and last steps of an
+        episode occur about half as often as others, but not less. Segments are shorter at an episode's start and end,
+        and at gaps in the stored steps. They contain the columns as they were added; the first row of ``state_in/...``
+        in a segment is the recurrent state to start from.
 
         Args:
-            num: How many.
-            length: Steps of a segment, at least 1.
-            lookback: Steps before these that a segment has, too, as far as they are stored.
+            num: The number of segments.
+            length: The most steps of a segment, at least 1.
+            lookback: The number of steps before these to include as context, as far as they are stored.
 
         Raises:
             DataError: no steps are stored.
@@ -269,23 +270,23 @@ class Replay:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is stored and what draws depend on: arrays of the steps stored, copied once, and plain data."""
+        """The stored steps and all state that drawing depends on: copies of arrays, and plain data."""
         state: dict[str, Any] = {"storage": self._stored.state_dict(), "rng": self._rng.bit_generator.state}
         if self._prioritized is not None:
             state["priorities"] = self._prioritized.state_dict(self.num_steps)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`: the next draws are the same, bit for bit. The columns are copied into this replay's.
+        """Restore a `state_dict`: the next draws are bit for bit the same. The arrays are copied.
 
         Raises:
-            CheckpointError: the state is of another capacity, of broken columns, or one of the two has priorities and
-                the other has not.
+            CheckpointError: the state has another capacity, its columns are broken, or only one of the two has
+                priorities.
         """
         if ("priorities" in state) != (self._prioritized is not None):
             there, here = ("", "out") if "priorities" in state else ("out", "")
             raise CheckpointError(
-                f"the replay was saved with{there} priorities, but this one is with{here}: make it as that one was."
+                f"the replay was saved with{there} priorities, but this one is with{here}: make it the same way."
             )
         self._stored.load_state_dict(state["storage"])
         self._rng.bit_generator.state = state["rng"]

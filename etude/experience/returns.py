@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns and advantages over flat columns and offsets, for segments of any lengths at once.
+"""Returns and advantages over flat columns with offsets, for segments of any lengths at once.
 
-Everywhere, ``bootstrap`` is ``[num_segments]``: the value of what follows each segment's last step. It is the value of
-``final_obs`` where the segment was cut or truncated, and 0 where the episode terminated. Arrays are NumPy or torch, of
-a float dtype; results have the dtype of the rewards. All recursions over time are one kernel, `scan`.
+In all functions, ``bootstrap`` is ``[num_segments]``: the value after each segment's last step. It is the value of
+``final_obs`` if the segment was cut or truncated, and 0 if the episode terminated. Arrays are NumPy or torch, of a
+float dtype; results have the dtype of the rewards. One kernel, `scan`, computes all recursions over time.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from etude.experience.arrays import Array, Index, zeros
 
 
 def scan(x: Array, decay: Array) -> Array:
-    """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` for all t at once, with nothing after the end; destroys its inputs.
+    """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` for all t at once, with 0 after the end; overwrites its inputs.
 
-    A recursive doubling (Blelloch 1990, "Prefix sums and their applications", 1.4): after the k-th pass each entry
-    holds the sum over ``2 ** k`` steps. ``decay`` must be 0 at the last step of each segment, which keeps segments
-    apart, and ends the passes as soon as nothing more can flow.
+    This is recursive doubling (Blelloch 1990, "Prefix sums and their applications", 1.4): after the k-th pass each
+    entry holds the sum over ``2 ** k`` steps. ``decay`` must be 0 at the last step of each segment, which keeps
+    segments separate; the passes end as soon as all decays are 0.
     """
     reach = 1
     while reach < len(x):
@@ -32,7 +32,7 @@ def scan(x: Array, decay: Array) -> Array:
 
 
 def _decays(like: Array, offsets: Index, decay: float | Array) -> Array:
-    """``decay`` at every step but the last of each segment, where it is 0."""
+    """``decay`` at every step except the last of each segment, where it is 0."""
     out = zeros(len(like), like)
     out[:] = decay
     out[offsets[1:] - 1] = 0
@@ -48,7 +48,8 @@ def _following(values: Array, bootstrap: Array, offsets: Index) -> Array:
 
 
 def discounted_returns(reward: Array, bootstrap: Array, offsets: Index, gamma: float) -> Array:
-    """``[num_steps]``: ``G[t] = r[t] + gamma * G[t + 1]``, ``bootstrap`` after the end (Sutton & Barto 2018, 3.9)."""
+    """The returns ``G[t] = r[t] + gamma * G[t + 1]``, ``[num_steps]``, with ``bootstrap`` after the end (Sutton & Barto
+    2018, 3.9)."""
     x = reward.copy() if isinstance(reward, np.ndarray) else reward.clone()
     if not len(x):
         return x
@@ -67,10 +68,10 @@ def gae(
 
     Args:
         reward: ``[num_steps]``.
-        value: ``[num_steps]``, the value of each step's observation.
+        value: ``[num_steps]``: the value of each step's observation.
         bootstrap: ``[num_segments]``, see the module's docstring.
         offsets: int64 ``[num_segments + 1]``.
-        gamma: Discount, 0 to 1.
+        gamma: Discount factor, 0 to 1.
         lambda_: 0 (one step, biased) to 1 (Monte Carlo, unbiased).
     """
     if not len(reward):
@@ -81,18 +82,18 @@ def gae(
 
 
 class NStepSums(NamedTuple):
-    """What `n_step` looked up for each step; all ``[num_steps]``."""
+    """The results of `n_step`, each ``[num_steps]``."""
 
     reward: Array
     """The discounted sum of the next ``steps`` rewards."""
     steps: Index
-    """How many rewards that is: n, or fewer near the segment's end."""
+    """int64: the number of these rewards: n, or fewer near the segment's end."""
     last: Index
-    """The row of the last of them; what follows it is ``next_obs[last]``."""
+    """int64: the row of the last of these rewards; ``next_obs[last]`` is the observation after it."""
 
 
 def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStepSums:
-    """Sums of the next n discounted rewards, within segments (Sutton & Barto 2018, 7.1, without the value's term)."""
+    """Discounted sums of the next n rewards within segments (Sutton & Barto 2018, 7.1, without the bootstrap term)."""
     num_steps = len(reward)
     rows = np.arange(num_steps)
     ends = np.repeat(offsets[1:], np.diff(offsets))
@@ -107,7 +108,7 @@ def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStepSums:
 
 
 class VTraceTargets(NamedTuple):
-    """Both ``[num_steps]``."""
+    """The results of `vtrace`, each ``[num_steps]``."""
 
     value_target: Array
     """``v_s`` of the paper."""
@@ -135,14 +136,14 @@ def vtrace(
         bootstrap: ``[num_segments]``, see the module's docstring.
         log_ratio: ``[num_steps]``: ``log pi(a|x) - log mu(a|x)``, target over behaviour policy.
         offsets: int64 ``[num_segments + 1]``.
-        gamma: Discount, 0 to 1.
-        rho_bar: Cap of the importance weight in delta and in the policy gradient.
-        c_bar: Cap of the trace coefficient.
-        lambda_: Extra decay of the trace (the paper's remark 2).
+        gamma: Discount factor, 0 to 1.
+        rho_bar: Cap of the importance weight in delta and in the policy gradient, above 0.
+        c_bar: Cap of the trace coefficient, above 0.
+        lambda_: Further decay of the trace, 0 to 1 (the paper's remark 2).
     """
     if not len(reward):
         return VTraceTargets(reward, reward)
-    highest = float(np.log(max(rho_bar, c_bar)))  # capped before exp, too, so that it can't overflow
+    highest = float(np.log(max(rho_bar, c_bar)))  # also capped before exp, which could overflow
     ratio = (
         np.exp(log_ratio.clip(max=highest)) if isinstance(log_ratio, np.ndarray) else log_ratio.clip(max=highest).exp()
     )

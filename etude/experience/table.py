@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experience as an Arrow table, a row a step, and back: the layout of recordings.
+"""Experience as an Arrow table with one row per step, and back: the layout of recordings.
 
-Key columns: ``episode_id``, ``agent_id``, ``module_id`` (dictionary-encoded strings), ``segment`` (int64, one number
-for all rows of a segment) and ``t`` (int64). ``terminated`` and ``truncated`` are True on a segment's last row only.
-``final_obs`` is null but on the last row, and null there too where it is not known. Where there is context,
-``lookback`` (bool) is True on its rows; recordings hold none. A step column of shape ``[n, ...]`` is a fixed-size list,
-flattened, with its shape in the field's metadata; images (uint8 of two or more axes) are fixed-size binary, which is
-faster and smaller.
+Key columns: ``episode_id``, ``agent_id``, ``module_id`` (dictionary-encoded strings), ``segment`` (int64, the same for
+all rows of a segment) and ``t`` (int64). ``terminated`` and ``truncated`` are True only on a segment's last row.
+``final_obs`` is null except on the last row, and also there if it is unknown. If there is context, ``lookback`` (bool)
+is True on its rows; recordings have none. A step column of shape ``[n, ...]`` is a flattened fixed-size list with its
+shape in the field's metadata; images (uint8 with two or more axes) are fixed-size binary, which is faster and smaller.
 """
 
 import json
@@ -33,10 +32,10 @@ def to_table(
 ) -> pa.Table:
     """The parts of an Experience, in NumPy, as a table; ``segments`` are the columns of `Segments` by name.
 
-    A segment is called after its first row: ``first_segment`` and the rows before it.
+    The number of a segment is ``first_segment`` plus the index of its first row.
 
     Raises:
-        DataError: a column has a name or holds values that a recording can't keep.
+        DataError: a column's name or values can't be stored in a recording.
     """
     lengths, num_steps = np.diff(offsets), int(offsets[-1])
     start_rows, end_rows = offsets[:-1], offsets[1:] - 1
@@ -52,9 +51,7 @@ def to_table(
         columns.append(_plain(col.LOOKBACK, pa.array(is_context)))
     for name, values in steps.items():
         if name in KEYS or col.is_under(name, col.FINAL_OBS):
-            raise DataError(
-                f"a step column can't be called `{name}`: a recording keeps segments' facts there. Rename it."
-            )
+            raise DataError(f"a step column can't be called `{name}`: recordings use this name themselves. Rename it.")
         columns.append(_column(name, np.asarray(values)))
     for name in (col.TERMINATED, col.TRUNCATED):
         flags = np.zeros(num_steps, bool)
@@ -72,7 +69,7 @@ def _plain(name: str, array: pa.Array, *, nullable: bool = False) -> tuple[pa.Fi
 
 
 def _keyed(name: str, ids: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    ids = Ids.concat([ids])  # a file keeps the whole table
+    ids = Ids.concat([ids])  # a file stores the whole table of names
     absent = np.asarray(ids.names == None)  # noqa: E711 - an array
     mask = absent[ids.codes].repeat(lengths) if absent.any() else None
     codes = pa.array(ids.codes.astype(np.int32).repeat(lengths), mask=mask)
@@ -83,10 +80,10 @@ def _keyed(name: str, ids: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, p
 def _column(
     name: str, values: NDArray[Any], rows: NDArray[np.int64] | None = None, num_rows: int | None = None
 ) -> tuple[pa.Field, pa.Array]:
-    """A field and its array; with ``rows``, the values stand at those rows and all others are null."""
+    """A field and its array; with ``rows``, the values are at these rows and all other rows are null."""
     if values.dtype.kind not in "biufO" or not values.dtype.isnative or values.dtype.itemsize > 8:
         raise DataError(
-            f"column `{name}` has dtype {values.dtype}, which a recording can't keep. Convert it to numbers."
+            f"column `{name}` has dtype {values.dtype}, which a recording can't store. Convert it to numbers."
         )
     num_rows = len(values) if num_rows is None else num_rows
     absent = None
@@ -96,7 +93,7 @@ def _column(
         full = np.asarray(zeros(num_rows, values))
         full[rows] = values
         if values.dtype == object and any(value is None for value in values.flat):
-            raise DataError(f"column `{name}` holds None, which stands for an unknown observation. Put a string there.")
+            raise DataError(f"column `{name}` holds None, which means an unknown observation. Use a string instead.")
         values = full
     nullable = rows is not None or values.dtype == object
     if values.ndim == 1:
@@ -104,7 +101,7 @@ def _column(
     shape = values.shape[1:]
     width = int(np.prod(shape))
     if width == 0:
-        raise DataError(f"column `{name}` has rows of shape {list(shape)}: nothing to keep. Drop it first.")
+        raise DataError(f"column `{name}` has rows of shape {list(shape)}: there is nothing to store. Drop it first.")
     flat = np.ascontiguousarray(values).reshape(-1)
     field_metadata = {SHAPE_KEY: json.dumps(list(shape)).encode()}
     if values.dtype == np.uint8 and len(shape) >= 2:
@@ -120,20 +117,20 @@ def _column(
 
 
 def _flat(name: str, values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers or strings as an Arrow array, null where ``absent``; None stays None among strings."""
+    """Numbers or strings as an Arrow array, null where ``absent``; None in strings becomes null."""
     try:
         array = pa.array(values, mask=absent)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
-        raise DataError(f"column `{name}` holds objects that a recording can't keep: {error}") from None
+        raise DataError(f"column `{name}` holds objects that a recording can't store: {error}") from None
     if values.dtype != object or pa.types.is_string(array.type):
         return array
     if pa.types.is_null(array.type):
-        return array.cast(pa.string())  # None alone: the type must not hang on the values
+        return array.cast(pa.string())  # None only: the type must not depend on the values
     raise DataError(f"column `{name}` holds objects that are not strings ({array.type}). Convert it to numbers.")
 
 
 def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns]:
-    """The steps, offsets, segments' columns and ``final_obs`` of a table; see `Experience.from_table`."""
+    """The steps, offsets, segments' columns and ``final_obs`` in a table; see `Experience.from_table`."""
     for name in (col.EPISODE_ID, col.T_INDEX):
         if name not in table.column_names:
             raise DataError(f"the table has no column `{name}`; it has {', '.join(table.column_names)}.")
@@ -150,7 +147,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
         number = to_numpy(table, col.SEGMENT)
         starts[1:] |= number[1:] != number[:-1]
     lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
-    is_sparse = lookback is not None and not pa.types.is_boolean(lookback.type)  # as format 1 has it
+    is_sparse = lookback is not None and not pa.types.is_boolean(lookback.type)  # as in format 1
     if is_sparse:
         starts |= _valid(lookback)
     offsets = np.append(np.flatnonzero(starts), num_rows).astype(np.int64) if num_rows else np.zeros(1, np.int64)
@@ -187,7 +184,7 @@ def _lookback_at(lookback: pa.Array, first: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _segment_starts(t: NDArray[np.int64], ids: Sequence[Ids], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether a segment begins at a row: a key changes, time jumps, or the row before is an end."""
+    """Whether a segment begins at each row: a key changes, ``t`` jumps, or the previous row is an end."""
     starts = np.ones(len(t), bool)
     starts[1:] = ends[:-1]
     starts[1:] |= (t[1:] - t[:-1]) != 1
@@ -207,7 +204,7 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _bits(bitmap: pa.Buffer | None, array: pa.Array) -> NDArray[np.bool_]:
-    """A bitmap of ``array`` as bools, which NumPy unpacks several times faster than Arrow."""
+    """A bitmap of ``array`` as bools; NumPy unpacks it several times faster than Arrow."""
     if bitmap is None or not len(array):
         return np.ones(len(array), bool)
     stop = array.offset + len(array)
@@ -216,21 +213,21 @@ def _bits(bitmap: pa.Buffer | None, array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_]:
-    """Where ``array`` is not null."""
+    """Mark the values of ``array`` that are not null."""
     if array.null_count in (0, len(array)):
         return np.full(len(array), not array.null_count)
     return _bits(array.buffers()[0], array)
 
 
 def _ids(table: pa.Table, name: str) -> Ids:
-    """A string column, row by row, with codes of Arrow's dtype."""
+    """A string column as Ids, with codes of Arrow's dtype."""
     column = table[name] if name in table.column_names else None
     if column is None or column.null_count == len(column):
         return Ids.of(None, table.num_rows)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     array = _one(encoded.unify_dictionaries() if encoded.num_chunks > 1 else encoded)
     if len(array.dictionary.unique()) < len(array.dictionary) or array.dictionary.null_count:
-        array = array.cast(pa.string()).dictionary_encode()  # others may have written a name twice
+        array = array.cast(pa.string()).dictionary_encode()  # other writers may have stored a name twice
     codes = array.indices.fill_null(len(array.dictionary)) if array.null_count else array.indices
     return Ids(np.array([*array.dictionary.to_pylist(), None], object), codes.to_numpy(zero_copy_only=False))
 
@@ -245,10 +242,10 @@ def _flags(table: pa.Table, name: str) -> NDArray[np.bool_]:
 
 
 def to_numpy(table: pa.Table, name: str) -> NDArray[Any]:
-    """A column of ``table`` as ``[num_rows, ...]``; numbers without nulls share the table's memory where they can.
+    """A column of ``table`` as ``[num_rows, ...]``; numbers without nulls share the table's memory if possible.
 
     Raises:
-        DataError: the column holds nulls, or is of a type that Experience can't hold.
+        DataError: the column holds nulls, or has a type that Experience can't hold.
     """
     column = table[name]
     if column.null_count and not _may_be_none(column.type):
@@ -279,7 +276,7 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
             return np.asarray(flat.reshape((len(array), *shape)))
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(
-                f"column `{field.name}` of Arrow type {kind} is said to have rows of shape {said!r}: {error}."
+                f"column `{field.name}` of Arrow type {kind} has rows of shape {said!r} by its metadata: {error}."
             ) from error
     if pa.types.is_boolean(kind):
         return _bits(array.buffers()[1], array)
@@ -289,4 +286,4 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
         out = np.empty(len(array), object)
         out[:] = array.to_pylist()
         return out
-    raise DataError(f"column `{field.name}` is of Arrow type {kind}, which Experience can't hold.")
+    raise DataError(f"column `{field.name}` has the Arrow type {kind}, which Experience can't hold.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps in a replay: columns that are overwritten in a ring, and the trajectories that the steps belong to.
+"""The storage of a replay: columns that are overwritten as a ring, and the trajectories that their steps belong to.
 
-A trajectory is a sequence of steps of one agent in one episode without a gap. It is open while it can be continued.
+A trajectory is a gapless sequence of steps of one agent in one episode. It is open as long as it can be continued.
 """
 
 import math
@@ -21,28 +21,28 @@ from etude.experience.arrays import Array, Index, are_alike, describe
 from etude.experience.experience import Experience, Segments, offsets_of
 
 Key: TypeAlias = tuple[str, str | None, str | None]
-"""The ids of episode, agent and module."""
+"""The ids of the episode, the agent and the module."""
 
 _TABLE: dict[str, Any] = {
     "episode_id": object,
     "agent_id": object,
     "module_id": object,
-    "tail": np.int64,  # the row of the last step
-    "count": np.int64,  # stored steps; 0 if this row of the table is free
-    "t_next": np.int64,  # the index in the episode of the step that would come next
+    "tail": np.int64,  # row of the last step
+    "count": np.int64,  # number of stored steps; 0 if this row of the table is free
+    "t_next": np.int64,  # index in the episode of the next step
     "terminated": np.bool_,
     "truncated": np.bool_,
     "known": np.bool_,  # the observation after the last step is stored
-    "blind": np.bool_,  # it is not, though the episode did not terminate, so that it is needed
+    "blind": np.bool_,  # it is unknown, but needed because the episode did not terminate
 }
 
 
 def _check_room(sizes: Mapping[str, int], rows: int) -> None:
-    """Raise a SettingsError where columns of these bytes are more than this machine's memory."""
+    """Raise a SettingsError if columns of these sizes (in bytes) exceed this machine's memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return  # not told on this system
+        return  # unknown on this system
     if (total := sum(sizes.values())) > memory:
         largest = max(sizes, key=lambda name: sizes[name])
         fits = int(0.5 * memory / total * rows)
@@ -54,24 +54,24 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
 
 
 class Added(NamedTuple):
-    """Where steps were put: in ``num`` rows from ``start`` on, continuing at row 0 after the last."""
+    """The position of added steps: ``num`` rows from ``start`` on, continuing at row 0 after the last row."""
 
     start: int
     num: int
     unseen: list[int]
-    """Rows after which nothing was observed, though the episode did not terminate."""
+    """Rows of steps that are now blind: the observation after them is unknown, but the episode did not terminate."""
     seen: list[int]
-    """Rows for which that was so until now. They may be among ``unseen``."""
+    """Rows of steps that were blind before. They may be among ``unseen``."""
 
 
 class TrajectoryStore:
-    """Steps by row: step n of all that were ever added is in row ``n % capacity``.
+    """Steps by row: the n-th step ever added is in row ``n % capacity``.
 
-    The row ``capacity`` belongs to no step: it stands for what follows the last step of a trajectory, and holds zeros.
+    The extra row ``capacity``, all zeros, belongs to no step; it follows the last step of each trajectory.
 
     Args:
-        capacity: The most steps that are held.
-        path: A folder for the columns, a raw file each, mapped into memory; None holds them in memory.
+        capacity: The most steps to store.
+        path: A folder for the columns, as memory-mapped raw files; None stores them in memory.
     """
 
     def __init__(self, capacity: int, path: str | os.PathLike[str] | None) -> None:
@@ -80,21 +80,21 @@ class TrajectoryStore:
         self.columns: Columns = {}
         index_type = np.int32 if capacity < 2**31 - 1 else np.int64
         self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
-        """The row of the next step, by row."""
+        """By row: the row of the next step."""
         self.before: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
-        """The row of the step before, by row: it may have been overwritten since; see `walk_back`."""
+        """By row: the row of the previous step, which may be overwritten already; see `walk_back`."""
         self.trajectory = np.zeros(capacity + 1, np.int32)
-        """The trajectory of a step, by row."""
+        """By row: the trajectory of the step."""
         self.t = np.zeros(capacity + 1, np.int32)
-        """A step's index in its episode, by row."""
+        """By row: the step's index in its episode."""
         self.table: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype) for name, dtype in _TABLE.items()}
-        """What is known of trajectories, a row each."""
+        """The table of trajectories, one row each; see `_TABLE`."""
         self.final_obs: Columns = {}
         """The observation after the last step of each trajectory."""
         self._path = None if path is None else Path(path)
         self._open: dict[Key, int] = {}
         self._free: list[int] = []
-        self._used = 0  # the table's rows from this one on have never been used
+        self._used = 0  # rows of the table from here on were never used
 
     @property
     def oldest(self) -> int:
@@ -102,16 +102,16 @@ class TrajectoryStore:
         return (self.num_added - self.num_steps) % self.capacity
 
     def _column(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """A new column of zeros; it replaces the file of an older one with that name, which stays usable."""
+        """A new column of zeros. It replaces the file of an older column with that name, which stays usable."""
         if self._path is None or 0 in shape:
             return np.zeros(shape, dtype)
         self._path.mkdir(parents=True, exist_ok=True)
         file = self._path / f"{quote(name, safe='')}.bin"
-        file.unlink(missing_ok=True)  # a process that has the old one mapped keeps it; truncating would break it
+        file.unlink(missing_ok=True)  # not truncated, as processes may still have the old file mapped
         return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
 
     def _allocate(self, steps: Mapping[str, Array], final_obs: Mapping[str, Array], num: int = 0) -> None:
-        """Make room for columns such as these, and for ``num`` trajectories; forget all that is held."""
+        """Allocate columns like these, and room for ``num`` trajectories; everything stored is dropped."""
         rows = self.capacity + 1
         if self._path is None:
             _check_room({name: rows * x.dtype.itemsize * math.prod(x.shape[1:]) for name, x in steps.items()}, rows)
@@ -122,7 +122,7 @@ class TrajectoryStore:
         self._resize(max(16, num))
 
     def _resize(self, size: int) -> None:
-        """Make room for this many trajectories."""
+        """Make room for ``size`` trajectories."""
         for name, old in self.table.items():
             self.table[name] = np.full(size, None) if old.dtype == object else np.zeros(size, old.dtype)
             self.table[name][: self._used] = old[: self._used]
@@ -133,7 +133,7 @@ class TrajectoryStore:
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add(self, exp: Experience) -> Added:
-        """Store at most ``capacity`` steps, without lookback, in place of the oldest ones; see `Replay.add`."""
+        """Store at most ``capacity`` steps, without lookback, replacing the oldest ones; see `Replay.add`."""
         if not self.columns:
             _check_first(exp)
             self._allocate(exp.steps, exp.final_obs)
@@ -166,7 +166,7 @@ class TrajectoryStore:
             self._drop(k, count)
 
     def _drop(self, k: int, num: int) -> None:
-        """Forget the oldest ``num`` steps of a trajectory."""
+        """Remove the oldest ``num`` steps of a trajectory."""
         table = self.table
         left = int(table["count"][k]) - num
         table["count"][k] = left
@@ -181,7 +181,7 @@ class TrajectoryStore:
         self._free.append(k)
 
     def _link(self, exp: Experience, start: int) -> tuple[list[int], list[int]]:
-        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to their trajectories.
+        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to trajectories.
 
         Returns `Added.unseen` and `Added.seen`.
         """
@@ -227,7 +227,7 @@ class TrajectoryStore:
         return unseen, seen
 
     def _begin(self, key: Key) -> int:
-        """A new trajectory without steps; an open one of the same key ends where it is."""
+        """Create an empty trajectory; an open one with the same key is closed."""
         if self._free:
             k = self._free.pop()
         else:
@@ -246,8 +246,8 @@ class TrajectoryStore:
         ):
             if given.keys() != held.keys():
                 raise DataError(
-                    f"the replay holds {what}s {sorted(held)}, but the experience has {sorted(given)}: add experience "
-                    "of one kind only."
+                    f"the replay holds {what}s {sorted(held)}, but the experience has {sorted(given)}: add only "
+                    "experience with the same columns."
                 )
             for name, column in held.items():
                 new = given[name]
@@ -260,7 +260,7 @@ class TrajectoryStore:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def walk(self, rows: Index, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """``[length, num]``: the rows of the steps from ``rows`` on, ``capacity`` after the last; and what follows."""
+        """The rows of the steps from ``rows`` on, ``[length, num]``, ``capacity`` after the last; and the next rows."""
         walk = np.empty((length, len(rows)), self.after.dtype)
         walk[0] = rows
         for i in range(1, length):
@@ -268,7 +268,7 @@ class TrajectoryStore:
         return walk, self.after.take(walk[-1])
 
     def walk_back(self, rows: Index, steps: Index) -> tuple[Index, Index]:
-        """The rows that lie ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
+        """The rows ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
         at, gone = rows.copy(), np.zeros(len(rows), np.int64)
         for i in range(int(steps.max(initial=0))):
             before = self.before.take(at)
@@ -282,7 +282,7 @@ class TrajectoryStore:
         return at, gone
 
     def segments(self, starts: Index, length: int, lookback: Index) -> Experience:
-        """Segments from the rows ``starts`` on: ``lookback`` steps of context and at most ``length`` more."""
+        """Segments that start at ``starts``: ``lookback`` steps of context and at most ``length`` more."""
         most = length + int(lookback.max(initial=0))
         walk, after = self.walk(starts, most)
         walk = walk.T
@@ -317,7 +317,7 @@ class TrajectoryStore:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The columns' rows in use, the trajectory of each step and the table of trajectories: copies."""
+        """Copies of the used rows, the trajectory of each step and the table of trajectories."""
         num, used = self.num_steps, np.flatnonzero(self.table["count"])
         number = np.zeros(self._used + 1, np.min_scalar_type(len(used)))
         number[used] = np.arange(len(used))
@@ -335,15 +335,15 @@ class TrajectoryStore:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, in place of all that is held.
+        """Restore a `state_dict`, replacing everything that is stored.
 
         Raises:
-            CheckpointError: the state is of another capacity, or its arrays do not fit together.
+            CheckpointError: the state has another capacity, or its arrays are inconsistent.
         """
         if state["capacity"] != self.capacity:
             raise CheckpointError(
                 f"the replay was saved with a capacity of {state['capacity']} steps, but this one has "
-                f"{self.capacity}: make it with the same."
+                f"{self.capacity}: make it with the same one."
             )
         num, trajectory = int(state["num_steps"]), np.asarray(state["trajectory"], np.int32)
         table = {name: np.asarray(column) for name, column in state["table"].items()}
@@ -352,8 +352,8 @@ class TrajectoryStore:
         broken = {name: length for name, length in lengths.items() if length != num}
         if broken or not np.array_equal(np.bincount(trajectory, minlength=len(count)), count):
             raise CheckpointError(
-                f"the replay's state is broken: it is of {num} steps, but its trajectories are of {count.sum()}, and "
-                f"other columns of {broken}. Take another checkpoint."
+                f"the replay's state is broken: it has {num} steps, but its trajectories have {count.sum()}, and "
+                f"other columns {broken}. Use another checkpoint."
             )
         self._allocate(state["columns"], state["final_obs"], len(count))
         self.num_steps, self.num_added, self._used = num, int(state["num_added"]), len(count)
@@ -368,7 +368,7 @@ class TrajectoryStore:
         self.num_blind = int(np.count_nonzero(self.table["blind"]))
         keys = zip(*(table[name].tolist() for name in ("episode_id", "agent_id", "module_id")), strict=True)
         self._open = {key: k for k, key in enumerate(keys) if table["open"][k]}
-        # of the steps of a trajectory, in order of age, each follows the one before it
+        # each step of a trajectory, in order of age, must follow the previous one
         by_age = np.arange(self.oldest, self.oldest + num) % self.capacity
         order = np.argsort(trajectory[by_age], kind="stable")
         rows, ends = by_age[order], np.cumsum(count)
@@ -379,11 +379,11 @@ class TrajectoryStore:
 
 
 def _check_first(exp: Experience) -> None:
-    """Raise a DataError if an Experience can't be the first in a replay."""
+    """Raise a DataError if an Experience is unsuitable as the first in a replay."""
     obs = col.under(exp.steps, col.OBS)
     if not obs or col.REWARD not in exp.steps or set(obs) != set(exp.final_obs):
         raise DataError(
-            f"a replay needs observations, each with its final_obs, and `{col.REWARD}`; here are the columns "
+            f"a replay needs observations, each with its final_obs, and `{col.REWARD}`; but there are the columns "
             f"{sorted(exp.steps)} and the final_obs {sorted(exp.final_obs)}."
         )
     for name, column in exp.steps.items():
@@ -391,8 +391,8 @@ def _check_first(exp: Experience) -> None:
             raise DataError(f"column `{name}` is a {type(column).__name__}, but a replay holds NumPy: use exp.numpy().")
         if column.dtype.hasobject:
             raise DataError(
-                f"column `{name}` holds objects ({column.dtype}), which a replay can't: leave it out, or make numbers "
-                "of them."
+                f"column `{name}` holds objects ({column.dtype}), which a replay can't store: leave it out, or convert "
+                "it to numbers."
             )
     for name, final in exp.final_obs.items():
         if not are_alike(final, exp.steps[name]):

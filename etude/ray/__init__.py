@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ray engine: runners, learners and the offline pipeline on a Ray cluster, and Tune."""
+"""The Ray engine: runners, learners and the offline pipeline on a Ray cluster, and tuning with Ray Tune."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -22,4 +22,4 @@ _HOME_OF = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'etude.ray' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)  # Tune takes half a second: when it is asked for
+    return getattr(importlib.import_module(_HOME_OF[name]), name)  # lazily, as importing Tune takes half a second

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from a recording to the learners on a cluster, on Ray Data."""
+"""Feeds learners on a cluster from a recording, with Ray Data."""
 
 import dataclasses
 import logging
@@ -27,17 +27,17 @@ _PART_ROWS: Final = 65_536
 _PART_BYTES: Final = 64 * 2**20
 _MOST_PARTS: Final = 16
 _STORE_SHARE: Final = 0.4
-"""Of the object store, what all datasets of an algorithm may fill with blocks that nobody has taken yet."""
+"""The fraction of the object store that all of an algorithm's datasets together may fill with waiting blocks."""
 
 _log = logging.getLogger("etude.ray")
 
 
 class RemoteRecording:
-    """Stands for the recording at a learner: takes what was found bad, until that is told.
+    """Takes the recording's place at a learner: collects what was found bad, until it is reported.
 
     Args:
-        num_parts: Of the recording.
-        loader: Of the learner.
+        num_parts: The number of parts in the recording.
+        loader: The learner's loader of blocks.
     """
 
     is_in_memory = False
@@ -48,65 +48,65 @@ class RemoteRecording:
         self.found: dict[int, Findings] = {}
 
     def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
-        """None is loaded here."""
+        """Unused: a learner loads no parts itself."""
         raise NotImplementedError
 
     def counts(self, k: int) -> Any:
-        """Of a part."""
+        """See `Recording.counts`."""
         return self.found.get(k)
 
     def count(self, k: int, counts: Any) -> None:
-        """Take them."""
+        """Collect the counts of a part."""
         if counts is not None:
             self.found[k] = counts
 
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What one learner has to tell of its share since it was last asked."""
+    """A learner's report on its share since the last one."""
 
     bad: Mapping[int, Findings]
-    """By part: what was found bad, see `Recording.counts`."""
+    """By part: the bad rows that were found, see `Recording.counts`."""
     left_out: int
-    """Steps of an epoch that could not be learned from."""
+    """The number of steps in an epoch that could not be learned from."""
     shares: Mapping[str, Mapping[int, Shares]]
-    """Of the last epochs of each module, see `BlockLoader.shares`."""
+    """The last epochs of each module, see `BlockLoader.shares`."""
     epochs: Mapping[str, int]
-    """The size of this learner's share of an epoch of each module, as far as it is known."""
+    """The size of this learner's share of an epoch of each module, if known."""
     parts: Mapping[str, set[int]]
-    """See `BlockLoader.parts`, of each module whose first epoch has ended."""
+    """See `BlockLoader.parts`; for each module whose first epoch has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleShard:
-    """How a learner is fed for one module."""
+    """How to feed one module at one learner."""
 
     split: DataIterator
     num_parts: int
     make: Steps | Cuts
     size: int
-    """Of the learner's share of a batch."""
+    """The size of the learner's share of a batch."""
     by_segments: bool
     holds: bool
     flow: Flow
     epoch_size: int | None
-    """Of the learner's share."""
+    """The size of the learner's share of an epoch; None: unknown."""
     start: int
     fresh_from: int
-    """The first of the learner's connectors that works at the learner."""
+    """The index of the first learner connector that runs at the learner."""
     prefetch: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What one learner needs to be fed; goes to its process."""
+    """Everything that one learner needs for its data; it is sent to the learner's process."""
 
     modules: dict[str, ModuleShard]
 
     def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
-        """What feeds each module of a replica of the algorithm with this learner's share, without end.
+        """The feeds of each module of an algorithm's replica with this learner's share, endless.
 
-        They raise, when batches are taken: DataError as on the local engine; EngineError if Ray Data fails.
+        Taking batches raises a DataError as on the local engine, or an EngineError if Ray Data fails.
         """
         out = {}
         for name, own in self.modules.items():
@@ -132,16 +132,17 @@ class Shard:
 
 
 def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str] | None = None) -> list[Shard]:
-    """One for each of `settings.num_learners` learners: different, equal shares of each epoch of each module.
+    """Open a shard for each of `settings.num_learners` learners: different, equal shares of each module's epochs.
 
     Args:
-        algorithm: Says where its learners stand; connectors learn from the recording here, if they have not.
-        settings: Of the engine.
-        nodes: The ids of the nodes that the learners are on: if these are several, blocks go to where they lie.
+        algorithm: The algorithm, with its current progress. Connectors that have not learned from the recording yet
+            do so here.
+        settings: The engine's settings.
+        nodes: The ids of the learners' nodes. If there are several, learners prefer blocks on their own nodes.
 
     Raises:
-        SettingsError: the settings, the module and the connectors do not go together; or a batch can't be shared.
-        DataError: the recording can't be read, or does not hold what is wanted.
+        SettingsError: the settings, the module and the connectors are incompatible, or a batch can't be shared.
+        DataError: the recording can't be read, or lacks required columns.
     """
     num = settings.num_learners
     shards: list[dict[str, ModuleShard]] = [{} for _ in range(num)]
@@ -172,7 +173,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
 
 
 def _splits(source: RecordingSource, settings: Ray, nodes: list[str] | None, num_modules: int) -> list[DataIterator]:
-    """The blocks of each learner, epoch by epoch; nothing is read before they are asked for."""
+    """The blocks of each learner, epoch by epoch; nothing is read until they are iterated."""
     num_cpus = _cpus(settings.data.num_cpus)
     dataset = ray.data.read_datasource(
         source,
@@ -180,9 +181,9 @@ def _splits(source: RecordingSource, settings: Ray, nodes: list[str] | None, num
         num_cpus=num_cpus,
         concurrency=None if num_cpus else 1,
     )
-    context = dataset.context  # this dataset's own
+    context = dataset.context  # only of this dataset
     context.enable_progress_bars = False
-    context.target_max_block_size = 2 * TASK_BYTES  # what Ray takes a task to need before it knows
+    context.target_max_block_size = 2 * TASK_BYTES  # Ray's first estimate of a task's memory
     is_spread = len(set(nodes or ())) > 1
     options = context.execution_options
     options.preserve_order = not is_spread
@@ -192,13 +193,13 @@ def _splits(source: RecordingSource, settings: Ray, nodes: list[str] | None, num
 
 
 def _cpus(wanted: float) -> float:
-    """What a task asks for; nothing if runners and learners have taken all that there are: it would never begin."""
+    """The CPUs that a task requests; 0 if runners and learners have taken all, so that it can start at all."""
     free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if free >= wanted:
         return wanted
     _log.warning(
-        "the cluster has %g CPUs left, and tasks that read are to have %g each (ray.data.num_cpus): they share those "
-        "of others, one at a time. Give the cluster more, or learners less (ray.cpus_per_learner).",
+        "the cluster has %g CPUs left, but each task that reads data should have %g (ray.data.num_cpus): the tasks "
+        "share CPUs with others, one at a time. Use a larger cluster, or lower ray.cpus_per_learner.",
         free,
         wanted,
     )
@@ -206,20 +207,22 @@ def _cpus(wanted: float) -> float:
 
 
 def _share_of_batch(plan: Plan, num: int) -> tuple[int, bool]:
-    """One learner's share of a batch, and whether it is of whole segments. All have equally many rows of an epoch: what
-    each takes for a batch must be equally many, too, or one would wait for the next epoch before the others."""
+    """One learner's share of a batch, and whether it consists of whole segments. All learners have equally many rows in
+    an epoch, so their batches must be equally large; otherwise some would wait for the next epoch before the others."""
     if num == 1:
         return plan.size, plan.by_segments
     if isinstance(plan.make, Steps):
         if plan.size % num:
-            raise SettingsError(f"`batch_size` is {plan.size}, which {num} learners can't share: take a multiple.")
+            raise SettingsError(
+                f"`batch_size` is {plan.size}, which {num} learners can't share equally: use a multiple."
+            )
         return plan.size // num, False
     mean_length = 1.0 if plan.by_segments else _mean_length(plan)
     return max(1, round(plan.size / num / mean_length)), True
 
 
 def _mean_length(plan: Plan) -> float:
-    """Of segments, in the first part that has some."""
+    """The mean length of the segments in the first part that has any."""
     for k in range(plan.source.num_parts):
         made, _ = plan.job(k)
         if isinstance(made, Experience) and len(made):
@@ -228,7 +231,7 @@ def _mean_length(plan: Plan) -> float:
 
 
 def _parts_per_task(plan: Plan) -> int:
-    """So many that a task reads about `TASK_BYTES`, as far as that is known beforehand."""
+    """The number of parts with which a task reads about `TASK_BYTES`, as far as that is known in advance."""
     header = getattr(plan.source, "header", None)
     row = 64
     if header is not None:
@@ -248,11 +251,11 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
     return plans
 
 
-# -- what learners tell -------------------------------------------------------------------------------------------
+# -- reports of learners ------------------------------------------------------------------------------------------
 
 
 def told(feeds: Mapping[str, Feed]) -> Told:
-    """What a learner's feeds have to tell."""
+    """The report of a learner's feeds since the last call."""
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
     sources: dict[str, Any] = {name: pipeline.source for name, pipeline in pipelines.items()}
     bad: dict[int, Findings] = {}
@@ -270,13 +273,13 @@ def told(feeds: Mapping[str, Feed]) -> Told:
 
 
 def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told], done: dict[str, int]) -> None:
-    """Count what was found bad in parts of which nothing was left: Ray drops their blocks, which have no rows.
+    """Count what was found bad in parts without any good rows, whose empty blocks Ray drops.
 
     Args:
-        algorithm: Whose recording it is.
-        tolds: Of each learner.
-        done: The modules of which this was done, with the steps in such parts that could not be learned from; others,
-            whose first epoch all learners have ended, are added.
+        algorithm: The algorithm that owns the recording.
+        tolds: The reports of all learners.
+        done: The modules that are finished, with the number of steps in such parts that could not be learned from.
+            Modules whose first epoch has ended at all learners are added.
     """
     ended = set.intersection(*(set(own.parts) for own in tolds)) - set(done)
     for name, plan in _plans(algorithm).items() if ended else ():
@@ -290,10 +293,10 @@ def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told]
 
 
 def unshared(tolds: Sequence[Told]) -> int:
-    """Steps of an epoch that no learner got, as there are fewer than learners, or they are segments that can't be cut.
+    """The number of steps in an epoch that no learner got, because rows or uncuttable segments can't be shared equally.
 
-    Of the last epoch that all learners have ended, over all modules. Counted in blocks of which a learner got some: one
-    with fewer rows than there are learners may go unseen.
+    It is that of the last epoch that all learners have finished, over all modules. Only blocks of which a learner got
+    some rows are counted, so blocks with fewer rows than there are learners may be missed.
     """
     left = 0
     for name in tolds[0].shares:

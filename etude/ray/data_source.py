@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as a source of Ray Data: tasks that each read and prepare some parts, and the blocks that they give.
+"""A recording as a Ray Data source: tasks that each read and prepare some parts, and the blocks that they return.
 
-A row is a step, or a whole segment, so that a block can be split between learners anywhere. What belongs to the block
-rather than to its rows is in the metadata of its schema: what was spent on each part, and how many rows there were.
+A row is a step or a whole segment, so that a block can be split between learners anywhere. Data about the block and not
+its rows is in its schema's metadata: the time spent on each part, and the number of rows.
 """
 
 import base64
@@ -33,13 +33,13 @@ from etude.recordings.pieces import copied
 from etude.recordings.pipeline import Job
 
 TASK_BYTES: Final = 16 * 2**20
-"""What a task reads, about: large enough that Ray's cost per task and block is small beside it."""
+"""The approximate size of a task, so large that Ray's cost per task and block is small in comparison."""
 LARGE_ROW: Final = 1024
-"""Bytes from which on rows are copied out of the object store at once: a buffer of them would fill it."""
+"""Size in bytes from which rows are copied out of the object store at once, because a buffer of them would fill it."""
 _KEPT: Final = 8
 _SPENT: Final = b"etude:spent"
 _SCHEMA: Final = b"etude:segment"
-_STEP: Final = "step/"  # so that no column has the name of a segment's fact
+_STEP: Final = "step/"  # so that no column has the name of a segment column
 _SEGMENT: Final = "segment"
 _UNFOUND: Final = re.compile(r"(ModuleNotFoundError|ImportError|AttributeError): .*")
 
@@ -47,12 +47,12 @@ _UNFOUND: Final = re.compile(r"(ModuleNotFoundError|ImportError|AttributeError):
 
 
 def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]) -> pa.Table:
-    """What was made of several parts as one block: steps as rows of columns, or segments as rows of Experience.
+    """One block from the results of several parts: steps as rows of columns, or segments as rows of Experience.
 
     Raises:
-        DataError: a column holds what a recording can't keep.
+        DataError: a column holds values that a recording can't store.
     """
-    # Ray brings the pickle from one of its processes to another; it is in no file.
+    # The pickle only goes from one of Ray's processes to another; it is never in a file.
     about = {_SPENT: base64.b64encode(pickle.dumps(list(spent)))}
     there: list[Any] = [one for one in made if one is not None and (len(one) if _is_exp(one) else rows_of(one))]
     if not there:
@@ -74,7 +74,7 @@ _KEYS: Final = ("episode_id", "t")
 
 
 def from_block(table: pa.Table) -> tuple[Columns | Experience, list[Spent], float]:
-    """What a block, or a share of it, holds; what was spent on its parts; and how much of the block it is, up to 1."""
+    """The contents of a block or a share of it, what was spent on its parts, and the share's fraction, 0 to 1."""
     spent: list[Spent] = pickle.loads(base64.b64decode(table.schema.metadata[_SPENT]))  # noqa: S301 - see `to_block`
     total = max(1, sum(one.rows for one in spent))
     if _SEGMENT not in table.column_names:
@@ -96,13 +96,13 @@ def _is_exp(made: Any) -> bool:
 
 
 class SharedJob:
-    """What tasks do with a part, in the object store, once for all of them; each process unpickles it once.
+    """The work of tasks on a part, in the object store once for all tasks; each process unpickles it once.
 
-    It lies there as bytes: of an object that a process can't unpickle, Ray says that its system has failed, and Ray
-    Data asks for the same again and again, without end.
+    It is stored as bytes: if a process can't unpickle an object, Ray reports a system failure, and Ray Data retries
+    without end.
 
     Raises:
-        SettingsError: it holds what can't be sent to other processes.
+        SettingsError: it contains something that can't be sent to other processes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -110,8 +110,8 @@ class SharedJob:
             data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
         except Exception as error:
             raise SettingsError(
-                f"tasks of Ray Data read and prepare, to which this can't be sent: {error}. A prelearner, a connector "
-                "or a source holds it: make it where it is first used."
+                f"the tasks of Ray Data that read and prepare data can't be sent this: {error}. It is part of a "
+                "prelearner, a connector or a source: create it on first use instead."
             ) from error
         self._ref, self._key = ray.put(data), uuid.uuid4().hex
 
@@ -119,7 +119,7 @@ class SharedJob:
         """The job.
 
         Raises:
-            EngineError: this process can't make it, as what it is made of can't be imported here.
+            EngineError: this process can't unpickle it, because a module can't be imported here.
         """
         if self._key not in _jobs:
             data = ray.get(self._ref)
@@ -128,8 +128,8 @@ class SharedJob:
                     _jobs[self._key] = ray.cloudpickle.loads(data)
             except Exception as error:
                 raise EngineError(
-                    "a process that reads can't make the prelearner, a connector, a module or a source: "
-                    f"{type(error).__name__}: {error}. What they are made of must be importable on every node: see "
+                    "a process that reads data can't create the prelearner, a connector, a module or a source: "
+                    f"{type(error).__name__}: {error}. Their code must be importable on every node: see "
                     "`ray.runtime_env`."
                 ) from error
             while len(_jobs) > _KEPT:
@@ -142,10 +142,10 @@ _jobs: OrderedDict[str, Job] = OrderedDict()
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Within it, a task that is not wanted any more goes on.
+    """A context in which a task is not interrupted when it is no longer needed.
 
-    Ray interrupts these; but torch, which is imported here, can't be imported again where that broke off, and the next
-    tasks would find such a process.
+    Ray interrupts such tasks. If this happens while torch is imported, torch can't be imported again in that process,
+    in which later tasks would fail.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -158,14 +158,14 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class RecordingSource(Datasource):
-    """Blocks of steps or segments. Ray plans each execution anew, which makes it the next epoch.
+    """Blocks of steps or segments. Each execution planned by Ray is the next epoch.
 
     Args:
-        job: What is done with a part.
-        num_parts: Of the recording.
-        parts_per_task: At most; the first tasks read fewer, so that a batch is soon there.
-        seed: Of the order of the parts in each epoch, which is that of the local engine. None: as they are recorded.
-        epoch: The first.
+        job: The work on a part.
+        num_parts: The number of parts in the recording.
+        parts_per_task: The most parts of a task; the first tasks read fewer, so that a batch is ready soon.
+        seed: Seed of the order of parts in each epoch, as on the local engine. None: the order of the recording.
+        epoch: The index of the first epoch.
     """
 
     def __init__(self, job: SharedJob, num_parts: int, parts_per_task: int, seed: int | None, epoch: int) -> None:
@@ -174,11 +174,11 @@ class RecordingSource(Datasource):
         self._seed, self._epoch = seed, epoch
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Not known before it is read."""
+        """The size is unknown before reading."""
         return None
 
     def tasks(self) -> list[list[int]]:
-        """The parts that each task of the next epoch reads."""
+        """The parts of each task in the next epoch."""
         order = list(range(self._num_parts))
         if self._seed is not None:  # see `etude.recordings.batches`
             order = np.random.default_rng([self._seed, self._epoch]).permutation(self._num_parts).tolist()
@@ -192,7 +192,7 @@ class RecordingSource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """The tasks of the next epoch; without ``data_context``, Ray only asks about them."""
+        """The tasks of the next epoch; without ``data_context``, Ray only inspects them."""
         tasks = self.tasks()
         if data_context is not None:
             self._epoch += 1
@@ -209,35 +209,35 @@ def _read(job: SharedJob, parts: Sequence[int]) -> Iterator[pa.Table]:
 # -- what a learner gets ------------------------------------------------------------------------------------------
 
 Shares: TypeAlias = dict[int, tuple[int, int]]
-"""By the first part of a block: its steps, and those that this learner got."""
+"""By the first part of a block: the number of its steps, and of those that this learner got."""
 
 
 class BlockLoader:
-    """Gives a learner its share of the blocks; see `etude.recordings.pipeline.Loaders`.
+    """Loads a learner's share of the blocks; see `etude.recordings.pipeline.Loaders`.
 
     Args:
-        split: Of Ray Data: the blocks of this learner, epoch by epoch.
-        prefetch: Blocks that are fetched ahead.
-        holds: Everything is kept by the learner.
+        split: The blocks of this learner, epoch by epoch.
+        prefetch: The number of blocks to fetch ahead.
+        holds: Whether the learner keeps everything.
     """
 
     def __init__(self, split: DataIterator, prefetch: int, *, holds: bool) -> None:
         self._split, self._prefetch, self._holds = split, prefetch, holds
         self._epochs = 0
         self.shares: dict[int, Shares] = {}
-        """Of the last two epochs that have ended, by their number. Learners are not all equally far."""
+        """The last two finished epochs, by number; learners may be in different epochs."""
         self.parts: set[int] | None = None
-        """Those of which a block came in the first epoch; None before its end."""
+        """The parts with blocks in the first epoch; None before its end."""
 
     def done(self, numbers: Any) -> Iterator[tuple[Any, Spent]]:
-        """This learner's share of an epoch, in the order in which blocks come.
+        """This learner's share of an epoch, in the order in which blocks arrive.
 
         Raises:
-            EtudeError: what the work on a part has raised; an EngineError if something else went wrong there.
+            EtudeError: raised by the work on a part; an EngineError for any other failure there.
         """
         shares: Shares = {}
         came: set[int] = set()
-        whole: Any = None  # blocks as they are; Ray takes it, but does not declare it
+        whole: Any = None  # unchanged blocks; Ray accepts None, but does not declare it
         try:
             for table in self._split.iter_batches(
                 batch_size=whole, batch_format="pyarrow", prefetch_batches=self._prefetch
@@ -263,31 +263,31 @@ class BlockLoader:
         self._epochs += 1
 
     def _own(self, made: Columns | Experience) -> Any:
-        """In memory of this process, if it is to stay."""
+        """A copy in this process's memory if it is kept, or if its rows are large."""
         columns = made.steps if isinstance(made, Experience) else made
         if not self._holds and sum(int(column[:1].nbytes) for column in columns.values()) < LARGE_ROW:
             return made
         return copied(made) if isinstance(made, Experience) else {name: np.array(c) for name, c in made.items()}
 
     def close(self) -> None:
-        """Nothing: blocks end with the process of the learner."""
+        """Do nothing: blocks end with the learner's process."""
 
 
 def cause_of(error: BaseException) -> EtudeError:
-    """What went wrong, without what Ray has put around it."""
+    """The original error inside Ray's wrappers."""
     cause: BaseException | None = error
     last = error
     while cause is not None:
         if isinstance(cause, EtudeError) and not isinstance(cause, ray.exceptions.RayError):
             return cause
-        last = cause if str(cause) else last  # what Ray Data puts at the end says nothing
+        last = cause if str(cause) else last  # the last error in Ray Data's chain has no text
         cause = getattr(cause, "cause", None) or cause.__cause__
     unfound = _UNFOUND.search(str(last))
     if unfound is not None:
         return EngineError(
-            f"a process of Ray Data can't make what it is to work with: {unfound[0]}. What that is made of must be "
+            f"a process of Ray Data can't create the objects that it needs: {unfound[0]}. Their code must be "
             "importable on every node: see `ray.runtime_env`."
         )
     lost = isinstance(last, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
-    then = " A node was lost with it: go on from the last checkpoint." if lost else ""
+    then = " A node was lost: resume from the last checkpoint." if lost else ""
     return EngineError(f"Ray Data could not read or prepare the recording: {type(last).__name__}: {last}{then}")

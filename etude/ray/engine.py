@@ -19,7 +19,7 @@ from etude.ray.start import actors_of, check_room, ensure_started, let_go
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
-if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need it
+if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
     from etude.algorithms.feed import Feed
     from etude.ray.evaluation import EvaluationRunners
     from etude.ray.learners import Learners
@@ -28,38 +28,38 @@ if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need i
 P = TypeVar("P")
 
 _AT_ONCE = 32
-"""Batches of a replay that learners are given together, as far as that makes whole gradient steps."""
+"""The number of a replay's batches that learners get together, if these make whole gradient steps."""
 
 
 class RayEngine:
-    """See `etude.algorithms.engine.Engine`. Each part of it is started when it is first needed.
+    """The Ray engine, see `etude.algorithms.engine.Engine`. Each of its parts is started on first use.
 
     Args:
-        algorithm: Whose runners and learners these are: an `ActingAlgorithm`, or an `OfflineAlgorithm`.
+        algorithm: The `ActingAlgorithm` or `OfflineAlgorithm` that owns the runners and learners.
 
     Raises:
-        SettingsError: learners are to learn on a device that they do not have.
+        SettingsError: the learners' device needs GPUs, but they have none.
     """
 
     def __init__(self, algorithm: Any) -> None:
         config = algorithm.config
         self.settings = settings = Ray() if config.engine == "ray" else config.engine
         self._algorithm, self._config = algorithm, config
-        self._here = LocalEngine(algorithm)  # where there are no learners or evaluation runners
+        self._here = LocalEngine(algorithm)  # used if there are no learners or evaluation runners
         self._runners: Runners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
                 f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
-                "`ray.gpus_per_learner`, and they learn on these."
+                "`ray.gpus_per_learner` to use GPUs."
             )
 
     # -- acting -------------------------------------------------------------------------------------------------
 
     @property
     def has_envs(self) -> bool:
-        """Whether the runners are started."""
+        """Whether the runners have been started."""
         return self._runners is not None
 
     def spaces(
@@ -80,17 +80,17 @@ class RayEngine:
         return self._runners
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` is of runners of a cluster."""
+        """Whether ``state`` comes from runners on a cluster."""
         return "lives" in state
 
     def record(self, parts: Mapping[str, Experience]) -> None:
-        """Nothing: runners record what they live through."""
+        """Do nothing: runners record their own steps."""
 
     # -- learning -----------------------------------------------------------------------------------------------
 
     @cached_property
     def learners(self) -> "Learners | None":
-        """The learners that share each update; started when they are first asked for. None: this process learns."""
+        """The learners that share each update, started on first use. None: this process learns."""
         if not self.settings.num_learners:
             return None
         from etude.ray.learners import Learners
@@ -100,11 +100,11 @@ class RayEngine:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the learners were started, if there are to be some."""
+        """Whether the learners have been started; False if there are none."""
         return not self.settings.num_learners or "learners" in vars(self)
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """Let each module learn from raw experience; while more is collected where the algorithm allows that."""
+        """Update each module from raw experience, while more is collected if the algorithm allows that."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
             return self._here.update(parts)
@@ -124,7 +124,7 @@ class RayEngine:
         return updates
 
     def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """Let one module learn from a replay, some batches at a time: these are drawn before the first is learned."""
+        """Update one module from a replay. Several batches are drawn together before the first is learned from."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
             return self._here.update_from(module_id, draw, num_batches, learned)
@@ -139,18 +139,18 @@ class RayEngine:
         return mean_of(done)
 
     def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """Let one module learn from batches that were given."""
+        """Update one module from the given batches."""
         learners = self.learners
         if learners is None:
             return self._here.update_from_given(module_id, batches)
         return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
 
     def feeds(self) -> "dict[str, Feed]":
-        """What feeds each module from the recording, if this process learns: the local pipeline."""
+        """The feeds of each module from the recording if this process learns: the local pipeline."""
         return self._here.feeds()
 
     def train(self) -> OfflineUpdate:
-        """An iteration's gradient steps of each module, from the recording, which learners read themselves."""
+        """An iteration's gradient steps of each module from the recording, which the learners read themselves."""
         learners = self.learners
         if learners is None:
             return self._here.train()
@@ -159,19 +159,19 @@ class RayEngine:
         return OfflineUpdate(*done, time.perf_counter() - begin)
 
     def pull(self) -> None:
-        """Have here all that learners know, if some were started."""
+        """Load the learners' state here, if they were started."""
         learners: Learners | None = vars(self).get("learners")
         if learners is not None:
             learners.pull()
 
     def push(self) -> None:
-        """Let learners know all that is here, if some were started."""
+        """Send the state here to the learners, if they were started."""
         learners: Learners | None = vars(self).get("learners")
         if learners is not None:
             learners.push()
 
     def stats(self) -> dict[str, float]:
-        """What was counted of learners."""
+        """The learners' counts."""
         learners: Learners | None = vars(self).get("learners")
         return {} if learners is None else learners.stats()
 
@@ -179,10 +179,10 @@ class RayEngine:
 
     @cached_property
     def evaluators(self) -> "EvaluationRunners | None":
-        """Runners that play evaluations while training goes on, if there are some; started when first asked for.
+        """Runners that play evaluations during training, started on first use; None if there are none.
 
         Raises:
-            SettingsError: evaluations are to be recorded, or to call back, which these do not.
+            SettingsError: evaluations have callbacks or are recorded, which these runners can't do.
         """
         if not self.settings.num_evaluation_runners:
             return None
@@ -192,14 +192,14 @@ class RayEngine:
         config = algorithm.config
         if isinstance(algorithm, OfflineAlgorithm) and (config.callbacks or config.record.path is not None):
             raise SettingsError(
-                "`callbacks` and `record` are of evaluations here, which `ray.num_evaluation_runners` play elsewhere, "
-                "without either: leave these runners out, and this process plays them."
+                "`callbacks` and `record` of evaluations do not work with `ray.num_evaluation_runners`, which play "
+                "elsewhere without either: leave these runners out, so that this process plays the evaluations."
             )
         self._start()
         return self._kept(EvaluationRunners(algorithm, self.settings))
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """Play whole episodes, on evaluation runners where there are some; then those asked for the last time come."""
+        """Play whole episodes. With evaluation runners, this returns the results of the previous call."""
         evaluators = self.evaluators
         return (
             self._here.evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
@@ -209,7 +209,7 @@ class RayEngine:
         """Connect to the cluster, or start one.
 
         Raises:
-            EngineError: there is no cluster to connect to, or the one started here lacks what is asked for.
+            EngineError: there is no cluster to connect to, or a cluster started here lacks resources.
         """
         if self._is_started:
             return
@@ -228,10 +228,10 @@ class RayEngine:
         return part
 
     def close(self) -> None:
-        """End all that was started, and the cluster, if it was started for this."""
+        """End everything that was started, and the cluster if it was started for this."""
         parts, self._parts = self._parts, []
         self._runners, self._is_started = None, False
-        with ExitStack() as closing:  # whatever fails on the way
+        with ExitStack() as closing:  # closes the rest even if something fails
             if self._is_ours:
                 self._is_ours = False
                 closing.callback(let_go)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations by runners apart from those of training, while training goes on."""
+"""Evaluations on separate runners, while training goes on."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class EvaluationRunners:
-    """Plays an algorithm's evaluations on runners of their own, each with a part of the episodes.
+    """Plays an algorithm's evaluations on separate runners, each of which plays some of the episodes.
 
-    One that dies or hangs costs its part of the episodes, and is replaced, as often as `max_restarts` says.
+    If a runner dies or hangs, its episodes are lost, and it is replaced up to `max_restarts` times.
 
     Args:
-        algorithm: Whose modules play.
-        settings: Of the cluster.
+        algorithm: The algorithm whose modules play.
+        settings: The engine's settings.
     """
 
     def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
@@ -49,13 +49,13 @@ class EvaluationRunners:
         return remote.options(**options).remote(self._config_ref, number, "cpu", own.step_timeout)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
-        """The results of the last episodes, see `finished`; lets the modules play as they are now, without waiting.
+        """Start new episodes with the current modules, without waiting, and return the results of the last ones.
 
-        None the first time, and if all of it was lost.
+        The result is None the first time, and if all of it was lost. See `finished`.
 
         Args:
-            num_episodes: How many whole episodes, dealt out evenly.
-            seed: Of envs and actions; each runner's is drawn from it. None draws one.
+            num_episodes: The number of whole episodes, divided evenly.
+            seed: The seed of envs and actions, from which each runner's is derived. None draws one.
         """
         check_connected(self._home)
         found = self.finished() if any(member.requests for member in self.pool.members) else None
@@ -69,13 +69,13 @@ class EvaluationRunners:
         return (None, None) if found is None else found
 
     def finished(self) -> tuple[Evaluation, Finished] | None:
-        """The results of the episodes that were started last, with the gradient steps of who played; waits for them.
+        """Wait for the last episodes and return their results, with the gradient steps of the modules that played.
 
-        None if all of it was lost. The algorithm's metrics get the number of lost runners: ``evaluation_restarts``.
+        None if all of it was lost. The algorithm's metrics get ``evaluation_restarts``, the number of lost runners.
 
         Raises:
-            EngineError: runners were lost more often than they may be.
-            Exception: what an env, a connector or a module raised, with a note of where.
+            EngineError: more runners were lost than allowed.
+            Exception: raised by an env, a connector or a module; a note says where.
         """
         before, parts = self.pool.restarts, dict[int, tuple[Finished, int, float]]()
         while any(member.requests for member in self.pool.members):
@@ -90,6 +90,6 @@ class EvaluationRunners:
         return evaluation, merged(played)
 
     def close(self) -> None:
-        """End the runners; what they play is lost. Does nothing the second time."""
-        if connection() == self._home:  # else they have ended with the cluster
+        """End the runners; their running episodes are lost. Does nothing the second time."""
+        if connection() == self._home:  # otherwise they have ended with the cluster
             self.pool.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fragments of experience: what runners are asked for and answer, and the answers of several put together."""
+"""Fragments of experience: what the engine requests from runners, their results, and joining them."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from etude.runners import Finished
 
 
 class Order(NamedTuple):
-    """What a runner is asked for."""
+    """A request to a runner for a fragment."""
 
     num_steps: int
     whole_episodes: bool
     explore: bool
     meta: Mapping[str, Any] | None
-    """Metadata that is stored with the recording from now on; None: as before."""
+    """Metadata to store with the recording from now on; None: no change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,36 +30,36 @@ class FragmentReport:
     env_steps: int
     agent_steps: int
     seq_nos: dict[str | None, int]
-    """By module: the gradient steps that made the weights which acted."""
+    """By module: the number of gradient steps behind the weights that acted."""
     finished: Finished
     times: dict[str, float]
     """Seconds by phase."""
     turns: int
     stats: dict[str, float]
     seconds: float
-    """How long it took to collect."""
+    """Seconds that collecting took."""
     unwritten: int = 0
-    """Steps, of this fragment and others, that are to be recorded and are not yet in a finished file."""
+    """Steps, of this and other fragments, that are to be recorded but are not in a finished file yet."""
 
 
 class Fragment(NamedTuple):
-    """What a runner has collected."""
+    """The experience that a runner has collected for one request."""
 
     number: int
-    """Of the request: later ones are higher."""
+    """The number of the request; later ones are higher."""
     runner: int
     life: int
     report: FragmentReport
     parts: dict[str | None, Experience]
-    """By module."""
+    """The experience by module id."""
 
 
 def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | None, Experience]:
-    """Fragments by module: those of the first runner first, each runner's in the order in which it made them.
+    """The experience of fragments by module id, ordered by runner, and by time for each runner.
 
     Args:
-        fragments: In any order. The arrays that come out are copies, and may be written to.
-        joined: Segments that go on in a runner's next fragment become one.
+        fragments: The fragments, in any order. The returned arrays are copies and may be changed.
+        joined: Join segments that continue in a runner's next fragment.
     """
     parts: dict[str | None, list[Experience]] = {}
     for fragment in sorted(fragments, key=lambda fragment: (fragment.runner, fragment.number)):
@@ -73,10 +73,10 @@ def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | N
 
 
 class FinishedEpisodes:
-    """Episodes that ended, by runner, each in an env of its own.
+    """Finished episodes of all runners, with envs numbered over all runners.
 
     Args:
-        num_envs: Of each runner.
+        num_envs: The number of envs of each runner.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -85,23 +85,23 @@ class FinishedEpisodes:
         self._next: dict[int, tuple[int, int, int]] = {}  # by runner: its life, its first number, and the next one
 
     def add(self, fragment: Fragment) -> None:
-        """Add those of a fragment."""
+        """Add the episodes of a fragment."""
         finished, runner = fragment.report.finished, fragment.runner
         life, first, stop = self._next.get(runner, (fragment.life, 0, 0))
-        if life != fragment.life:  # its envs count their episodes from 0 again
+        if life != fragment.life:  # a new runner counts its episodes from 0 again
             life, first = fragment.life, stop
         numbers = finished.numbers + first
         self._next[runner] = (life, first, int(max(stop, numbers.max(initial=-1) + 1)))
         self._parts.append(finished._replace(envs=finished.envs + runner * self._num_envs, numbers=numbers))
 
     def take(self) -> Finished:
-        """All since this was last called."""
+        """The episodes since the last call."""
         parts, self._parts = self._parts, []
         return merged(parts)
 
 
 def merged(parts: Sequence[Finished]) -> Finished:
-    """Episodes of several runners as those of one; none if there are no parts."""
+    """The episodes of several runners together; no episodes if there are no parts."""
     reals, whole = np.zeros(0), np.zeros(0, np.int64)
     parts = [Finished(reals, whole, {}, {}, reals, whole, whole), *parts]
     return Finished(

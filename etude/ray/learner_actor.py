@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LearnerActor: one of the learners of a cluster, with an algorithm of its own that it learns by."""
+"""LearnerActor: one learner on a cluster, with its own replica of the algorithm."""
 
 import datetime
 import os
@@ -21,7 +21,7 @@ from etude.ray.policies import as_arrays, learner_state, set_learner_state
 from etude.spaces import Spaces
 from etude.threads import for_acting, hold
 
-if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need it
+if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
     from etude.algorithms.feed import Feed
     from etude.ray.data import Shard, Told
 
@@ -30,17 +30,17 @@ _store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public
 
 
 class Standing(NamedTuple):
-    """Where the algorithm that is trained stands, as far as losses may ask."""
+    """The progress of the trained algorithm, as far as losses may depend on it."""
 
     env_steps: int
     rates: Mapping[str, Mapping[str, float]]
     """The learning rates of each module, by optimizer."""
     plain: Mapping[str, Any]
-    """Its attributes that are numbers, texts or truth values."""
+    """The algorithm's attributes that are numbers, texts or booleans."""
 
 
 class TrainedShare(NamedTuple):
-    """What a learner did with its share of a recording."""
+    """The results of training on a learner's share of a recording."""
 
     updates: dict[str, Update]
     data: dict[str, float]
@@ -50,13 +50,13 @@ class TrainedShare(NamedTuple):
 
 
 class LearnerActor:
-    """A replica of the algorithm that is trained: it makes no envs, keeps no replay and records nothing.
+    """A replica of the trained algorithm that makes no envs, keeps no replay and records nothing.
 
     Args:
-        rank: Which learner this is.
-        kind: Of algorithm.
-        config: Its settings, for the local engine, without callbacks and what is recorded.
-        spaces: Of each module, on the env's side.
+        rank: The index of this learner.
+        kind: The class of the algorithm.
+        config: Its settings, for the local engine, without callbacks and recording.
+        spaces: The env's spaces of each module.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class LearnerActor:
         self._store: Any = None
 
     def build(self) -> tuple[str, int]:
-        """Make the replica; gives the id of the node and of the process.
+        """Create the replica; return the ids of the node and of the process.
 
-        Not done when the actor is made, so that what fails here is raised as itself.
+        This is not done in the constructor, so that errors keep their type.
         """
         kind, config, spaces = self._arguments
         hold(for_acting(config.compute.threads))
@@ -78,13 +78,13 @@ class LearnerActor:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def serve(self, size: int, timeout: float) -> tuple[str, int]:
-        """Open the store at which ``size`` learners meet, on a free port; gives its host and port."""
+        """Open the store at which ``size`` learners meet, on a free port; return its host and port."""
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._store = _store(host, 0, size, True, datetime.timedelta(seconds=timeout), wait_for_workers=False)
         return host, self._store.port
 
     def join(self, address: tuple[str, int], size: int, backend: str, timeout: float) -> None:
-        """Join the process group of ``size`` learners that meet at ``address``, and learn in a team with them."""
+        """Join the process group of ``size`` learners that meet at ``address``, and learn together with them."""
         seconds = datetime.timedelta(seconds=timeout)
         store = self._store or _store(*address, size, False, seconds)
         torch.distributed.init_process_group(backend, store=store, rank=self._rank, world_size=size, timeout=seconds)
@@ -94,28 +94,28 @@ class LearnerActor:
             for connector in learner.connectors.connectors:
                 connector.sum_over_learners = team.sum_array_
 
-    # -- what it knows ------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the states of all learners, by module id: see `learner_state`."""
+        """Restore the states of all modules' learners, by module id: see `learner_state`."""
         for name, own in state.items():
             set_learner_state(self._algorithm.learner.modules[name], own)
 
     def state(self) -> dict[str, Any]:
-        """By module id, the state of its learner; with its connectors, if they learn here."""
+        """The state of the learner of each module, including its connectors if they learn here."""
         is_here = self._connects or bool(self._feeds)
         return {name: learner_state(own, connectors=is_here) for name, own in self._algorithm.learner.modules.items()}
 
     # -- learning -----------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience], standing: Standing) -> dict[str, Update]:
-        """Learn from this learner's share of prepared experience, one module after the other."""
+        """Learn from this learner's share of prepared experience, one module at a time."""
         algorithm = self._stand(standing)
         assert isinstance(algorithm, OnPolicyAlgorithm)
         return {name: algorithm.learn(name, part) for name, part in parts.items()}
 
     def connect_and_update(self, seen: Mapping[str, Experience], standing: Standing) -> dict[str, Update]:
-        """As `update`, from what modules saw, before the learners' connectors."""
+        """Like `update`, from experience that has not yet passed the learners' connectors."""
         self._connects = True
         algorithm = self._stand(standing)
         assert isinstance(algorithm, OnPolicyAlgorithm)
@@ -128,7 +128,7 @@ class LearnerActor:
     def update_from(
         self, batches: Sequence[Any], module_id: str, standing: Standing
     ) -> tuple[Update, list[dict[str, Any]]]:
-        """Learn from this learner's share of each batch; also gives what the loss kept of each, by row."""
+        """Learn from this learner's share of each batch; also return what the loss kept of each, by row."""
         algorithm = self._stand(standing)
         learner, kept = algorithm.learner.modules[module_id], list[dict[str, Any]]()
 
@@ -141,11 +141,11 @@ class LearnerActor:
             return learner.update_from(given()), kept
 
     def open(self, shard: "Shard") -> None:
-        """Be fed by this share of the recording from now on."""
+        """Use this share of the recording from now on."""
         self._feeds = shard.feeds(self._algorithm)  # type: ignore[arg-type]
 
     def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> TrainedShare:
-        """Make gradient steps of each module, from what feeds it."""
+        """Make gradient steps of each module, from its feed."""
         from etude.algorithms.feed import report
         from etude.ray.data import told
 

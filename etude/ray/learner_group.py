@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LearnerGroup: learners that were started together, and end together."""
+"""LearnerGroup: learners that start together and end together."""
 
 import logging
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ from etude.ray.start import room
 
 _log = logging.getLogger("etude.ray")
 
-_GRACE = 5.0  # seconds in which those that waited for a learner in vain may hear why
+_GRACE = 5.0  # seconds to wait for the error of the learner that failed first
 
 
 class LearnerLost(Exception):
-    """One of the learners died or hangs, so that none of them can go on."""
+    """A learner died or hung, so that none of them can go on."""
 
 
 class LearnerGroup:
     """Learners in one placement group of Ray and one process group of torch.
 
     Args:
-        settings: How many, with which resources.
-        arguments: Of each `LearnerActor`, after its rank.
+        settings: The number of learners and their resources.
+        arguments: The arguments of each `LearnerActor` after its rank.
 
     Raises:
-        LearnerLost: one died meanwhile.
-        Exception: what was raised while the algorithm was made there.
+        LearnerLost: a learner died meanwhile.
+        Exception: raised while a replica of the algorithm was created.
     """
 
     def __init__(self, settings: Ray, arguments: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class LearnerGroup:
         size, timeout = settings.num_learners, settings.learner_timeout
         resources = {"CPU": settings.cpus_per_learner, "GPU": settings.gpus_per_learner}
         bundle = {name: amount for name, amount in resources.items() if amount > 0}
-        # Tune's trials have a placement group already, with room for their learners, which Ray places there.
+        # Tune's trials already have a placement group with room for their learners, where Ray places them.
         is_placed = not bundle or get_current_placement_group() is not None
         self._placement = None if is_placed else placement_group([bundle] * size)
         try:
@@ -60,9 +60,9 @@ class LearnerGroup:
                 self._actors.append(ray.remote(LearnerActor).options(**options).remote(rank, *arguments))
             built = self.call("build", timeout=timeout)
             self.nodes = [node for node, _ in built]
-            """The ids of the nodes that they are on."""
+            """The ids of the learners' nodes."""
             self.pids = [pid for _, pid in built]
-            """Their processes."""
+            """The ids of the learners' processes."""
             if size > 1:
                 (address,) = self.wait([self._actors[0].serve.remote(size, timeout)], timeout)
                 self.call("join", address, size, _backend(settings), timeout, timeout=timeout + _GRACE)
@@ -71,12 +71,12 @@ class LearnerGroup:
             raise
 
     def begin(self, method: str, *common: Any, own: Sequence[Any] | None = None) -> list[Any]:
-        """Call a method of each learner, without waiting; gives references to the answers.
+        """Call a method of each learner without waiting; return references to the results.
 
         Args:
-            method: Of `LearnerActor`.
-            common: Arguments for all.
-            own: A first argument for each, before these.
+            method: The name of a method of `LearnerActor`.
+            common: Arguments for all learners.
+            own: A first argument for each learner, before the common ones.
         """
         given = [()] * len(self._actors) if own is None else [(one,) for one in own]
         return [getattr(actor, method).remote(*mine, *common) for actor, mine in zip(self._actors, given, strict=True)]
@@ -84,23 +84,23 @@ class LearnerGroup:
     def call(
         self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
     ) -> list[Any]:
-        """As `begin`, and `wait` for the answers."""
+        """Call `begin`, and `wait` for the results."""
         return self.wait(self.begin(method, *common, own=own), timeout)
 
     def state(self) -> Any:
-        """A reference to the state of the first learner, as it will be after what was begun: all have the same."""
+        """A reference to the first learner's state after the calls so far; all learners have the same state."""
         return self._actors[0].state.remote()
 
     def wait(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        """The answers, in the order of the calls.
+        """The results, in the order of the calls.
 
         Args:
-            refs: Of the answers of the learners, by rank; then perhaps others of the first.
-            timeout: Seconds, at most; None waits.
+            refs: References to the results of all learners, by rank; then possibly further ones of the first.
+            timeout: The longest wait in seconds; None: no limit.
 
         Raises:
-            LearnerLost: one died, or did not answer in time.
-            Exception: what was raised there, with a note of where.
+            LearnerLost: a learner died, or did not answer in time.
+            Exception: raised by a learner; a note says where.
         """
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         end = None if timeout is None else monotonic() + timeout
@@ -122,17 +122,17 @@ class LearnerGroup:
         return [answers[rank] for rank in range(len(refs))]
 
     def _reason(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
-        """The best known reason of a loss: of the learner that died, rather than of those that waited for it."""
+        """The best known reason for a loss: that of the learner that died, not of those that waited for it."""
         cause = cause_of(error)
         if was_lost(cause):
             return cause
         if isinstance(cause, TeamLost | torch.distributed.DistError):
             return known or cause
-        self.end()  # the others wait for it
+        self.end()  # the others are waiting for it
         raise_from(error, f"learner {rank if rank < len(self._actors) else 0}")
 
     def end(self) -> None:
-        """End them all, whatever they are doing."""
+        """End all learners at once."""
         for actor in self._actors:
             ray.kill(actor)
         if self._placement is not None:
@@ -141,7 +141,7 @@ class LearnerGroup:
 
 
 def _backend(settings: Ray) -> str:
-    """NCCL wants a GPU for each of them alone."""
+    """NCCL needs a GPU for each learner alone."""
     if settings.backend != "auto":
         return settings.backend
     return "nccl" if settings.gpus_per_learner >= 1 else "gloo"

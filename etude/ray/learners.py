@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners: many learners of a cluster in place of one here."""
+"""Learners: the learners on a cluster, used like the local learner."""
 
 import logging
 import sys
@@ -35,23 +35,24 @@ _NEXT: Final = "connect_and_update"
 
 
 class Learners:
-    """Lets learners on a cluster share each update of an algorithm's modules.
+    """Distributes each update of an algorithm's modules over learners on a cluster.
 
-    Each has a replica of the algorithm and learns from its share of the rows; gradients are averaged in proportion to
-    these, so that each step is that of one learner with all rows (see `ModuleLearner.team`). What comes of an update is
-    brought here at once: the algorithm's own modules, optimizers and counts are always the newest there are, and what
-    is changed here meanwhile, in ``after_update`` or by a callback, goes to the learners before the next update.
+    Each learner has a replica of the algorithm and learns from its share of the rows. Gradients are averaged in
+    proportion to the shares, so that each step equals that of one learner with all rows (see `ModuleLearner.team`). The
+    results of an update are loaded here at once, so the algorithm's own modules, optimizers and counts are always the
+    newest. Changes that are made here in between, in ``after_update`` or by a callback, are sent to the learners before
+    the next update.
 
-    A learner that dies ends its group, as the others wait for it: all are made anew, with what the algorithm here
-    knows, and the update is made again from the same shares.
+    If a learner dies, its group ends, because the others wait for it. All learners are then made again with the
+    algorithm's state here, and the update is repeated with the same shares.
 
-    Connectors work here, on everything. But those of the learner where an update goes on beside collecting, and offline
-    those that see each batch just before it is learned from, work at the learners, on their shares; where they learn
-    from them, what the first learner's have learned is kept.
+    Connectors run here, on all data, with two exceptions: learner connectors while updates run beside collecting, and
+    offline connectors that process each batch just before learning. These run at the learners, on their shares; if they
+    learn from the data, the state of the first learner's is kept.
 
     Args:
-        algorithm: Whose modules learn.
-        settings: Of the cluster.
+        algorithm: The algorithm whose modules learn.
+        settings: The engine's settings.
     """
 
     def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
@@ -61,28 +62,28 @@ class Learners:
         self._group: LearnerGroup | None = None
         self._is_fed = False
         self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
-        self._begun: tuple[list[Any], Standing, list[Any]] | None = None  # an update's answers, and its arguments
-        self._brought: dict[str, Update] | None = None  # by the latest of these, not told yet
+        self._begun: tuple[list[Any], Standing, list[Any]] | None = None  # a running update's results and arguments
+        self._brought: dict[str, Update] | None = None  # results of the latest of these, not returned yet
         self._known: Any = None
         self._restarts = self._told_restarts = self._left_out = self._unshared = 0
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the learners; none before the first update."""
+        """The ids of the learners' processes; none before the first update."""
         return [] if self._group is None else self._group.pids
 
     # -- learning -----------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience], env_steps: int) -> dict[str, Update]:
-        """Let each module learn from prepared experience, as `OnPolicyAlgorithm.learn` does.
+        """Update each module from prepared experience, like `OnPolicyAlgorithm.learn`.
 
         Args:
-            parts: By module id; one without steps learns nothing.
-            env_steps: Sampled over the lifetime.
+            parts: The experience by module id; a module without steps learns nothing.
+            env_steps: The env steps sampled over the lifetime.
 
         Raises:
-            EngineError: learners were lost more often than they may be.
-            Exception: what was raised at a learner, with a note of where.
+            EngineError: more learners were lost than allowed.
+            Exception: raised by a learner; a note says where.
         """
         some = {name: self._shares(name, exp.numpy()) for name, exp in parts.items() if exp.trained().any()}
         if not some:
@@ -92,17 +93,17 @@ class Learners:
         return {name: done[0].get(name, Update({}, {})) for name in parts}
 
     def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
-        """Let each module learn from what it saw while more is collected; gives what the update before has brought.
+        """Start an update that runs while more is collected; return the results of the update before, or None.
 
-        Learners let their connectors work, which ask the module as it is there, on shares of whole segments. What is
-        changed in the modules here meanwhile is overwritten by what comes. None: there was none before.
+        The learners run their connectors, which use the module's weights there, on shares of whole segments. Changes
+        to the modules here in the meantime are overwritten by the results.
 
         Args:
-            seen: By module id: behind the connectors between env and module.
-            env_steps: Sampled over the lifetime.
+            seen: The experience by module id, after the connectors between env and module.
+            env_steps: The env steps sampled over the lifetime.
 
         Raises:
-            EngineError: as `update`; so are others.
+            EngineError: as in `update`, like all other errors.
         """
         before, self._brought = self._ended(), None
         num = self._settings.num_learners
@@ -113,7 +114,7 @@ class Learners:
         return before
 
     def _ended(self) -> dict[str, Update] | None:
-        """What the update brought that is under way; waits for its end."""
+        """Wait for the running update, if there is one, and return its results."""
         if self._begun is not None:
             (asked, standing, refs), self._begun = self._begun, None
             done = self._together(lambda group: group.begin(_NEXT, standing, own=refs), asked)
@@ -129,15 +130,15 @@ class Learners:
             return shares_of(exp, num, max_seq_len=config.sequences.max_len, burn_in=config.sequences.burn_in)
 
     def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
-        """As `ModuleLearner.update_from`, and what the loss kept of each batch, by row (`ModuleLearner.kept`).
+        """Like `ModuleLearner.update_from`; also return what the loss kept of each batch, by row (its ``kept``).
 
         Args:
-            module_id: Who learns.
+            module_id: The module that learns.
             batches: Columns ``[B, ...]`` by name, or Experience; all are drawn before the first is learned from.
-            env_steps: Sampled over the lifetime.
+            env_steps: The env steps sampled over the lifetime.
 
         Raises:
-            EngineError: as `update`; so are others.
+            EngineError: as in `update`, like all other errors.
         """
         num, recurrent = self._settings.num_learners, self._algorithm.policies[module_id].module.recurrent
         shares = [shares_of_batch(batch, num, recurrent=recurrent) for batch in batches]
@@ -148,14 +149,14 @@ class Learners:
         return done[0][0], [_joined(of_batch) for of_batch in kept]
 
     def train(self, num_updates: int) -> tuple[dict[str, Update], dict[str, float], str]:
-        """Gradient steps of each module that is trained from the recording, which learners read themselves.
+        """Make gradient steps of each module to train, from the recording, which the learners read themselves.
 
-        Gives what they brought, how the data flowed, over all learners, and the slowest layer of the first.
+        Returns the updates, the figures of the data flow over all learners, and the slowest layer at the first learner.
 
         Raises:
-            EngineError: as `update`; so are others.
+            EngineError: as in `update`, like all other errors.
         """
-        from etude.ray.data import open_shards  # Ray Data takes seconds to be imported
+        from etude.ray.data import open_shards  # importing Ray Data takes seconds
 
         algorithm = cast("OfflineAlgorithm[Any]", self._algorithm)
 
@@ -171,11 +172,11 @@ class Learners:
         self._hear(algorithm, done)
         data = {name: sum(own.data.get(name, 0.0) for own in done) for name in done[0].data}
         for name in data.keys() & {"wait", "queue"}:
-            data[name] /= len(done)  # they wait beside each other; the work of layers adds up
+            data[name] /= len(done)  # learners wait in parallel; the work of layers adds up
         return done[0].updates, data, done[0].bottleneck
 
     def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[TrainedShare]) -> None:
-        """Take what learners have found out about the recording."""
+        """Process the learners' reports about the recording."""
         from etude.ray.data import count_without_blocks, unshared
 
         tolds = [own.told for own in done]
@@ -200,38 +201,38 @@ class Learners:
         }
         return Standing(env_steps, rates, plain)
 
-    # -- what learners know -------------------------------------------------------------------------------------
+    # -- the learners' state ------------------------------------------------------------------------------------
 
     def pull(self) -> None:
-        """Wait for an update that is under way: each brings all that learners know."""
+        """Wait for a running update; its results bring all of the learners' state here."""
         self._ended()
 
     def push(self) -> None:
-        """Let learners know what the algorithm here knows, before the next update; its modules may be others."""
+        """Send the algorithm's state here to the learners before the next update; its modules may have changed."""
         if self._is_fed or self._config is not self._algorithm.config:
-            self._end()  # Ray Data goes on with an epoch only when all learners have ended the one before
+            self._end()  # Ray Data begins an epoch only when all learners have finished the previous one
         self._config = self._algorithm.config
         self._known, self._is_fed = None, False
         self._begun = self._brought = None
 
     def stats(self) -> dict[str, float]:
-        """What was counted since this was last asked: ``learner_restarts``.
+        """The counts since the last call: ``learner_restarts``.
 
-        And where learners read a recording, ``left_out/early_or_dropped``: the steps of an epoch that could not be
-        learned from; and ``left_out/unshared``: those that no learner got, since all get equally many.
+        If learners read a recording, also ``left_out/early_or_dropped``, the steps of an epoch that could not be
+        learned from, and ``left_out/unshared``, those that no learner got, because all get equally many.
         """
         new, self._told_restarts = self._restarts - self._told_restarts, self._restarts
         left_out = {"early_or_dropped": self._left_out, "unshared": self._unshared}
         return {"learner_restarts": float(new)} | {f"left_out/{kind}": float(n) for kind, n in left_out.items() if n}
 
     def _marks(self) -> Any:
-        """Changes when weights here are changed in place."""
+        """A value that changes when weights here are changed in place."""
         return {name: changes_of(policy.module) for name, policy in self._algorithm.policies.items()}
 
     def _together(self, begin: Callable[[LearnerGroup], list[Any]], begun: list[Any] | None = None) -> list[Any]:
-        """Let a group learn, unless an update was ``begun`` already, and load what it has learned; gives the answers.
+        """Run an update, or wait for one that was ``begun``; load the new state, and return the results.
 
-        Of the references that were begun, the last is to the state after it, see `_begun`.
+        The last of the references in ``begun`` is to the state after the update, see `_begun`.
         """
 
         def learned(group: LearnerGroup) -> list[Any]:
@@ -246,7 +247,7 @@ class Learners:
         return answers
 
     def _insist(self, ask: Callable[[LearnerGroup], T], *, is_ready: bool = False) -> T:
-        """Ask a group for something, as often as learners are lost."""
+        """Ask a group for something, again with a new group whenever a learner is lost."""
         while True:
             try:
                 return ask(self._group if is_ready and self._group is not None else self._ready())
@@ -254,11 +255,11 @@ class Learners:
                 is_ready = False
                 self._lost(error)
             except BaseException:
-                self._end()  # nobody knows how far the others are
+                self._end()  # the others' progress is unknown
                 raise
 
     def _ready(self) -> LearnerGroup:
-        """A group that knows what the algorithm here knows."""
+        """A group with the algorithm's current state."""
         check_connected(self._home)
         algorithm, settings = self._algorithm, self._settings
         if self._group is None:
@@ -280,11 +281,13 @@ class Learners:
         most = self._settings.max_restarts
         if self._restarts >= most:
             raise EngineError(
-                f"a learner was lost, and `ray.max_restarts` ({most}) are used up. The cause: {first_line(error)} See "
+                f"a learner was lost, and `ray.max_restarts` ({most}) is used up. The cause: {first_line(error)} See "
                 "Ray's logs of that process and node."
             ) from error
         self._restarts += 1
-        _log.warning("a learner was lost, and all are made anew as they were before this update: %s", first_line(error))
+        _log.warning(
+            "a learner was lost, and all are made again with their state before this update: %s", first_line(error)
+        )
 
     def _end(self) -> None:
         group, self._group = self._group, None
@@ -294,17 +297,17 @@ class Learners:
 
     def close(self) -> None:
         """End the learners. Does nothing the second time."""
-        if connection() == self._home:  # else they have ended with the cluster
+        if connection() == self._home:  # otherwise they have ended with the cluster
             self._end()
 
 
 def _begun(group: LearnerGroup, refs: list[Any]) -> list[Any]:
-    """References to the answers of an update, and to the state of the learners after it."""
+    """References to the results of an update, and to the learners' state after it."""
     return [*refs, group.state()]
 
 
 def _joined(kept: list[Mapping[str, Any]]) -> Figures:
-    """What a loss kept of a batch, by row, from what each learner kept of its share."""
+    """What a loss kept of a batch, by row, joined from the learners' shares."""
     some = [from_arrays(own) for own in kept if own]
     return {name: torch.cat([own[name] for own in some]) for name in (some[0] if some else {})}
 
@@ -313,16 +316,16 @@ def _joined(kept: list[Mapping[str, Any]]) -> Figures:
 
 
 def shares_of(exp: Experience, num: int, *, max_seq_len: int | None = None, burn_in: int = 0) -> list[Experience]:
-    """``num`` parts that are one after the other what ``exp`` is, with equally many steps to be trained on.
+    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on.
 
-    Segments are cut where that makes parts equal, within one step, as what connectors add to steps is there already.
+    Segments are cut so that the parts are equal within one step; connectors have already added their columns.
 
     Args:
-        exp: Prepared for the loss.
-        num: How many.
-        max_seq_len: Of a recurrent module: segments are cut only where its sequences would be, at multiples of it, so
-            that each part begins within half a sequence of where they would be equal.
-        burn_in: Of a recurrent module: steps before a cut that the next part has, too, as lookback.
+        exp: Experience that is ready for the loss.
+        num: The number of parts.
+        max_seq_len: For a recurrent module: cut segments only at multiples of this length, where its sequences are
+            cut anyway; each part then begins within half a sequence of its ideal start.
+        burn_in: For a recurrent module: the number of steps before a cut that the next part also gets, as lookback.
     """
     if num == 1:
         return [exp]
@@ -331,9 +334,9 @@ def shares_of(exp: Experience, num: int, *, max_seq_len: int | None = None, burn
     wanted = done[-1] * np.arange(1, num) // num
     starts, begins = exp.offsets[:-1], exp.offsets[:-1] + exp.segments.lookback
     if max_seq_len is None:
-        at = np.searchsorted(done, wanted, side="right") - 1  # as many before it as are wanted
+        at = np.searchsorted(done, wanted, side="right") - 1  # the row with the wanted number of steps before it
         segment = np.searchsorted(starts, at, side="right") - 1
-        at = np.where(at <= begins[segment], starts[segment], at)  # lookback goes with what it is for
+        at = np.where(at <= begins[segment], starts[segment], at)  # lookback stays with its segment
     else:
         allowed = _cuts(exp, begins, max_seq_len)
         after = np.searchsorted(done[allowed], wanted)
@@ -344,7 +347,7 @@ def shares_of(exp: Experience, num: int, *, max_seq_len: int | None = None, burn
 
 
 def _cuts(exp: Experience, begins: Index, max_seq_len: int) -> Index:
-    """The rows that a recurrent module's sequences begin with, where no lookback is before them, and the end."""
+    """The rows at which a recurrent module's sequences begin, if no lookback precedes them, and the end."""
     rows = np.arange(exp.num_steps)
     since = rows - np.repeat(begins, exp.lengths)
     is_inside = (since > 0) & (since % max_seq_len == 0)
@@ -360,7 +363,7 @@ def _cut(exp: Experience, at: Index, lookback: int) -> list[Experience]:
 
 
 def shares_of_batch(batch: Mapping[str, Any] | Experience, num: int, *, recurrent: bool) -> list[Any]:
-    """``num`` parts of a batch, of equally many rows within one; for a recurrent module, of whole segments."""
+    """``num`` parts of a batch with equally many rows, within one; for a recurrent module, of whole segments."""
     if isinstance(batch, Experience):
         if recurrent:
             return [batch[first:last] for first, last in pairwise(_evenly(len(batch), num))]

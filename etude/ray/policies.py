@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies and learners on their way through Ray's object store."""
+"""Policies, weights and learner states in Ray's object store."""
 
 import copy
 import dataclasses
@@ -26,16 +26,16 @@ from etude.ray.faults import first_line
 from etude.runners import ModuleOf
 from etude.runners.callbacks import is_plain
 
-# -- tensors as arrays, which are read in the object store in place -----------------------------------------------
+# -- tensors as arrays, which can be read from the object store without copying -----------------------------------
 
 
 def as_arrays(state: Any) -> Any:
-    """Plain data with arrays for tensors; tensors of a dtype that NumPy lacks stay tensors."""
+    """Plain data with arrays in place of tensors; tensors of a dtype that NumPy lacks remain."""
     return _mapped(state, torch.Tensor, _array)
 
 
 def from_arrays(state: Any) -> Any:
-    """The inverse: tensors on the CPU. They share the arrays' memory: copy them before writing."""
+    """The inverse of `as_arrays`: tensors on the CPU that share the arrays' memory; copy them before writing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the object store is read-only
         return _mapped(state, np.ndarray, torch.from_numpy)
@@ -57,20 +57,20 @@ def _mapped(state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def learner_state(learner: ModuleLearner, *, connectors: bool = True) -> dict[str, Any]:
-    """The state of a learner, weights included, with arrays for tensors; and perhaps that of its connectors."""
+    """The state of a learner, including weights and optionally its connectors, with arrays in place of tensors."""
     state: dict[str, Any] = as_arrays(learner.state_dict())
     return {**state, "connectors": learner.connectors.state_dict()} if connectors else state
 
 
 def set_learner_state(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
-    """Go on from `learner_state`."""
+    """Restore a `learner_state`."""
     learner.load_state_dict(from_arrays({name: value for name, value in state.items() if name != "connectors"}))
     if "connectors" in state:
-        learner.connectors.load_state_dict(copy.deepcopy(state["connectors"]))  # which may be written to
+        learner.connectors.load_state_dict(copy.deepcopy(state["connectors"]))  # copied, as the original is read-only
 
 
 def changes_of(module: Module) -> int:
-    """A number that changes when weights are changed in place, by gradient steps or otherwise."""
+    """A number that changes when weights are changed in place, by gradient steps for example."""
     return sum(tensor._version for tensor in (*module.parameters(), *module.buffers()))
 
 
@@ -78,7 +78,7 @@ def changes_of(module: Module) -> int:
 
 
 def sent(config: AlgorithmConfig, **changes: Any) -> Any:
-    """A reference to the config with these changes, for the local engine.
+    """A reference to the config with these changes, in the object store, for the local engine.
 
     Raises:
         SettingsError: it can't be pickled.
@@ -87,39 +87,39 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
         return ray.put(dataclasses.replace(config, engine="local", **changes))
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise SettingsError(
-            f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. Give what makes "
-            "an env, such as a function or an id, not an env object; likewise for callbacks and connectors."
+            f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. For the env, give "
+            "a function or an id, not an env object; likewise for callbacks and connectors."
         ) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Acting:
-    """The policies that act, and for whom."""
+    """The policies that act, and the agents that they act for."""
 
     policies: dict[str, Policy]
     """By module id."""
     is_only: bool
-    """There is one module, without an id."""
+    """Whether there is only one module, without an id."""
     module_of: ModuleOf | None
 
 
 def acting_of(algorithm: Algorithm[Any]) -> Acting:
-    """The policies of an algorithm, to be sent: copies on the CPU, without what belongs to learning."""
+    """The acting policies of an algorithm, ready to be sent: copies on the CPU, without what only learning needs."""
     config, policies = algorithm.config, {}
     for name, own in algorithm.policies.items():
-        own.connectors.start(0)  # nobody acts here: their states hold what was learned, and nothing of slots
+        own.connectors.start(0)  # no slots: only the learned state is sent
         spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
         policies[name] = Policy(portable(own.module), own.connectors, **spaces)
     return Acting(policies, config.agents.modules is None, config.agents.module_of)
 
 
 def known_as(name: str, *, is_only: bool) -> str | None:
-    """What a runner calls a module."""
+    """A runner's id for a module."""
     return None if is_only and name == MAIN else name
 
 
 def portable(module: Module) -> Module:
-    """A copy on the CPU whose tensors have memory of their own: a learner keeps all of them in one block."""
+    """A copy on the CPU whose tensors have separate memory, as a learner stores them in one block."""
     memo: dict[int, Any] = {}
     if isinstance(module, TaskModule):
         task = module._task
@@ -133,12 +133,12 @@ def portable(module: Module) -> Module:
 
 
 class Weights(NamedTuple):
-    """What acting depends on and training changes, by module id."""
+    """Everything that acting depends on and training changes, by module id."""
 
     seq_nos: dict[str, int]
-    """The gradient steps that made the weights."""
+    """The number of gradient steps behind the weights."""
     values: dict[str, Any]
-    """The ``state_dict()`` of the module, with arrays for tensors."""
+    """The module's ``state_dict()``, with arrays in place of tensors."""
     learned: dict[str, dict[int, Any]]
     """The states of connectors that learn, see `learned_of`."""
     plain: dict[str, dict[str, dict[str, Any]]]
@@ -146,17 +146,17 @@ class Weights(NamedTuple):
 
 
 class Broadcast:
-    """The newest weights of an algorithm's modules in the object store."""
+    """The newest weights of an algorithm's modules, in the object store."""
 
     def __init__(self) -> None:
         self.version = 0
         self.ref: Any = None
-        """Of `Weights`."""
+        """The reference to the `Weights`."""
         self.seq_nos: dict[str, int] = {}
         self._marks: Any = None
 
     def refresh(self, algorithm: Algorithm[Any], *, again: bool = False) -> None:
-        """Put the weights there if something has changed, or ``again`` because they were lost."""
+        """Store the weights again if something has changed, or, with ``again``, because they were lost."""
         policies = algorithm.policies
         seq_nos = {name: own.updates for name, own in algorithm.learner.modules.items()}
         learned = {name: learned_of(policy.connectors) for name, policy in policies.items()}
@@ -171,10 +171,10 @@ class Broadcast:
 
 
 def plain_attributes(module: Module) -> dict[str, dict[str, Any]]:
-    """Numbers, texts and truth values that stand in no ``state_dict()``, such as epsilon.
+    """Numbers, texts and booleans that are not in a ``state_dict()``, such as epsilon, by owner.
 
-    They are attributes, without a leading underscore, of the distribution, of the module and its parts, and of the task
-    if there is one; by whose they are.
+    These are attributes, without a leading underscore, of the distribution, of the module and its parts, and of the
+    task if there is one.
     """
     return {
         owner: {n: v for n, v in vars(thing).items() if n[:1] != "_" and isinstance(v, bool | int | float | str)}
@@ -183,7 +183,7 @@ def plain_attributes(module: Module) -> dict[str, dict[str, Any]]:
 
 
 def set_plain_attributes(module: Module, given: Mapping[str, Mapping[str, Any]]) -> None:
-    """Take over `plain_attributes` of a module built alike."""
+    """Set the `plain_attributes` of a module of the same structure."""
     for owner, thing in _owners(module):
         for name, value in given.get(owner, {}).items():
             if name != "training":
@@ -199,19 +199,19 @@ def _owners(module: Module) -> Iterator[tuple[str, Any]]:
 
 
 def learned_of(connectors: Pipeline) -> dict[int, Any]:
-    """The states of the connectors that learn from experience, by their places."""
+    """The states of the connectors that learn from experience, by their indices."""
     return {i: c.state_dict() for i, c in enumerate(connectors.connectors) if overrides(c, "update")}
 
 
 def set_learned(connectors: Pipeline, learned: Mapping[int, Any]) -> None:
-    """Take over what connectors learned elsewhere; what they remember of their own slots stays."""
+    """Load what connectors learned elsewhere; their state of their own slots stays."""
     for i, state in learned.items():
         connector = connectors.connectors[i]
         connector.load_state_dict(_with_slots(state, connector.state_dict()))
 
 
 def _with_slots(learned: Any, own: Any) -> Any:
-    """A state of no slots, with what ``own`` has of them: everything that is empty there and not here."""
+    """A state without slots, completed with the slots of ``own``: the parts that are empty only in ``learned``."""
     if isinstance(learned, np.ndarray):
         return own if isinstance(own, np.ndarray) and not learned.size and own.size else learned
     if isinstance(learned, Mapping) and isinstance(own, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of runner actors: waits for their answers, and replaces those that are lost."""
+"""A pool of runner actors, which waits for their results and replaces those that are lost."""
 
 import contextlib
 import logging
@@ -20,18 +20,18 @@ _log = logging.getLogger("etude.ray")
 
 
 class Request(NamedTuple):
-    """A call of an actor's method that has not been answered yet."""
+    """A call of an actor's method whose result is still to come."""
 
     number: int
-    """Of all calls of the pool: later ones are higher."""
+    """The number of the call in the pool; later ones are higher."""
     steps: int
-    """Steps, or episodes, that the answer is to bring; 0: the actor only gets ready."""
+    """The steps or episodes in the result; 0: the actor only prepares."""
     key: Any
-    """What kind of answer is wanted."""
+    """The kind of result."""
     answer: Any
-    """Ray's reference."""
+    """Ray's reference to the result."""
     parts: Any
-    """A reference to a second return value; None: there is none."""
+    """A reference to a second result; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -40,20 +40,20 @@ class Member:
 
     number: int
     life: int
-    """How many actors had this number before."""
+    """The number of earlier actors with this number."""
     actor: Any
     requests: deque[Request] = field(default_factory=deque)
     """In the order in which the actor serves them."""
     since: float = 0.0
-    """When it could begin with the first of these, by `time.monotonic`."""
+    """When it could start with the first of these, in seconds of `time.monotonic`."""
     pace: float | None = None
-    """Seconds per step that it is asked for: a moving average."""
+    """Seconds per requested step: a moving average."""
     is_late: bool = False
-    """Its next answer is so late that the collection does not wait for it."""
+    """Whether its next result is so late that the collection does not wait for it."""
     has_begun: bool = False
-    """It has the modules to act with."""
+    """Whether it has received the modules."""
     sent: tuple[int, int] = (-1, 0)
-    """The versions of the weights and of the recording's metadata that it was sent last."""
+    """The last versions of the weights and of the recording's metadata that it was sent."""
     unwritten: int = 0
     """Steps that are to be recorded, but are not in a finished file yet."""
     node: str = ""
@@ -61,17 +61,17 @@ class Member:
 
 
 class RunnerPool:
-    """Runner actors of one kind, with the requests that each has yet to answer.
+    """Runner actors of one kind, with the requests whose results are still to come.
 
-    A lost actor is replaced by a new one rather than by Ray's ``max_restarts``: its seed depends on its life, and it
-    needs the newest modules before anything else.
+    Lost actors are replaced here and not by Ray's ``max_restarts``: a new actor's seed depends on its life, and it
+    first needs the newest modules.
 
     Args:
-        kind: What the actors are called in messages.
-        num: How many there are.
-        make: Starts the actor of this number.
+        kind: The name of the actors in messages.
+        num: The number of actors.
+        make: Starts the actor with a given number.
         settings: Whether, and how often, lost actors are replaced.
-        renewed: Is called with each member that takes the place of a lost one.
+        renewed: Called with each member that replaces a lost one.
     """
 
     def __init__(
@@ -80,27 +80,27 @@ class RunnerPool:
         self._kind, self._make, self._settings, self._renewed = kind, make, settings, renewed
         self._num_requests = 0
         self.restarts = 0
-        """Actors that were replaced, over the lifetime."""
+        """The number of replaced actors, over the lifetime."""
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """What was lost since this was last cleared, by name."""
+        """Counts of what was lost since they were last cleared, by name."""
         self.has_lost_inputs = False
-        """An object that actors were sent is lost, perhaps the weights: put it into the object store again."""
+        """Whether an object sent to actors was lost, perhaps the weights: store it in the object store again."""
         self.members = [Member(number, 0, make(number)) for number in range(num)]
 
     def request(self, member: Member, answer: Any, parts: Any = None, *, steps: int = 0, key: Any = None) -> None:
-        """Note a call; see `Request`."""
+        """Register a call; see `Request`."""
         self._num_requests += 1
         if not member.requests:
             member.since = monotonic()
         member.requests.append(Request(self._num_requests, steps, key, answer, parts))
 
     def next(self, timeout: float) -> tuple[Member, Request, Any] | None:
-        """The next answer with its request, the oldest first. None: nothing came within ``timeout`` seconds, or an
-        actor was lost.
+        """The next result with its request, the oldest first. None: there was no result within ``timeout`` seconds, or
+        an actor was lost.
 
         Raises:
             EngineError: actors were lost too often, or all of them.
-            Exception: what an actor raised, with a note of where.
+            Exception: raised by an actor; a note says where.
         """
         heads = {member.requests[0].answer: member for member in self.members if member.requests}
         refs = sorted(heads, key=lambda ref: heads[ref].requests[0].number)
@@ -124,14 +124,14 @@ class RunnerPool:
 
         Raises:
             EngineError: actors were lost too often, or all of them.
-            Exception: what the actor raised, with a note of where.
+            Exception: raised by the actor; a note says where.
         """
         cause = cause_of(error)
         if isinstance(cause, ObjectLostError) and member.requests and member.requests[0].steps:
-            self._done(member)  # its answer is lost, or what it was sent; the actor itself is well
+            self._done(member)  # its result or arguments are lost, but not the actor itself
             self.counts["lost_fragments"] += 1
             member.sent, self.has_lost_inputs = (-1, member.sent[1]), True
-            _log.warning("%s: a fragment is lost, or what it needed: %s", self.name(member), first_line(cause))
+            _log.warning("%s: a fragment or its inputs are lost: %s", self.name(member), first_line(cause))
         elif was_lost(cause):
             self._replace(member, cause)
         else:
@@ -142,7 +142,7 @@ class RunnerPool:
         self.counts["lost_fragments"] += sum(1 for request in member.requests if request.steps)
         self.counts["lost_recorded_steps"] += member.unwritten
         name, settings = self.name(member), self._settings
-        recorded = f" So are {member.unwritten} steps that it had yet to record." if member.unwritten else ""
+        recorded = f" So are {member.unwritten} steps that it had not recorded yet." if member.unwritten else ""
         _log.warning("%s was lost: %s%s", name, first_line(error), recorded)
         if not settings.restart_failed_runners and self._kind == "runner":
             self.members.remove(member)
@@ -154,7 +154,7 @@ class RunnerPool:
             return
         if self.restarts >= settings.max_restarts:
             raise EngineError(
-                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) are used up. The cause: "
+                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) is used up. The cause: "
                 f"{first_line(error)} See Ray's logs of that process and node."
             ) from error
         self.restarts += 1
@@ -164,7 +164,7 @@ class RunnerPool:
         self._renewed(new)
 
     def name(self, member: Member) -> str:
-        """What a member is called in messages."""
+        """The name of a member in messages."""
         where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""
         return f"{self._kind} {member.number}{where}"
 
@@ -176,13 +176,13 @@ class RunnerPool:
             ray.kill(member.actor)
 
     def close(self, patience: float) -> None:
-        """Let actors close their envs and recordings, and end them; warns of recorded steps that are lost.
+        """Let actors close their envs and recordings, then end them; warns of recorded steps that are lost.
 
         Args:
-            patience: Seconds that they have for it.
+            patience: Seconds to wait for that.
 
         Raises:
-            Exception: what went wrong with a recording.
+            Exception: closing a recording failed.
         """
         called = {member.actor.close.remote(): member for member in self.members}
         closed, late = ray.wait(list(called), num_returns=len(called), timeout=patience) if called else ([], [])
@@ -198,8 +198,7 @@ class RunnerPool:
         for member, reason in unclosed:
             if member.unwritten:
                 _log.warning(
-                    "%s could not finish what it records: %s. At least %d steps are lost; the files that are there are "
-                    "whole.",
+                    "%s could not finish recording: %s. At least %d steps are lost; the existing files are complete.",
                     self.name(member),
                     reason,
                     member.unwritten,
@@ -210,7 +209,7 @@ class RunnerPool:
 
 
 def _discard(member: Member) -> None:
-    """Take answers that nobody waits for: Ray would print each error among them at length."""
+    """Fetch results that nobody waits for, because Ray would print each error among them in full."""
     for request in member.requests:
         if ray.wait([request.answer], timeout=0, fetch_local=False)[0]:
             with contextlib.suppress(RayError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording that all runners write at once, each its own files."""
+"""A recording that all runners write together, each to its own files."""
 
 import dataclasses
 import os
@@ -25,22 +25,22 @@ class RecordJob:
     """What runners record, and where."""
 
     path: str
-    """The folder, as every node of the cluster finds it."""
+    """The folder, at a path that all nodes share."""
     kinds: dict[str, Kind]
-    """The spaces of each module."""
+    """The spaces of each module, by module id."""
     options: dict[str, Any]
-    """More for `ModuleWriters`."""
+    """Further arguments of `ModuleWriters`."""
     tag: str
-    """Put behind the ids of episodes, which others there may have."""
+    """A suffix for episode ids, as other runs in the folder may use the same ones."""
 
 
 class RunnerRecorder:
-    """Writes what one runner lives through.
+    """Writes the experience of one runner.
 
     Args:
-        job: What.
-        number: Which runner this is.
-        life: How often one has begun before as this runner: each has a file series of its own, so that none writes over
+        job: What to record, and where.
+        number: The number of the runner.
+        life: How many runners with this number began before. Each has its own series of files, so that none overwrites
             the files of another.
     """
 
@@ -51,7 +51,7 @@ class RunnerRecorder:
         self._taken = 0
 
     def take(self, parts: Mapping[str, Experience], meta: Mapping[str, Any] | None) -> None:
-        """Record raw experience by module id; ``meta`` is kept with it from now on."""
+        """Record raw experience by module id; ``meta`` is stored with it from now on."""
         if meta is not None:
             self._writers.set_meta(meta)
         self._writers.take(parts, self._job.kinds, self._job.tag)
@@ -59,24 +59,24 @@ class RunnerRecorder:
 
     @property
     def unwritten(self) -> int:
-        """Steps that were taken, and would be lost with this process."""
+        """The steps that would be lost with this process."""
         return self._taken - self._writers.num_steps
 
     def flush(self) -> None:
-        """Put on the disk what was taken, but for unfinished episodes that are held."""
+        """Write the steps so far to disk, except unfinished episodes that are held."""
         self._writers.state_dict()
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Write everything to disk."""
         self._writers.close()
 
 
 class SharedRecording:
-    """The side of who acts by the runners: looks that the recording can be written, and keeps other runs away.
+    """The driver's side of the recording: checks that it can be written, and keeps other runs out.
 
     Args:
-        algorithm: What it is of.
-        goes_on: It was begun by this run, before it was loaded.
+        algorithm: The algorithm that is recorded.
+        goes_on: Whether this run began the recording before it was loaded.
     """
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", *, goes_on: bool) -> None:
@@ -86,9 +86,9 @@ class SharedRecording:
         self._algorithm = algorithm
         self._rows = 0
         self.meta = self._new_meta()
-        """What is kept with the data."""
+        """The metadata stored with the data."""
         self.version = 0
-        """Of `meta`."""
+        """The version of `meta`."""
         self.path = own.path if is_url(own.path) else os.path.abspath(own.path)
         self._options: dict[str, Any] = {
             "columns": algorithm.recorded,
@@ -104,23 +104,23 @@ class SharedRecording:
         self._tag = f"+{there}" if there else ""
 
     def job(self) -> RecordJob:
-        """What runners are to do."""
+        """The runners' job."""
         return RecordJob(self.path, self._algorithm.recorded_spaces(), self._options | {"meta": self.meta}, self._tag)
 
     def count(self, rows: int) -> None:
-        """So many more rows are recorded: now and then, there is a new `meta`."""
+        """Count newly recorded rows; now and then, this renews `meta`."""
         self._rows += rows
         if self._rows >= ROW_GROUP_ROWS:
             self._rows = 0
             self.meta, self.version = self._new_meta(), self.version + 1
 
     def finish(self) -> None:
-        """Let other runs record here."""
+        """Release the folder for other runs."""
         if self._lock is not None:
             self._lock.release()
 
     def _claimed(self) -> Lock | None:
-        """The lock against other runs whose runners record here; runners of one run have different prefixes."""
+        """The lock against other runs with runners; the runners of one run use different prefixes."""
         root = located(self.path)
         if not isinstance(root, Path):
             return None
@@ -139,6 +139,6 @@ class SharedRecording:
         return [root / folder if folder else root for folder in folders]
 
     def _check(self, *, append: bool) -> None:
-        """Raise a DataError where there is a recording that nothing can be added to."""
+        """Raise a DataError if there is a recording to which nothing can be appended."""
         kinds = self._algorithm.recorded_spaces()
         ModuleWriters(self.path, kinds, append=append, **self._options, meta=self.meta).close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RunnerActor: a runner over envs of its own, in a process of a cluster."""
+"""RunnerActor: a runner with its own envs, in a process on a cluster."""
 
 import dataclasses
 import faulthandler
@@ -30,20 +30,20 @@ from etude.threads import for_acting, hold
 if TYPE_CHECKING:
     from etude.ray.recording import RecordJob, RunnerRecorder
 
-_STDERR = 2  # Ray keeps it in the log of the process
+_STDERR = 2  # Ray writes it to the log of the process
 
 
 class RunnerActor:
-    """Collects fragments of experience with the weights that it was sent last; or plays whole episodes.
+    """Collects fragments of experience with the latest weights that it was sent, or plays whole episodes.
 
-    Where no env makes a step, or is made, for ``ray.step_timeout`` seconds, the process ends: `faulthandler` writes
-    the stacks of its threads into its log, and Ray reports that it was lost.
+    If no env completes a step, and none is made, within ``ray.step_timeout`` seconds, the process ends:
+    `faulthandler` writes the stacks of its threads to its log, and Ray reports that it was lost.
 
     Args:
-        config: Of the algorithm, for the local engine.
-        number: Which runner this is.
-        device: Where modules act, as torch names it.
-        step_timeout: Seconds; None: it may hang for ever.
+        config: The algorithm's settings, for the local engine.
+        number: The number of this runner.
+        device: The device on which modules act, as torch names it.
+        step_timeout: The limit in seconds; None: no limit.
     """
 
     def __init__(self, config: AlgorithmConfig, number: int, device: str, step_timeout: float | None) -> None:
@@ -57,11 +57,11 @@ class RunnerActor:
         self._is_only = True
         self._seq_nos: dict[str | None, int] = {}
         self._reported = (0, 0, 0)  # env steps, agent steps and turns
-        self._times: dict[str, float] = {}  # that were reported
+        self._times: dict[str, float] = {}  # as last reported
 
     @contextmanager
     def _timed_out(self) -> Iterator[None]:
-        """End this process if, within it, `turns` does not change for too long."""
+        """A context in which this process ends if `turns` does not change for too long."""
         limit = self._step_timeout
         if limit is None:
             yield
@@ -78,14 +78,14 @@ class RunnerActor:
             faulthandler.cancel_dump_traceback_later()
 
     def turns(self) -> int:
-        """Turns made since the modules began to act."""
+        """The number of turns since the modules began to act."""
         return 0 if self._runner is None else self._runner.turns
 
     def open(self) -> tuple[str, int]:
-        """Make the envs; gives the id of the node and of the process.
+        """Make the envs; return the ids of the node and of the process.
 
         Raises:
-            EnvError: they can't be made.
+            EnvError: the envs can't be made.
         """
         config = self._config
         assert isinstance(config, ActingConfig)
@@ -107,9 +107,9 @@ class RunnerActor:
 
         Args:
             acting: The policies.
-            seed: Of the runner.
-            life: How often one has begun before as this runner, over all processes.
-            record: What to record; None is nothing.
+            seed: The runner's seed.
+            life: How many runners with this number began before, over all processes.
+            record: What to record; None: nothing.
         """
         assert self._arena is not None
         for policy in acting.policies.values():
@@ -124,13 +124,13 @@ class RunnerActor:
             self._recorder.close()
         self._recorder = None
         if record is not None:
-            from etude.ray.recording import RunnerRecorder  # needs pyarrow, which acting does not
+            from etude.ray.recording import RunnerRecorder  # imports pyarrow, which acting does not need
 
             self._recorder = RunnerRecorder(record, self._number, life)
 
     @ray.method(num_returns=2)
     def collect(self, order: Order, weights: Weights | None) -> tuple[FragmentReport, dict[str | None, Experience]]:
-        """Collect a fragment, with ``weights`` unless they are older than those here; None: with those here."""
+        """Collect a fragment, after loading ``weights`` if they are newer; None: keep the present weights."""
         runner = self._runner
         assert runner is not None
         begin = perf_counter()
@@ -143,13 +143,13 @@ class RunnerActor:
         if self._recorder is not None:
             self._recorder.take(by_module(parts), order.meta)
         if runner.arena.device is not None:
-            parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't travel
+            parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't be sent
         return self._report(runner, perf_counter() - begin), parts
 
     def _take(self, weights: Weights, runner: Runner) -> None:
         for name, values in weights.values.items():
             module_id, seq_no = known_as(name, is_only=self._is_only), weights.seq_nos[name]
-            # they act where they lie in memory: all runners of a node share them
+            # used in place: all runners on a node share this memory
             if runner.take_weights(from_arrays(values), seq_no, module_id, shared=True):
                 self._seq_nos[module_id] = seq_no
         for name, policy in self._policies.items():
@@ -173,9 +173,9 @@ class RunnerActor:
         )
 
     def play(self, acting: Acting, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
-        """Play whole episodes in envs of their own, without exploring.
+        """Play whole episodes in separate envs, without exploring.
 
-        Gives what they brought, how many broke off, and the seconds that they took.
+        Returns the results, the number of episodes that were cut, and the seconds that they took.
         """
         begin = perf_counter()
         config = _with_agents(self._config, acting)
@@ -186,7 +186,7 @@ class RunnerActor:
         return merged(parts), faulty, perf_counter() - begin
 
     def flush(self) -> int:
-        """Write what was recorded to the disk; gives the steps that are held, as their episodes have not ended.
+        """Write everything recorded to disk; return the number of steps held because their episodes have not ended.
 
         Raises:
             DataError: a write failed.
@@ -197,7 +197,7 @@ class RunnerActor:
         return self._recorder.unwritten
 
     def close(self) -> None:
-        """Close the envs and what is recorded.
+        """Close the envs and the recording.
 
         Raises:
             DataError: a write failed.
@@ -212,7 +212,7 @@ class RunnerActor:
 
 
 def _rearm(limit: float, turns: Callable[[], int], is_over: threading.Event) -> None:
-    """Put the end of this process off as long as turns are made."""
+    """Postpone the end of this process as long as there are new turns."""
     seen = turns()
     while not is_over.wait(limit / 4):
         now = turns()
@@ -227,7 +227,7 @@ def _with_agents(config: AlgorithmConfig, acting: Acting) -> Any:
 
 
 def seed_of(seed: int, number: int, life: int) -> int:
-    """The seed of a runner: that of the algorithm for the first runner in its first life, others drawn from it."""
+    """The seed of a runner: the algorithm's for the first runner in its first life, others derived from it."""
     if not number and not life:
         return seed
     return int(np.random.SeedSequence([seed, number, life]).generate_state(1, np.uint64)[0] >> 1)

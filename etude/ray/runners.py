@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: many runners of a cluster in place of one here."""
+"""Runners: the runners on a cluster, used like the local runner."""
 
 import contextlib
 import logging
@@ -34,39 +34,39 @@ if TYPE_CHECKING:
 _log = logging.getLogger("etude.ray")
 
 DEPTH: Final = 2
-"""Fragments that a runner is asked for at once, so that it need not wait for the next order; also the most that its
-share of a collection is cut into."""
+"""The number of fragments requested from a runner at once, so that it need not wait for the next request; also the most
+fragments in its share of a collection."""
 FRAGMENTS: Final = 16
-"""Of a collection, at most, unless there are more runners: each takes this process about 1 ms."""
+"""The most fragments of a collection, unless there are more runners; each takes this process about 1 ms."""
 LATE: Final = 3.0
-"""How many times as long as the others a runner may take."""
+"""How many times as long as the others a runner may take before it is late."""
 SLACK: Final = 0.1
 """Seconds within which a fragment is never late."""
 _PATIENCE: Final = 5.0  # seconds that envs have to close
-_POLL: Final = 0.02  # seconds between two looks at which runners are late
+_POLL: Final = 0.02  # seconds between two checks for late runners
 
 
 class Runners:
-    """Lets runners on a cluster act, each with `num_envs` envs of its own, and gives experience as one runner does.
+    """Collects experience with runners on a cluster, each with `num_envs` envs of its own, like a single runner.
 
-    If the learner waits for them, a collection is dealt out in equal fragments, which are taken as they come and made
-    with the newest weights; usually exactly as many steps come as were asked for. A runner that lags far behind the
-    others is not waited for: others make up for it, and its fragment counts in the collection in which it comes. So a
-    collection may hold up to a fragment more than was asked for, and steps by older weights (``policy_lag``).
+    If the learner waits for the runners, a collection is divided into equal fragments, made with the newest weights;
+    usually there are exactly as many steps as requested. A runner that is far slower than the others is not waited for:
+    the others make up for it, and its fragment counts in the collection in which it arrives. So a collection may have
+    up to one fragment more than requested, and steps from older weights (``policy_lag``).
 
-    Otherwise each runner has `in_flight` fragments to make at any time, and goes on while the learner learns. None is
+    Otherwise each runner has `in_flight` requests at any time, and goes on while the learner learns. No fragment is
     ever thrown away: if the learner is slow, runners wait for it.
 
-    The same seed gives each runner the same stream of experience; which fragments a collection holds follows from that
-    if `fragment_steps` is `num_steps / num_runners`, the learner waits, and no runner lags.
+    The same seed gives each runner the same stream of experience. Which fragments are in a collection is repeatable
+    only if `fragment_steps` is `num_steps / num_runners`, the learner waits, and no runner is late.
 
-    Callbacks run where the envs are, a copy of each in each runner; what they log comes with the finished episodes,
-    what they keep is not in checkpoints.
+    Callbacks run in the runners, each of which has a copy. The values that they log arrive with the finished episodes;
+    their state is not in checkpoints.
 
     Args:
-        algorithm: Whose modules act.
-        settings: Of the cluster.
-        asynchronous: The learner does not wait for all that it wants.
+        algorithm: The algorithm whose modules act.
+        settings: The engine's settings.
+        asynchronous: Whether runners go on while the learner learns.
 
     Raises:
         SettingsError: the config can't be sent to other processes.
@@ -79,19 +79,19 @@ class Runners:
         self._home = connection()
         modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
         self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
-        self._acting_ref: Any = None  # None: nobody acts yet
+        self._acting_ref: Any = None  # None: not sent yet
         self._broadcast = Broadcast()
         self._recording: SharedRecording | None = None
         self._recorded_before: str | None = None  # the recording that a loaded run had begun
-        self._first_life = 0  # of runners that are in their first one here; higher in a run that was loaded
+        self._first_life = 0  # the first life of runners here; higher after loading a run
         self._heard = monotonic()
         self._finished = FinishedEpisodes(self._num_envs)
         self._counts: defaultdict[str, float] = defaultdict(float)
-        self._lag = [0, 0]  # updates, summed over steps, and these steps
+        self._lag = [0, 0]  # sum of updates over steps, and number of steps
         self.env_steps = 0
-        """Steps of envs over the lifetime."""
+        """The env steps over the lifetime."""
         self.agent_steps = 0
-        """Steps of agents likewise."""
+        """The agent steps over the lifetime."""
         self.times: dict[str, float] = {}
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
@@ -100,7 +100,7 @@ class Runners:
         for member in self.pool.members:
             self._open(member)
 
-    # -- who acts -----------------------------------------------------------------------------------------------
+    # -- policies -----------------------------------------------------------------------------------------------
 
     def _make(self, number: int) -> Any:
         own, remote = self._settings, ray.remote(RunnerActor)
@@ -114,7 +114,7 @@ class Runners:
         self._begin(member)
 
     def _begin(self, member: Member) -> None:
-        """Let a runner act that has envs."""
+        """Let a runner that has made its envs act."""
         if self._acting_ref is None:
             return
         record = None if self._recording is None else self._recording.job()
@@ -126,7 +126,7 @@ class Runners:
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
-        """The spaces of each module on the env's side; this process needs no env of its own for it.
+        """The env's spaces of each module; this process needs no env for that.
 
         Raises:
             EnvError: the envs can't be made.
@@ -144,11 +144,11 @@ class Runners:
     def set_policies(
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
-        """Let the algorithm's policies act from now on, which these are. The running episodes are abandoned."""
+        """Replace the policies; they must be those of the algorithm. The running episodes are abandoned."""
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Abandon the running episodes, and what was not yet taken: runners begin new ones with the newest modules."""
+        """Abandon the running episodes and fragments: runners begin new episodes with the newest modules."""
         for member in self.pool.members:
             for request in [request for request in member.requests if request.steps]:
                 member.requests.remove(request)
@@ -157,18 +157,18 @@ class Runners:
         self._acting_ref = None
 
     def _ready(self) -> None:
-        """Let runners know the newest policies and weights."""
+        """Send runners the newest policies and weights, if needed."""
         check_connected(self._home)
         before = self._broadcast.seq_nos
         self._broadcast.refresh(self._algorithm, again=self.pool.has_lost_inputs)
         self.pool.has_lost_inputs = False
         if any(self._broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
-            self.begin_anew()  # an earlier state was loaded: runners would take its weights for old ones
+            self.begin_anew()  # an earlier state was loaded, whose weights runners would refuse as old
         if self._acting_ref is not None:
             return
         record, timeout = self._algorithm.config.record, self._settings.sample_timeout
         if record.path is not None and self._recording is None:
-            from etude.ray.recording import SharedRecording  # needs pyarrow, which acting does not
+            from etude.ray.recording import SharedRecording  # imports pyarrow, which acting does not need
 
             self._recording = SharedRecording(self._algorithm, goes_on=record.path == self._recorded_before)
         self._acting_ref = ray.put(acting_of(self._algorithm))
@@ -178,7 +178,7 @@ class Runners:
         while absent := [member.number for member in self.pool.members if not member.has_begun]:
             if monotonic() - begin > timeout and len(absent) < len(self.pool.members):
                 _log.warning(
-                    "of the runners, %s could not begin within %g s; the others go on without. %s",
+                    "of the runners, %s could not begin within %g s; the others continue without them. %s",
                     absent,
                     timeout,
                     room(),
@@ -196,17 +196,17 @@ class Runners:
         whole_episodes: bool = False,
         explore: bool = True,
     ) -> dict[str | None, Experience]:
-        """Give experience by module id, see `Runner.collect_each`.
+        """Collect experience, by module id, see `Runner.collect_each`.
 
         Args:
-            num_steps: How many steps, see the class; at least these if runners go on beside the learner.
-            num_episodes: Is refused: evaluations have runners of their own.
-            whole_episodes: Each runner gives only episodes that have ended.
-            explore: Draw actions; else take the most likely ones.
+            num_steps: The number of steps, see the class; at least as many if runners go on while the learner learns.
+            num_episodes: Not supported: evaluations have separate runners.
+            whole_episodes: Each runner returns only finished episodes.
+            explore: Sample actions; otherwise take the most likely ones.
 
         Raises:
-            EngineError: runners were lost more often than they may be, or all of them.
-            Exception: what an env, a connector or a module raised, with a note of where.
+            EngineError: more runners were lost than allowed, or all of them.
+            Exception: raised by an env, a connector or a module; a note says where.
         """
         if num_episodes is not None or num_steps is None or num_steps < 1:
             raise EngineError("runners of a cluster collect steps, at least one: give num_steps, not num_episodes.")
@@ -238,7 +238,7 @@ class Runners:
         return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
     def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
-        """Ask for fragments, so that ``wanted`` steps come; or ahead, as many of each runner as are allowed."""
+        """Request fragments with ``wanted`` steps; if asynchronous, as many from each runner as allowed."""
         if not self._asynchronous:
             for member, steps in dealt(self.pool.members, wanted, size):
                 self._order(member, steps, key)
@@ -248,7 +248,7 @@ class Runners:
                 self._order(member, size, key)
 
     def _order(self, member: Member, steps: int, key: tuple[bool, bool]) -> None:
-        """Ask a runner for a fragment, with the newest weights."""
+        """Request a fragment from a runner, with the newest weights."""
         version, meta_version = self._broadcast.version, 0
         meta = None
         if self._recording is not None:
@@ -261,7 +261,7 @@ class Runners:
         self.pool.request(member, report, parts, steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
-        """The next fragment with the key of its request; None: something else happened, or nothing in ``timeout`` s."""
+        """The next fragment with its request's key; None after ``timeout`` seconds, or if anything else happened."""
         answer = self.pool.next(timeout)
         if self.pool.has_lost_inputs:
             self._ready()
@@ -270,7 +270,7 @@ class Runners:
             return self._received(*answer)
         if monotonic() - self._heard > self._settings.sample_timeout:
             self._heard = monotonic()
-            _log.warning("no runner has given anything for %g s. %s", self._settings.sample_timeout, room())
+            _log.warning("no runner has returned anything for %g s. %s", self._settings.sample_timeout, room())
         return None
 
     def _received(self, member: Member, request: Request, answer: Any) -> tuple[Fragment, Any] | None:
@@ -285,7 +285,7 @@ class Runners:
         member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
         try:
             parts = ray.get(request.parts)
-        except ObjectLostError as error:  # the node that it lay on is gone
+        except ObjectLostError as error:  # its node is gone
             self._lose(answer.env_steps)
             name = self.pool.name(member)
             _log.warning("%s: a fragment of %d steps is lost: %s", name, answer.env_steps, first_line(error))
@@ -295,7 +295,7 @@ class Runners:
             return None
         return Fragment(request.number, member.number, member.life, answer, parts), request.key
 
-    # -- what is counted ----------------------------------------------------------------------------------------
+    # -- counts -------------------------------------------------------------------------------------------------
 
     def _lose(self, steps: int) -> None:
         self.pool.counts["lost_fragments"] += 1
@@ -325,12 +325,12 @@ class Runners:
         return self._finished.take()
 
     def stats(self) -> dict[str, float]:
-        """What was counted since this was last called: of all envs, see `Arena.stats`; and of the runners.
+        """The counts since the last call: those of all envs, see `Arena.stats`, and of the runners:
 
-        ``runner_restarts``; ``lost_fragments``; ``lost_steps``, those of fragments whose length is known, and those
-        that envs failed in; ``lost_recorded_steps``; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the
-        learner waited for experience; ``policy_lag``, the updates of a module since the weights that made a step, as a
-        mean over steps.
+        ``runner_restarts``; ``lost_fragments``; ``lost_steps``, in lost fragments of known length and in failed envs;
+        ``lost_recorded_steps``; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the learner waited for
+        experience; and ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean
+        over steps.
         """
         names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps", "lost_recorded_steps")
         found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])}
@@ -344,9 +344,9 @@ class Runners:
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, and what gives other episodes to a run that goes on; running episodes are not kept.
+        """The counts, and what a resumed run needs to get other episodes; running episodes are not saved.
 
-        What was recorded is on the disk then, but for unfinished episodes that are held.
+        Everything recorded is then on disk, except unfinished episodes that are held.
         """
         self._flush()
         return {
@@ -357,14 +357,14 @@ class Runners:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Go on from `state_dict`, in new episodes."""
+        """Restore a `state_dict`, with new episodes."""
         self.env_steps, self.agent_steps = state["steps"]
         self._first_life, self._recorded_before = state["lives"], state["recorded"]
         self.begin_anew()
-        return "new episodes: those of remote runners are not kept in checkpoints"
+        return "new episodes: those of remote runners are not saved in checkpoints"
 
     def _flush(self) -> None:
-        """Write what was recorded to the disk, but for unfinished episodes that are held.
+        """Write everything recorded to disk, except unfinished episodes that are held.
 
         Raises:
             DataError: a write failed.
@@ -376,8 +376,8 @@ class Runners:
         for ref, member in refs.items():
             if ref not in done:
                 _log.warning(
-                    "runner %d was still busy after %g s (`ray.sample_timeout`), so that the last it has recorded "
-                    "is not on the disk yet: a run that goes on from this checkpoint may lack it.",
+                    "runner %d was still busy after %g s (`ray.sample_timeout`), so its latest recorded steps are not "
+                    "on disk yet: a run resumed from this checkpoint may lack them.",
                     member.number,
                     self._settings.sample_timeout,
                 )
@@ -388,9 +388,9 @@ class Runners:
                 self.pool.failed(member, error)
 
     def close(self) -> None:
-        """Close the envs and what is recorded, and end the runners. Does nothing the second time.
+        """Close the envs and the recording, and end the runners. Does nothing the second time.
 
-        What is recorded has `sample_timeout` to be written, unless this ends because someone has interrupted it.
+        Runners have `sample_timeout` to finish their recording, unless this is because of an interrupt.
 
         Raises:
             DataError: a write failed.
@@ -411,13 +411,13 @@ class Runners:
 
 
 def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:
-    """Say how many steps to ask of whom, so that with what is on its way, ``wanted`` steps come.
+    """Decide how many steps to request from which runner, so that with those on their way, ``wanted`` steps come.
 
-    The caller asks for each before it takes the next one. Late runners are not asked, and not counted on.
+    The caller requests each before taking the next one. Late runners get no requests and are not counted on.
 
     Args:
         members: All runners.
-        wanted: Steps that have not come yet.
+        wanted: The number of steps that are still missing.
         size: The steps of a fragment; the last one may have fewer.
     """
     for depth in range(DEPTH):
@@ -431,7 +431,7 @@ def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[M
 
 
 def find_late(members: Sequence[Member]) -> None:
-    """If a runner has nothing to do, stop waiting for those that take several times as long as is usual."""
+    """If a runner is idle, mark those as late that take several times as long as usual."""
     paces = [member.pace for member in members if member.pace]
     if not paces or all(member.requests for member in members if member.has_begun):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search spaces: which settings a tuning tries, by name, checked before anything starts."""
+"""Search spaces for tuning: which settings are tried, checked before anything starts."""
 
 import itertools
 from collections.abc import Mapping
@@ -15,48 +15,49 @@ from etude.errors import SettingsError
 from etude.settings import settings
 
 DRAWS: Final = 200
-"""How many of the trials that a search space may give are checked before any starts."""
+"""The number of trials drawn from a search space to check it before any starts."""
 
 SHARED: Final = "shared"
-"""The name under which a trial finds what all trials share."""
+"""The key under which a trial finds the `Shared` settings."""
 
 
 @settings
 class Shared:
-    """What all trials share."""
+    """The settings that all trials share."""
 
     config: AlgorithmConfig
-    """Their settings, but those that are tried."""
+    """The algorithm's settings, except those that are tried."""
     stop: Stop = Stop()
-    """When each ends; nothing set: never."""
+    """When each trial ends; if nothing is set, never."""
     algorithm: type[Algorithm[Any]] | None = None
-    """None: the one whose settings these are."""
+    """The algorithm's class. None: the one that belongs to ``config``."""
     resources: Mapping[str, float] | None = None
-    """Of each trial itself, by name. None: a CPU for each thread and each worker, and a GPU where it learns on one."""
+    """The resources of each trial itself, by name. None: a CPU for each thread and each worker, and a GPU if it learns
+    on one."""
     save_interval: float = 60.0
     """Seconds between checkpoints of a trial, at least 0."""
     metric: str = "return_mean"
-    """The entry of results that says which trial is best."""
+    """The entry of results by which trials are compared."""
     mode: Literal["max", "min"] = "max"
-    """Whether a large one is good, or a small one."""
+    """Whether the best trial has the largest or the smallest ``metric``."""
 
     def __repr__(self) -> str:
-        """Short: Tune shows it in tables."""
+        """A short text, because Tune shows it in tables."""
         return type(self.config).__name__
 
 
 def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """A search space as Tune takes it: dotted names, lists as grids.
+    """A search space in Tune's form: dotted names, and lists as grid searches.
 
     Args:
         config: The settings that are not tried.
-        space: By name (``lr``, ``network.hidden``): one of Tune's search spaces, a list, all of which is tried, or a
-            value.
-        owner: What the settings are called in messages.
+        space: By setting (``lr``, ``network.hidden``): one of Tune's search spaces, a list of values to try, or a
+            single value.
+        owner: The name of the settings in messages.
 
     Raises:
-        SettingsError: a name is unknown (the nearest is named), or what the space gives is no such setting. Of what is
-            drawn at random, some is tried.
+        SettingsError: a name is unknown (the message names the nearest), or a value is invalid. Random search spaces
+            are checked by drawing from them.
     """
     found = {name: _as_tunes(value, name) for name, value in flat(type(config), space).items()}
     draws = np.random.RandomState(0)
@@ -67,7 +68,7 @@ def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> di
 
 
 def _as_tunes(value: Any, name: str) -> Any:
-    """What is tried of a setting, as Tune says it."""
+    """A setting's search space in Tune's form."""
     if isinstance(value, list | Grid):
         values = value.values if isinstance(value, Grid) else value
         if not values:

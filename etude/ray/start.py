@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to a cluster. One is started here only where none is there."""
+"""The connection to a Ray cluster, which is started here if there is none."""
 
 import contextlib
 import logging
@@ -23,10 +23,10 @@ from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 
 PATIENCE = 10.0
-"""Seconds within which a cluster's address must answer."""
+"""The timeout in seconds for the address of a cluster."""
 
 _HELD: dict[str, int] = {}
-"""Clusters that were started here, by address, with the number of those who use them."""
+"""The clusters that were started here, by address, with the number of their users."""
 
 
 def ensure_started(
@@ -35,15 +35,15 @@ def ensure_started(
     """Connect this process to a cluster, unless it is connected already.
 
     Args:
-        address: ``auto``, ``host:port`` or ``ray://host:port``. None: the cluster that ``RAY_ADDRESS`` names; else one
-            is started on this machine alone, with a logical CPU for each of its own, and no dashboard. It ends with
-            this process at the latest, however that ends.
-        runtime_env: What the processes of the cluster find, see Ray's runtime environments.
-        num_cpus: Logical CPUs that are wanted. One that is started here has as many at least: on few cores, its
+        address: ``auto``, ``host:port`` or ``ray://host:port``. None: the cluster in ``RAY_ADDRESS``; if that is not
+            set, a cluster is started on this machine only, with one logical CPU for each real one and no dashboard. It
+            ends with this process at the latest.
+        runtime_env: The environment of the cluster's processes, see Ray's runtime environments.
+        num_cpus: The logical CPUs needed. A cluster started here has at least as many; if there are fewer cores, its
             processes share them.
 
     Returns:
-        Whether the cluster was started here, now or before: the caller gives it back by `let_go`.
+        Whether the cluster was started here, now or before. The caller must then call `let_go`.
 
     Raises:
         EngineError: there is no cluster at the address, or none can be started.
@@ -52,13 +52,13 @@ def ensure_started(
         where = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", "local", where):
             warnings.warn(
-                f"`ray.address` {address!r} is left out, since this process is connected to the cluster at {where} "
-                "already: end that connection first, by ray.shutdown().",
+                f"`ray.address` {address!r} is ignored, because this process is connected to the cluster at {where} "
+                "already: end that connection first with ray.shutdown().",
                 stacklevel=2,
             )
         if runtime_env:
             warnings.warn(
-                "`ray.runtime_env` is left out, since this process is connected to a cluster already: give it to "
+                "`ray.runtime_env` is ignored, because this process is connected to a cluster already: give it to "
                 "ray.init(runtime_env=...), or leave ray.init to Etude.",
                 stacklevel=2,
             )
@@ -81,7 +81,7 @@ def ensure_started(
 
 
 def let_go() -> None:
-    """Give back a cluster that `ensure_started` started here; the last one who does so ends it."""
+    """Stop using a cluster that `ensure_started` started here; its last user ends it."""
     where = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
     if where in _HELD:
         _HELD[where] -= 1
@@ -94,7 +94,7 @@ def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **mor
     handlers = _handlers()
     env = None if runtime_env is None else dict(runtime_env)
     try:
-        # Warnings of the start concern Ray's own affairs; what comes later is heard again.
+        # Warnings during the start concern Ray's internals; later ones are shown again.
         with _apart():
             ray.init(address=address, runtime_env=env, logging_level=logging.ERROR, **more)
     except (ConnectionError, OSError, RuntimeError, ValueError, SystemExit) as error:
@@ -102,30 +102,30 @@ def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **mor
         raise EngineError(f"{whose}: {why}. {_REMEDY if address != 'local' else ''}".rstrip()) from error
     finally:
         logging.getLogger("ray").setLevel(logging.WARNING)
-        for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+        for number, handler in handlers.items():  # Ray replaces the SIGTERM handler
             if handler not in (signal.SIG_DFL, None):
                 signal.signal(number, handler)
 
 
 _REMEDY = (
-    "Start one (ray start --head), give another address, or give none, and one is started here for as long as the run "
-    "lasts. If it is there and asks for a token, set RAY_AUTH_MODE=token here, and RAY_AUTH_TOKEN where no "
-    "~/.ray/auth_token holds it."
+    "Start one (ray start --head), give another address, or give none, so that one is started here for the duration of "
+    "the run. If there is one and it asks for a token, set RAY_AUTH_MODE=token here, and RAY_AUTH_TOKEN if the token "
+    "is not in ~/.ray/auth_token."
 )
 
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Let what Ray starts within it be in a process group of its own, by moving this process there for as long.
+    """A context in which Ray starts processes in a process group of their own, to which this process moves meanwhile.
 
-    Ray keeps Ctrl-C from its processes, but not a SIGTERM to the whole group, as `timeout` and batch systems send it:
-    then the cluster would be gone before a run could save. They end with this process, however it ends, as before.
+    Ray protects its processes from Ctrl-C, but not from a SIGTERM to the whole group, as sent by `timeout` and batch
+    systems: the cluster would be gone before a run could be saved. The processes still end with this process.
     """
     if not hasattr(os, "setpgid"):
         yield
         return
     own = os.getpgrp()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as leader:  # a group needs a process
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as leader:  # keeps the group alive
         try:
             with contextlib.suppress(PermissionError):  # the leader of a session can't leave its group
                 os.setpgid(0, leader.pid)
@@ -136,7 +136,7 @@ def _apart() -> Iterator[None]:
 
 
 def connection() -> str:
-    """Which cluster this process is connected to, and as what; empty where it is to none."""
+    """The ids of the node and the job of this process's connection to a cluster; empty if there is none."""
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()
@@ -144,15 +144,15 @@ def connection() -> str:
 
 
 def check_connected(home: str) -> None:
-    """See that this process still has the `connection` ``home``: Ray itself would start another cluster.
+    """Check that this process still has the `connection` ``home``; Ray itself would start another cluster.
 
     Raises:
-        EngineError: it has another, or none.
+        EngineError: it has another connection, or none.
     """
     if connection() != home:
         raise EngineError(
             "the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners with it: load "
-            "the last checkpoint, or make the algorithm anew."
+            "the last checkpoint, or create the algorithm again."
         )
 
 
@@ -162,7 +162,7 @@ def _handlers() -> dict[int, Any]:
 
 
 def _check_answers(address: str, whose: str) -> None:
-    """Raise an EngineError where nothing listens: Ray itself would try for more than a minute, and end the process."""
+    """Raise an EngineError if nothing listens; Ray itself would try for more than a minute, and end the process."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
         return
@@ -174,7 +174,7 @@ def _check_answers(address: str, whose: str) -> None:
 
 @contextmanager
 def _modules_found() -> Iterator[None]:
-    """Let processes that are started within it find the modules that this one finds, `module:factory` among them."""
+    """A context in which started processes find the same modules as this process, such as those of `module:factory`."""
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(own)
@@ -188,16 +188,16 @@ def _modules_found() -> Iterator[None]:
 
 
 def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None:
-    """See that a cluster has what is asked of it, rather than wait for it in silence.
+    """Check that a cluster has the requested resources, rather than waiting silently for them.
 
-    What others use at the moment counts as there: they may give it back.
+    Resources that others use at the moment count, because they may be released.
 
     Args:
-        wanted: The resources by name of each process that is to run: each must find its own on one node.
-        can_grow: Nodes may come yet, as in a cluster that scales itself: what lacks is a warning then, and no error.
+        wanted: The resources by name of each process to start; each process must fit on one node.
+        can_grow: Whether nodes may be added, as in an autoscaling cluster. Missing resources are then only a warning.
 
     Raises:
-        EngineError: it has less; the message names what lacks, and what to do.
+        EngineError: the cluster has less; the message names the missing resource and what to do.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     for name in sorted({name for each in wanted for name, amount in each.items() if amount > 0}):
@@ -215,25 +215,25 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
 
 
 def room() -> str:
-    """What is free of the cluster, in words."""
+    """A message about the free resources of the cluster."""
     there, free = cast("Any", ray.cluster_resources)(), cast("Any", ray.available_resources)()
     inner = ("node:", "object_store", "memory")
-    # placement groups have resources of their own, by names such as CPU_group_0_31b4
+    # placement groups add resources with names such as CPU_group_0_31b4
     own = {name: n for name, n in there.items() if not name.startswith(inner) and "_group_" not in name}
     words = ", ".join(f"{free.get(name, 0.0):g} of {amount:g} {name}" for name, amount in sorted(own.items()))
-    return f"Free are {words}: what finds no room waits for it."
+    return f"The cluster has free: {words}. Processes that find no room wait."
 
 
 def _tell(lack: str, can_grow: bool) -> None:
     if not can_grow:
         raise EngineError(f"{lack}, or use a larger cluster.")
-    warnings.warn(f"{lack}, or add nodes; what has no room waits until there are some.", stacklevel=3)
+    warnings.warn(f"{lack}, or add nodes; processes without room wait for them.", stacklevel=3)
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     """The resources by name of each process that an algorithm with these settings starts; none on the local engine.
 
-    Of the tasks that read recordings for learners, one: there may be more, as far as there is room.
+    Of the tasks that read recordings for learners, only one is counted; more run if there is room.
     """
     if config.engine == "local":
         return []
@@ -252,6 +252,6 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
 
 
 def driver_of(config: AlgorithmConfig) -> dict[str, float]:
-    """The resources of the process that trains, where a cluster runs it, too: its threads, workers and GPU."""
+    """The resources of the process that trains, if it runs on a cluster too: its threads, workers and GPU."""
     gpu = {"GPU": 1.0} if config.compute.device.startswith("cuda") else {}
     return {"CPU": float(cores_of(config)), **gpu}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trial: what Tune runs, pauses, copies and ends."""
+"""Trainable: an algorithm as a Ray Tune trial, which Tune runs, pauses, copies and ends."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -16,24 +16,23 @@ from etude.ray.start import actors_of, driver_of
 
 
 class Trainable(tune.Trainable):
-    """An algorithm as a trial of Tune's: an iteration is a step, and checkpoints are Etude's own.
+    """An algorithm as a Ray Tune trial: a step is one iteration, and checkpoints are Etude's own.
 
-    For ``ray.tune.Tuner(etude.ray.Trainable, param_space=...)``; `etude.ray.tune` does the rest. What Tune hands over
-    holds ``shared``, a `Shared`, and settings to be tried by their names (``lr``, ``network.hidden``). A step gives
-    `Result` as a flat dict: ``losses/policy``.
+    Use it as ``ray.tune.Tuner(etude.ray.Trainable, param_space=...)``, or let `etude.ray.tune` do that. The param space
+    must contain ``shared``, a `Shared`, and may contain settings by name (``lr``, ``network.hidden``). A step returns
+    `Result` as a flat dict with keys such as ``losses/policy``.
 
-    A trial that goes on from another's checkpoint, as in population based training, keeps the settings that it is
-    given.
+    A trial that continues from another trial's checkpoint, as in population based training, keeps its own settings.
     """
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """The resources of the trial, and of its runners and learners, where it has some."""
+        """The resources of the trial, and of its runners and learners if it has any."""
         shared, wanted = shared_in(config), settings_of(config)
         return tune.PlacementGroupFactory([dict(shared.resources or driver_of(wanted)), *actors_of(wanted)])
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Take the settings; the algorithm is made when it is first needed, by then perhaps of a checkpoint."""
+        """Store the settings. The algorithm is made on first use, which may be after loading a checkpoint."""
         shared, self.wanted = shared_in(config), settings_of(config)
         self.goal, self.interval, self.saved = shared.stop, shared.save_interval, time.monotonic()
         self.kind = shared.algorithm or algorithm_of(type(self.wanted))
@@ -48,45 +47,45 @@ class Trainable(tune.Trainable):
         return self.trained
 
     def step(self) -> dict[str, Any]:
-        """One iteration; the last one, where it meets the goal or uses a budget up."""
+        """Run one iteration; it is the last one if the goal is reached or a budget is used up."""
         self._algorithm()
         self.newest = next(self.results)
         is_due = time.monotonic() - self.saved >= self.interval
         return flat(self.newest.to_dict()) | {"done": self.goal.now(self.newest), "should_checkpoint": is_due}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint that `etude.load` takes."""
+        """Write a checkpoint that `etude.load` can load."""
         self._algorithm().save(checkpoint_dir, result=self.newest)
         self.saved = time.monotonic()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on from a checkpoint, which may be another trial's, with the settings of this one."""
+        """Load a checkpoint, possibly another trial's, with the settings of this trial."""
         algorithm = self._algorithm()
         algorithm.load(checkpoint)
         self.results = algorithm.iterate(self.goal)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become another trial."""
+        """Change to another trial's settings."""
         self.cleanup()
         self.setup(new_config)
         return True
 
     def cleanup(self) -> None:
-        """Close the envs, and end runners and learners."""
+        """Close the envs, and end the runners and learners."""
         if self.trained is not None:
             self.trained.close()
         self.trained = None
 
 
 def settings_of(given: Mapping[str, Any]) -> AlgorithmConfig:
-    """The settings of the trial that Tune hands ``given`` to."""
+    """The settings of a trial with the param space values ``given``."""
     tried = {name: value for name, value in given.items() if name != SHARED}
     config = shared_in(given).config
     return applied(config, tried, type(config).__name__)
 
 
 def shared_in(given: Mapping[str, Any]) -> Shared:
-    """What all trials share, of what Tune hands over."""
+    """The `Shared` settings in a trial's param space values."""
     shared = given.get(SHARED)
     if not isinstance(shared, Shared):
         raise SettingsError(f"`{SHARED}` is {shared!r}, but must be an etude.ray.Shared(config=...).")
@@ -94,7 +93,7 @@ def shared_in(given: Mapping[str, Any]) -> Shared:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested names joined by ``/``; what is None is left out."""
+    """A flat dict with nested names joined by ``/``; None values are left out."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

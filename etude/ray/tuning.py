@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings are tried: many trials at once, through Ray Tune."""
+"""Tuning: trains with many settings at once, through Ray Tune."""
 
 import dataclasses
 import os
@@ -44,41 +44,43 @@ def tune(
     address: str | None = None,
     verbose: int = 1,
 ) -> ray_tune.ResultGrid:
-    """Train with many settings, and see which are best.
+    """Train with many settings, and find out which are best.
 
-    Each trial is an algorithm in a process of its own on the cluster that this process is connected to; else on the
-    one at ``address`` or ``RAY_ADDRESS``; else on one of this machine, which ends with the tuning.
+    Each trial is an algorithm in its own process, on the cluster that this process is connected to; otherwise on the
+    one at ``address`` or ``RAY_ADDRESS``; otherwise on a new one on this machine, which ends with the tuning.
 
     Args:
-        config: The settings that all trials share. Relative paths of data are taken from here.
-        search_space: What is tried, by the settings' names (``lr``, ``network.hidden``): one of Tune's search spaces
-            (``ray.tune.loguniform(1e-4, 1e-2)``); a list, each of whose values is tried; or a value. Of several lists,
-            all combinations are tried.
+        config: The settings that all trials share. Relative paths of data are resolved here.
+        search_space: What to try, by setting (``lr``, ``network.hidden``): one of Tune's search spaces
+            (``ray.tune.loguniform(1e-4, 1e-2)``), a list of values, or a single value. Several lists are tried in all
+            combinations.
         stop: When each trial ends. None: never, unless ``scheduler`` ends it.
-        num_samples: How often the search space is drawn from; each time, all of its lists are gone through.
-        metric: The field of `Result` that says which trial is best; ``losses/policy`` is an entry of a field.
-        mode: Whether a large one is good, or a small one.
-        algorithm: None: the one that ``config`` is of.
-        search: One of Tune's search algorithms. None: draws at random, by the config's seed.
-        scheduler: One of Tune's schedulers, such as ASHA or population based training. It is given ``metric`` and
-            ``mode``. None: all trials go on to their end.
-        resources: Of each trial itself, by name, such as ``{"CPU": 2, "GPU": 0.5}``. None: a CPU for each thread and
-            each worker, and a GPU where it learns on one. Its runners and learners, where it has some, have their own.
-        max_concurrent: How many trials go on at the same time at most; None: as many as there is room for.
-        out: The folder of all trials, or its URL. None: a new one in ``runs``.
+        num_samples: The draws from the search space, at least 1; each is tried with all combinations of lists.
+        metric: The field of `Result` by which trials are compared; ``losses/policy`` is an entry of a field.
+        mode: Whether the best trial has the largest or the smallest ``metric``.
+        algorithm: The algorithm's class. None: the one that belongs to ``config``.
+        search: One of Tune's search algorithms. None: random search, with the config's seed.
+        scheduler: One of Tune's schedulers, such as ASHA or population based training. It gets ``metric`` and
+            ``mode`` from here. None: all trials run to their end.
+        resources: The resources of each trial itself, by name, such as ``{"CPU": 2, "GPU": 0.5}``. None: a CPU for each
+            thread and each worker, and a GPU if it learns on one. Its runners and learners have resources of their own.
+        max_concurrent: The most trials to run at the same time; None: as many as there is room for.
+        out: The folder for all trials, or its URL. None: a new one in ``runs``.
         save_interval: Seconds between checkpoints of a trial, at least 0; one is always saved at its end.
-        keep: How many checkpoints of each trial are kept, those with the best metric; besides, the newest. At least 1.
-        max_failures: How often a trial that failed goes on again from its newest checkpoint.
-        address: Of the cluster, where this process is connected to none.
-        verbose: How much Tune writes to standard output: 0 nothing, 1 a table now and then, 2 also each result.
+        keep: The number of checkpoints to keep for each trial, at least 1: those with the best metric. The newest one
+            is kept too.
+        max_failures: How often a failed trial is resumed from its newest checkpoint.
+        address: The address of the cluster, if this process is not connected to one.
+        verbose: How much Tune writes to standard output: 0 nothing, 1 a table from time to time, 2 also each result.
 
     Returns:
-        Tune's own results: `get_best_result()` is the trial with the best ``metric`` in its newest result; its
-        `metrics` are a flat `Result` (``losses/policy``), and `etude.load` takes the path of its checkpoints.
+        Tune's own results: `get_best_result()` is the trial whose newest result has the best ``metric``. Its `metrics`
+        are a flat `Result` (``losses/policy``), and `etude.load` loads its checkpoints by their paths.
 
     Raises:
-        SettingsError: a name of the search space or its values are wrong, or other arguments; before anything starts.
-        EngineError: there is no cluster, or it has too little for one trial.
+        SettingsError: a name or value in the search space, or another argument, is invalid; raised before anything
+            starts.
+        EngineError: there is no cluster, or it has too few resources for one trial.
     """
     kind = algorithm or algorithm_of(type(config))
     check_metric(metric)
@@ -125,23 +127,23 @@ def tune(
 
 
 def _checkpoints(keep: int, metric: str, mode: str) -> ray_tune.CheckpointConfig:
-    """The best few are kept; trials themselves say when there is to be one, and Tune at their end."""
+    """Keep the best few checkpoints. Trials decide when to save; Tune also saves at their end."""
     return ray_tune.CheckpointConfig(
         num_to_keep=keep, checkpoint_score_attribute=metric, checkpoint_score_order=mode, checkpoint_at_end=True
     )
 
 
 def check_tuning(path: str | os.PathLike[str]) -> None:
-    """Raise an EngineError where there is no tuning to go on with; nothing is loaded for it."""
+    """Raise an EngineError if there is no tuning to resume; nothing is loaded for that."""
     if not ray_tune.Tuner.can_restore(_absolute(os.fspath(path))):
-        raise EngineError(f"{path} holds no tuning that one could go on with: give the folder that was `out` then.")
+        raise EngineError(f"{path} holds no tuning to resume: give the folder that was `out` of that tuning.")
 
 
 def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> ray_tune.ResultGrid:
-    """Go on with a tuning that was interrupted, as it was asked for: with the trials that have not ended, from their
-    newest checkpoints, and with those that had not begun; those that failed are tried again.
+    """Resume an interrupted tuning: trials that have not ended continue from their newest checkpoints, trials that had
+    not begun begin, and failed trials are tried again. All arguments are as they were.
 
-    Tune keeps what was asked for as pickles: take only folders that nobody else can write to.
+    Tune stores the arguments as pickles, which can run code: only use folders that nobody else can write to.
 
     Args:
         path: The folder of the trials, or its URL: ``out`` of `tune`.
@@ -168,7 +170,7 @@ def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
         return tuner.fit()
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)  # Tune takes it for itself, and does not always give it back
+            signal.signal(signal.SIGINT, before)  # Tune replaces the handler, and does not always restore it
 
 
 def _check(mode: str, stop: Stop | None, scheduler: Any, **least: tuple[float, int]) -> None:
@@ -178,18 +180,20 @@ def _check(mode: str, stop: Stop | None, scheduler: Any, **least: tuple[float, i
     if mode not in ("max", "min"):
         raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
     if (stop is None or stop == Stop()) and scheduler is None:
-        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+        raise SettingsError(
+            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
+        )
 
 
 def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:
-    """Where the folder of the trials is, and its name."""
+    """The parent folder of the trials' folder, and its name."""
     if out is None:
         where = "offline" if config.env is None else env_name(config.env).replace(":", "-").replace("/", "-")
         out = Path("runs") / f"tune-{kind}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = _absolute(os.fspath(out)).rstrip("/")
     if ray_tune.Tuner.can_restore(path):
         raise SettingsError(
-            f"{out} holds trials already: go on with them, as etude.ray.resume_tuning({str(out)!r}), or give another "
+            f"{out} already holds trials: resume them with etude.ray.resume_tuning({str(out)!r}), or give another "
             "`out`."
         )
     folder, _, name = path.rpartition("/")
@@ -201,14 +205,14 @@ def _absolute(path: str) -> str:
 
 
 def _at_home(config: AlgorithmConfig) -> AlgorithmConfig:
-    """The settings with data that is found from the folder of a trial, too."""
+    """The settings with absolute paths of data, which trials can use from their own folders."""
     if not isinstance(config, OfflineConfig) or config.data is None:
         return config
     return dataclasses.replace(config, data=_anywhere(config.data))
 
 
 def _anywhere(data: Any) -> Any:
-    """Data with absolute paths: a path, several, or a source of them; a recording is sent with such anyway."""
+    """Data with absolute paths: a path, several paths, or a source with paths. Recordings always have them."""
     if isinstance(data, str | os.PathLike):
         return _absolute(os.fspath(data))
     if isinstance(data, list | tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: an arena, modules and connectors give Experience."""
+"""Runners: collect Experience from an arena with policies and connectors."""
 
 from etude.runners.callbacks import Callback, CallbackLike, GameReturns, RunningAgent, RunningEpisode
 from etude.runners.episodes import Episode, Finished

@@ -27,7 +27,7 @@ from etude.spaces import Nester
 
 
 class AgentFigures(NamedTuple):
-    """The figures of an agent in its episode, as `RunningAgent` has them."""
+    """The figures of an agent in its episode, see `RunningAgent`."""
 
     steps: int
     total: float
@@ -142,7 +142,7 @@ class RunningEpisode:
         self.histograms: dict[str, list[NDArray[np.float64]]] = {}
         """Values logged for histograms, by name."""
         self.media: dict[str, bytes] = {}
-        """Logged images: PNGs and GIFs, the newest for each name."""
+        """Logged PNGs and GIFs, the newest for each name."""
 
     def __repr__(self) -> str:
         return short(self, self.id, env_index=self.env_index, number=self.number, agents=[*self.agents])
@@ -376,11 +376,11 @@ def callback_from(spec: CallbackLike) -> Callback:
             return found()
         except TypeError as error:
             raise SettingsError(
-                f"the callback {found.__name__} can't be made without arguments: {error}. Give an object of it."
+                f"the callback {found.__name__} can't be made without arguments: {error}. Give an object instead."
             ) from error
     if not isinstance(found, Callback):
         raise SettingsError(
-            f"{spec!r} is no callback: give an object or a class that inherits from etude.Callback, or `module:Class`."
+            f"{spec!r} is not a callback: give an object or a class derived from etude.Callback, or `module:Class`."
         )
     return found
 

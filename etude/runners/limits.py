@@ -19,11 +19,11 @@ Bools: TypeAlias = NDArray[np.bool_]
 CountBy: TypeAlias = Literal["env_steps", "agent_steps"]
 
 MOST_TRIES: Final = 10
-"""After this many episodes of an env in a row were cut by failures, one of its episodes is given up."""
+"""The number of episodes of an env in a row that may be cut by failures before one of its episodes is given up."""
 
 
 class Limit(ABC):
-    """Decides when a collection is complete, and which episodes it returns: those that were chosen."""
+    """Decides when a collection is complete, and which episodes it returns (the chosen ones)."""
 
     by_episode = True
     """True: only finished episodes are returned. False: all steps whose results have come."""
@@ -45,11 +45,11 @@ class Limit(ABC):
         """Count episodes that were cut because their env failed."""
 
     def follows(self, env: int) -> bool:
-        """Whether the episode that an env begins may be returned."""
+        """Whether the episode that an env now begins may be returned."""
         return True
 
     def choose(self, envs: Ints, numbers: Ints) -> None:
-        """Let these episodes be returned."""
+        """Mark these episodes to be returned."""
         self._chosen.append(envs * (1 << 32) + numbers)
 
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
@@ -193,7 +193,7 @@ class Lengths:
     def __init__(self, least: int = 1, most: int | None = None) -> None:
         if least < 1 or (most is not None and most < least):
             raise SettingsError(
-                f"segments of {least} to {most} steps: the minimum must be at least 1, the maximum at least that."
+                f"segments of {least} to {most} steps: the minimum must be at least 1, and not above the maximum."
             )
         self._least = least
         self._most = most

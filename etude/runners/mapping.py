@@ -73,7 +73,7 @@ class PolicyMapping:
         strangers = sorted({str(agent) for agent in arena.agents if agent not in self._index})
         if self._only is None and module_of is None and strangers:
             raise EtudeError(
-                f"there are the modules {_names(self._index)}, but none for {strangers}: say which module acts for an "
+                f"there are the modules {_names(self._index)}, but none for {strangers}: set which module acts for an "
                 "agent, as module_of=lambda agent, episode: ..., or give the modules the names of the agents."
             )
         self._module_of = module_of if module_of is not None else (lambda agent, episode: agent)
@@ -110,7 +110,7 @@ class PolicyMapping:
             module_id = self._module_of(agent, self._tracker.episode(env, number))
             if module_id not in self._index:
                 raise EtudeError(
-                    f"module_of gave {module_id!r} for agent {agent!r}, but there is no such module: there are "
+                    f"module_of returned {module_id!r} for agent {agent!r}, but there is no such module: there are "
                     f"{_names(self._index)}."
                 )
             index = self._index[module_id]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollout: what slots showed one policy and what it did about it, and how that becomes Experience."""
+"""Rollout: the observations that slots gave to one policy and its actions, and their conversion to Experience."""
 
 import copy
 from collections.abc import Mapping
@@ -33,16 +33,18 @@ Bools = NDArray[np.bool_]
 SLOT = "slot"
 BLIND = "blind"
 _FIRST = "first"
-_EPISODE = "episode"  # the number of the episode, in rows that begin one
-_GIVEN = "given"  # the step was given out, and stays as context of later ones
+_EPISODE = "episode"  # the episode's number, in rows that begin one
+_GIVEN = "given"  # the step was returned, and is kept as context for later ones
 _HIDDEN = frozenset((SLOT, BLIND, _FIRST, _EPISODE, _GIVEN, col.TERMINATED, col.TRUNCATED))
-_ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  # others behind them, as written
+_ORDER = {
+    name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))
+}  # other columns follow in the order of writing
 
 
 class Rows:
-    """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``. A column is made when first written.
+    """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``.
 
-    It is what is written then: a NumPy array, or a tensor on the same device.
+    A column is created by its first write, as a NumPy array or a tensor like the values written.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -51,7 +53,7 @@ class Rows:
         self._capacity = capacity
 
     def append(self, count: int, values: Mapping[str, NDArray[Any]]) -> int:
-        """Add ``count`` rows, and give the first one's number. Other flags are False there, other columns undefined."""
+        """Add ``count`` rows; return the index of the first. Flags not given are False; other columns are undefined."""
         start = self.size
         self.size = stop = start + count
         if stop > self._capacity:
@@ -71,13 +73,13 @@ class Rows:
             columns[name][rows] = value
 
     def flag(self, name: str) -> Bools:
-        """A column of flags. If there is none of this name, one is added, with False in all rows."""
+        """A column of flags; if there is none with this name, it is added, with False in all rows."""
         if name not in self.columns:
             self.columns[name] = np.zeros(self._capacity, bool)
         return self.columns[name]
 
     def keep(self, rows: Ints) -> None:
-        """Leave only ``rows``, in this order."""
+        """Keep only ``rows``, in this order."""
         for column in self.columns.values():
             column[: len(rows)] = arrays.take(column, rows)
             if column.dtype == bool:
@@ -86,15 +88,15 @@ class Rows:
 
 
 class Rollout:
-    """Acts with one policy for any slots, and keeps a row of each turn that one of them has.
+    """Acts with one policy for any slots, and stores a row for each of their observations.
 
-    A row holds what the slot showed, what its action before brought, and what the module did about it: a step is a row
-    with the reward of the slot's next row.
+    A row holds an observation, the result of the slot's previous action, and the module's outputs. A step is a row
+    together with the reward in the slot's next row.
 
     Args:
-        policy: Acts.
-        module_id: The name of its module; None for the only one.
-        num_slots: Slots of the arena.
+        policy: The policy that acts.
+        module_id: The name of its module; None for a single, unnamed module.
+        num_slots: The number of slots in the arena.
     """
 
     def __init__(self, policy: Policy, module_id: str | None, num_slots: int) -> None:
@@ -103,13 +105,13 @@ class Rollout:
         self.module_id = module_id
         self.rows = Rows()
         self.pending = 0
-        """Rows from this one on were shown last, and not yet acted on."""
-        self._acted = 0  # rows from this one to the pending ones were acted on in this collection
+        """The index of the first row that has not been acted on; all later rows haven't either."""
+        self._acted = 0  # first row that was acted on in this collection
         self._actors: dict[bool, Actor] = {}
         self._actor: Actor | None = None
         self._nowhere = np.zeros(num_slots, bool)
-        self._t = np.zeros(num_slots, np.int64)  # of each slot's first row: its index in its episode
-        self._number = np.zeros(num_slots, np.int64)  # likewise: which episode of its env it is of
+        self._t = np.zeros(num_slots, np.int64)  # by slot: index of its first row in the episode
+        self._number = np.zeros(num_slots, np.int64)  # by slot: number of the episode of its first row
         self._memory: Columns = {
             name: np.zeros((num_slots, *value.shape), value.dtype) for name, value in module.initial_state().items()
         }
@@ -120,11 +122,11 @@ class Rollout:
         connectors.start(num_slots)
 
     def start(self, rng: np.random.Generator, explore: bool) -> None:
-        """Be ready to act."""
+        """Prepare to act."""
         if explore not in self._actors:
             self._actors[explore] = self._make_actor(explore)
         if self.module.training:
-            self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+            self.module.eval()  # no dropout while acting; the learner switches back to training mode
         self._actor = self._actors[explore]
         self._actor.start(rng, len(self._nowhere))
 
@@ -132,14 +134,14 @@ class Rollout:
         return self.module.actor(explore=explore)
 
     def clear(self) -> None:
-        """Forget all rows: every slot begins a new episode."""
+        """Drop all rows, because every slot begins a new episode."""
         self.rows.keep(np.zeros(0, np.int64))
         self.pending = self._acted = 0
 
     # -- a turn -------------------------------------------------------------------------------------------------
 
     def note(self, turn: Turn, tracker: EpisodeTracker) -> int:
-        """Keep what a turn shows, all rows of which are this module's, and give the number of its first row."""
+        """Store the rows of a turn, all of which are for this module; return the index of the first."""
         values = {SLOT: turn.slots, col.REWARD: turn.reward, **turn.obs}
         if turn.first is not None:
             values[_FIRST], values[_EPISODE] = turn.first, tracker.number_in(turn)
@@ -157,10 +159,10 @@ class Rollout:
         return start
 
     def _correct(self, slots: Ints, action: Columns, before: int) -> None:
-        """Write the actions that were really taken into the last row of each of ``slots`` before a row."""
+        """Write the actions that were really taken into the last row of each of ``slots`` before row ``before``."""
         columns = self.rows.columns
         row_of = np.full(len(self._nowhere), -1)
-        row_of[columns[SLOT][:before]] = np.arange(before)  # of a slot's rows, the last one stays
+        row_of[columns[SLOT][:before]] = np.arange(before)  # a slot's last row wins
         there = row_of[slots] >= 0
         rows = row_of[slots[there]]
         for name, column in action.items():
@@ -170,7 +172,7 @@ class Rollout:
         self._write_logp(rows[rows < self._acted])
 
     def act(self, turn: Turn, start: int, times: dict[str, float]) -> Columns:
-        """What the env gets for a turn whose rows begin at ``start``; ``times`` counts the seconds by phase."""
+        """The actions for the env in a turn whose rows start at ``start``; ``times`` adds up the seconds by phase."""
         assert self._actor is not None
         begin = perf_counter()
         seen = turn.obs
@@ -197,7 +199,7 @@ class Rollout:
         return action
 
     def _seen(self, turn: Turn) -> Columns:
-        """What the module is shown of a turn: behind the connectors."""
+        """The module's inputs from a turn, after the connectors."""
         slots, first, reward = turn.slots, turn.first, turn.reward
         prev = {name: column[slots] for name, column in self._prev.items()}
         if first is None:
@@ -212,11 +214,11 @@ class Rollout:
         state = col.prefixed({name: arrays.take(c, turn.slots) for name, c in self._memory.items()}, col.STATE_IN)
         if turn.first is not None and turn.first.any():
             for column in state.values():
-                column[turn.first] = 0  # as `Module.initial_state` has it
+                column[turn.first] = 0  # as in `Module.initial_state`
         return state
 
     def fail(self, slots: Ints) -> None:
-        """Truncate the running episodes of ``slots``, whose env failed, at what they were shown last."""
+        """Truncate the running episodes of ``slots``, whose env failed, at their last observation."""
         rows, n = self.rows, self.rows.size
         slot = rows.columns.get(SLOT, np.zeros(0, np.int64))[:n]
         for failed in slots:
@@ -231,12 +233,12 @@ class Rollout:
     # -- cutting ------------------------------------------------------------------------------------------------
 
     def cut(self, limit: Limit, late: Ints, tracker: EpisodeTracker) -> Experience | None:
-        """The steps whose results have come, as segments; None: there is none. The rows of later use stay.
+        """The steps with known results, as segments; None if there are none. Rows needed later are kept.
 
         Args:
-            limit: Says of whole episodes which are given out.
-            late: Rows whose results are of the next collection.
-            tracker: Knows the ids of episodes.
+            limit: Selects the episodes to return, if only whole episodes are returned.
+            late: The rows whose results belong to the next collection.
+            tracker: Provides the ids of episodes.
         """
         rows, n = self.rows, self.rows.size
         if not n:
@@ -248,8 +250,8 @@ class Rollout:
         slot, first, ended, at = slots[order], rows.flag(_FIRST)[order], self._ended(order), np.arange(n)
         begins_slot = np.ones(n, bool)
         np.not_equal(slot[1:], slot[:-1], out=begins_slot[1:])
-        oldest = np.maximum.accumulate(np.where(begins_slot, at, 0))  # of the row's slot
-        begun = np.maximum.accumulate(np.where(first, at, -1))  # where the row's episode began, if it is here
+        oldest = np.maximum.accumulate(np.where(begins_slot, at, 0))  # first row of the row's slot
+        begun = np.maximum.accumulate(np.where(first, at, -1))  # first row of the row's episode, if it is here
         is_here = begun >= oldest
         t = np.where(is_here, at - begun, self._t[slot] + at - oldest)
         number = self._number[slot]
@@ -275,7 +277,7 @@ class Rollout:
             lookback = np.minimum(begins - np.maximum(oldest, begun)[begins], self.connectors.context)
             where = (begins - lookback, ends)
             exp = self._experience(order, where, tracker, slot[begins], number[begins], t[begins] - lookback, lookback)
-        # what stays: rows shown last, steps that were not given out, the end of their episode, and their context
+        # keep the newest rows, steps that were not returned, the ends of their episodes, and their context
         open_ &= ~given_out
         keep = open_ | (order >= self.pending) | (np.append(begins_slot[1:], True) & ~ended)
         keep[1:] |= open_[:-1]
@@ -331,12 +333,12 @@ class Rollout:
         return exp
 
     def nothing(self) -> Experience:
-        """No steps, with all columns."""
+        """An Experience with all columns, but without steps."""
         columns = {name: column[:0] for name, column in self.rows.columns.items() if name not in _HIDDEN}
         return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), col.subtree(columns, col.OBS))
 
     def _write_logp(self, rows: Any) -> None:
-        """Write the log-probabilities of actions, which follow from what was recorded with them."""
+        """Compute the log-probabilities of actions from the recorded ``dist_inputs``."""
         columns, taken = self.rows.columns, col.subtree(self.rows.columns, col.ACTION)
         is_empty = not len(rows) if isinstance(rows, np.ndarray) else rows.start >= rows.stop
         if self._actor is None or not taken or is_empty:
@@ -350,22 +352,22 @@ class Rollout:
             columns[col.LOGP][rows] = logp
 
     def check_chosen(self, error: EtudeError) -> None:
-        """Raise an error that names the module, where an env failed after it was given what the module made of NaN.
+        """Raise an error that names the module if an env failed because of NaN or infinity from the module.
 
         Raises:
-            ModuleError: ``dist_inputs`` of the module are not finite.
+            ModuleError: the module's ``dist_inputs`` are not finite.
         """
         inputs = self.rows.columns.get(col.DIST_INPUTS)
         if inputs is not None and first_not_finite(inputs[: self.rows.size]) is not None:
             raise ModuleError(
-                f"the module gave `{col.DIST_INPUTS}` that is not finite, and the env failed on what came of it: the "
-                f"module's weights may have grown beyond bounds ({error})"
+                f"the module returned `{col.DIST_INPUTS}` that is not finite, and the env failed on the resulting "
+                f"action: the module's weights may have diverged ({error})"
             ) from error
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, the connectors and what slots remember: plain data and arrays."""
+        """The rows, the connectors and the memory of slots: plain data and arrays."""
         return {
             "rows": {name: column[: self.rows.size].copy() for name, column in self.rows.columns.items()},
             "pending": self.pending,
@@ -380,7 +382,7 @@ class Rollout:
         return {"first_rows": {"t": self._t, "number": self._number}, "memory": self._memory, "prev": self._prev}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict` of as many slots; ValueError where it holds no such columns."""
+        """Restore a `state_dict` of the same number of slots; ValueError if its columns are invalid."""
         self.connectors.load_state_dict(state["connectors"])
         sizes = {len(column) for column in state["rows"].values()}
         if len(sizes) > 1 or any(column.dtype.kind not in "biuf" for column in state["rows"].values()):
@@ -394,15 +396,15 @@ class Rollout:
 
 
 class TensorRollout(Rollout):
-    """A rollout in an arena of tensors: what is seen and done stays on their device, and experience is there.
+    """A rollout in an arena of tensors: observations, actions and the Experience stay on their device.
 
-    What runs over the rows (slots, flags) and rewards are NumPy arrays; rewards go to the device with the experience.
+    Slots, flags and rewards are NumPy arrays; rewards are copied to the device with the Experience.
 
     Args:
-        policy: Acts.
-        module_id: The name of its module; None for the only one.
-        num_slots: Slots of the arena.
-        device: Where the tensors are.
+        policy: The policy that acts.
+        module_id: The name of its module; None for a single, unnamed module.
+        num_slots: The number of slots in the arena.
+        device: The device of the tensors.
 
     Raises:
         SettingsError: a connector can't work on tensors.
@@ -428,7 +430,7 @@ class TensorRollout(Rollout):
         return super().nothing().to(self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Rollout.state_dict`, but without rows: episodes of tensors don't go on (see `Arena.state_dict`)."""
+        """See `Rollout.state_dict`; without rows, as episodes of tensors can't be resumed (see `Arena.state_dict`)."""
         per_slot = {name: host_columns(columns) for name, columns in self._per_slot().items()}
         return {"rows": {}, "pending": 0, "connectors": self.connectors.state_dict(), **copy.deepcopy(per_slot)}
 
@@ -437,11 +439,11 @@ class TensorRollout(Rollout):
 
 
 def check_numbers(exp: Experience) -> None:
-    """Raise an error that names the culprit, env or module, where what was collected is not finite.
+    """Check that collected numbers are finite; the error says whether the env or the module is to blame.
 
     Raises:
         EnvError: an observation or a reward is not finite.
-        ModuleError: observations are, but what the module made of them is not.
+        ModuleError: the observations are finite, but the module's outputs are not.
     """
     try:
         check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
@@ -455,7 +457,7 @@ def check_numbers(exp: Experience) -> None:
             given = exp.steps.get(name, np.zeros(exp.num_steps))
             if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
                 raise ModuleError(
-                    f"the module gave `{name}` that is not finite for observations that are: its weights may have "
-                    f"grown beyond bounds ({error})"
+                    f"the module returned `{name}` that is not finite for observations that are: its weights may have "
+                    f"diverged ({error})"
                 ) from error
-        raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error
+        raise EnvError(f"the env returned numbers that are not finite: {error}") from error

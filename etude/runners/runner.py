@@ -27,50 +27,50 @@ from etude.runners.mapping import ModuleOf, PolicyMapping, Share
 from etude.runners.rollout import Rollout, TensorRollout
 
 PHASES = ("env", "observe", "infer", "act", "note")
-"""Where the time of turns goes: waiting for envs; connectors towards the module; the module; connectors back; keeping
-what was shown and done."""
+"""The parts of a turn that are timed: waiting for envs; connectors before the module; the module; connectors after it;
+storing rows."""
 
 _log = logging.getLogger("etude.runners")
 
 LONG_EPISODE: Final = 50_000
-"""Steps of an episode after which a run that waits for its end says so. Those of Atari have 27,000 at most."""
+"""The steps of an episode after which a run that waits for its end logs a warning. Atari has at most 27,000."""
 
 
 class Clock:
-    """The seconds of collecting: runs while a runner collects, and stands still between collections."""
+    """The seconds of collecting: it runs while a runner collects, and stands still between collections."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Until the running collection began, or until now."""
-        self._epoch: float | None = None  # when a collection runs: when all had begun, were there no pauses
+        """The seconds until the running collection began, or, between collections, until now."""
+        self._epoch: float | None = None  # start of the first collection, as if there were no pauses
 
     def __call__(self) -> float:
         """Seconds of collecting until now."""
         return self.seconds if self._epoch is None else perf_counter() - self._epoch
 
     def start(self) -> None:
-        """A collection begins."""
+        """Start the clock at the beginning of a collection."""
         self._epoch = perf_counter() - self.seconds
 
     def stop(self, seconds: float | None = None) -> None:
-        """It has ended; one that was broken off counts for nothing. With ``seconds``, stand there."""
+        """Stop the clock after a collection, or set it to ``seconds``. An interrupted collection is not counted."""
         self.seconds, self._epoch = self() if seconds is None else seconds, None
 
 
 class Runner:
-    """Lets policies act in an arena and gives what it brought as Experience.
+    """Collects Experience by letting policies act in an arena.
 
     Args:
-        arena: Where to act. It is reset, with a seed derived from ``seed``, when first collected from.
-        policies: What acts: one for all slots, or several by the id of their module. They are used as they are: an
-            update of their weights is seen by the next collection.
-        module_of: Which module acts for an agent, asked when the agent begins an episode; see `ModuleOf`.
-        seed: Of the arena, the actions drawn and the episodes' ids. None draws one from the operating system.
-        count_steps_by: What a step is where several agents share an env: one of the env's, or one of an agent's.
+        arena: The arena. It is reset before the first collection, with a seed derived from ``seed``.
+        policies: The policies that act: one for all slots, or several by module id. They are not copied, so that
+            updates of their weights apply to the next collection.
+        module_of: Chooses the module for an agent whenever the agent begins an episode; see `ModuleOf`.
+        seed: The seed of the arena, the actions and the episode ids. None takes one from the operating system.
+        count_steps_by: Whether to count env steps or agent steps if several agents share an env.
         callbacks: Called while episodes run, in this order; see `Callback`.
-        lengths: How long segments may be; None is as they come.
+        lengths: Limits on the length of segments; None: no limits.
 
-    The same seed gives the same Experience, bit for bit, where the arena gives its turns in the same order. In an arena
+    The same seed gives the same Experience, bit for bit, if the arena returns its turns in the same order. In an arena
     of tensors, the columns of Experience are tensors on the same device (see `Arena.device`).
     """
 
@@ -95,26 +95,26 @@ class Runner:
         self._steps = StepLimit(self._tracker, count_steps_by)
         self._limit: Limit = self._steps
         self._lengths = Lengths() if lengths is None else lengths
-        self._seq_nos: dict[str | None, int] = {}  # of the weights that were taken from elsewhere
-        self._shares: list[Share] = []  # what the arena shows: noted, and not yet acted on
+        self._seq_nos: dict[str | None, int] = {}  # by module: version of the weights taken by `take_weights`
+        self._shares: list[Share] = []  # stored rows of the current turns, not yet acted on
         self._is_whole = self._is_stopped = self._has_warned = False
         self._must_reset = True
-        self._at = 0.0  # when the arena showed what it does, in seconds of collecting
+        self._at = 0.0  # time of the current turns, in seconds of collecting
         self.warn_of_lost_episodes = False
-        """Whether to warn, once the envs are reset, if their running episodes can't be part of a checkpoint."""
+        """Whether to log a warning, at the next reset, if the envs' running episodes can't be saved in checkpoints."""
         self.agent_steps = 0
-        """Steps of agents given out since the runner was made."""
+        """The agent steps returned since the runner was made."""
         self.env_steps = 0
-        """Steps of envs likewise; as many, where agents have no names."""
+        """The env steps returned since the runner was made; the same number if agents have no names."""
         self.times = dict.fromkeys(PHASES, 0.0)
-        """Seconds since the runner was made, by phase; with callbacks, also those in ``callbacks``, and where one of
-        them draws, in ``render``."""
+        """Seconds since the runner was made, by phase; with callbacks, also in ``callbacks``, and in ``render`` if one
+        of them renders."""
         self.turns = 0
-        """Turns since the runner was made."""
+        """The number of turns since the runner was made."""
         self.policies: dict[str | None, Policy] = {}
-        """By module id; None is that of the only one."""
+        """The policies by module id; None is the id of a single, unnamed module."""
         self.rollouts: dict[str | None, Rollout] = {}
-        """Likewise: what each was shown and did."""
+        """The rollouts by module id."""
         self._set_policies(policies, module_of)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
@@ -137,7 +137,7 @@ class Runner:
     def set_policies(
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
-        """Let these policies act from now on, as when the runner was made. The running episodes are abandoned."""
+        """Replace the policies, as in the constructor. The running episodes are abandoned."""
         self._set_policies(policies, module_of)
         if self._callbacks is not None:
             self._callbacks.rollouts = self.rollouts
@@ -153,24 +153,25 @@ class Runner:
         whole_episodes: bool = False,
         explore: bool = True,
     ) -> Experience:
-        """Act, and give the steps as raw Experience: what the env said and what the module chose.
+        """Act, and return the steps as raw Experience: the env's observations and rewards and the module's outputs.
 
         Args:
-            num_steps: Exactly this many steps. Episodes go on from one collection to the next; one that is cut has its
-                last observation in ``final_obs`` like any other, and connectors that need it get ``lookback`` rows,
-                which count apart. Steps that are too many, because slots act together, and steps whose result has not
-                come yet are kept for the next collection, with the ``logp`` of the weights that made them. Where agents
-                take turns, a few steps of their env may bring none of them a result.
-            num_episodes: This many whole episodes, dealt out to the envs beforehand so that short ones are not
-                favoured. Running episodes are abandoned: every env begins a new one, now and after. One that is cut,
-                as its env failed, is played again, up to ten times: then there is one less.
-            whole_episodes: With ``num_steps``: give out only episodes that have ended, as soon as they have that many
-                steps together. The others go on in the next collection, and are held in memory until they end; a
-                warning says so, once, where that are over ten times ``num_steps``, and 1,000 steps at least.
-            explore: Draw actions; else take the most likely ones.
+            num_steps: Collect exactly this many steps. Episodes continue in the next collection; a segment that is cut
+                has its last observation in ``final_obs`` like any other, and connectors that need context get
+                ``lookback`` rows, which are not counted. Extra steps, because slots act together, and steps whose
+                results are not known yet are kept for the next collection, with the ``logp`` of the weights that made
+                them. If agents take turns, a few env steps may have no result for any agent.
+            num_episodes: Collect this many whole episodes, assigned to the envs in advance so that short ones are not
+                favoured. Running episodes are abandoned: every env begins a new one, now and in the next collection. An
+                episode that is cut because its env failed is played again, up to ten times; then it is left out.
+            whole_episodes: With ``num_steps``, return only finished episodes, as soon as they have that many steps
+                together. The others continue in the next collection and stay in memory until they end; a warning is
+                logged once if these exceed ten times ``num_steps``, and 1,000 steps.
+            explore: Sample actions; otherwise take the most likely ones.
 
         Raises:
-            EtudeError: neither or both are asked for, or modules have different columns: see `collect_each`.
+            EtudeError: not exactly one of the two numbers is given, or modules have different columns: see
+                `collect_each`.
         """
         parts = self.collect_each(
             num_steps=num_steps, num_episodes=num_episodes, whole_episodes=whole_episodes, explore=explore
@@ -182,8 +183,8 @@ class Runner:
         shapes = {tuple((n, describe(c)) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
         if len(shapes) > 1:
             raise EtudeError(
-                f"the modules {sorted(map(str, parts))} have columns that don't go into one Experience: use "
-                "collect_each, which gives one for each module."
+                f"the modules {sorted(map(str, parts))} have columns that don't fit into one Experience: use "
+                "collect_each, which returns one for each module."
             )
         return Experience.concat(list(parts.values()))
 
@@ -195,16 +196,16 @@ class Runner:
         whole_episodes: bool = False,
         explore: bool = True,
     ) -> dict[str | None, Experience]:
-        """As `collect`, but an Experience for each module with steps whose results have come, by its id."""
+        """Like `collect`, but return an Experience for each module that has steps, by module id."""
         if (num_steps is None) == (num_episodes is None):
-            raise EtudeError("collect takes num_steps or num_episodes: one of them.")
+            raise EtudeError("collect takes either num_steps or num_episodes: give one of them.")
         wanted = num_steps if num_steps is not None else num_episodes
         if wanted is None or wanted < 1:
             raise EtudeError(f"collect needs at least one step or episode, not {wanted}.")
         is_whole = whole_episodes and num_episodes is None
         goes_on = num_episodes is None and is_whole == self._is_whole and not self._must_reset
         self._is_whole = is_whole
-        self._must_reset = True  # should this be broken off: the steps made until then are lost
+        self._must_reset = True  # if this is interrupted, its steps are lost
         if num_episodes is not None:
             self._limit = EpisodeLimit(num_episodes, self.arena.num_envs)
         else:
@@ -242,7 +243,7 @@ class Runner:
                 _log.warning(
                     "The state of this env can't be saved: a resumed run will begin new episodes (%s).", lost["why"]
                 )
-        self._env_seed = None  # seeded once: later resets go on in the envs' own streams
+        self._env_seed = None  # seeded once: later resets continue the envs' random streams
         self._tracker.abandon()
         for rollout in self.rollouts.values():
             rollout.clear()
@@ -250,7 +251,7 @@ class Runner:
             self._callbacks.abandon()
 
     def _receive(self) -> None:
-        """Keep what the arena shows."""
+        """Store the arena's next turns."""
         if self._is_stopped:
             raise EtudeError("the collection was stopped.")
         begin = perf_counter()
@@ -287,7 +288,7 @@ class Runner:
             self.times["note"] -= callbacks.spend(self.times)
 
     def _fail(self, slots: Any) -> None:
-        """The envs of these slots failed: their episodes end with the last step whose result came."""
+        """End the episodes of these slots, whose envs failed, with their last known results."""
         envs, numbers = self._tracker.running(slots)
         if self._callbacks is not None:
             self._callbacks.cut(envs)
@@ -297,7 +298,7 @@ class Runner:
             rollout.fail(slots)
 
     def _act(self) -> None:
-        """Answer what the arena shows."""
+        """Act on the current turns."""
         action: Columns = {}
         for i, share in enumerate(self._shares):
             whole = share.whole
@@ -317,10 +318,10 @@ class Runner:
         if self._tracker.t.max() > LONG_EPISODE:
             self._has_warned = True
             _log.warning(
-                "an episode has had over %s steps, and its end is waited for. Without a time limit, a policy that "
-                "takes the most likely actions may repeat one for ever. Set a limit, such as "
+                "an episode has more than %s steps, and the run waits for its end. Without a time limit, a policy that "
+                "takes the most likely actions may repeat one forever. Set a limit, such as "
                 "gymnasium.wrappers.TimeLimit, Workers(max_steps=...) in the config or max_steps of an evaluation, or "
-                "let the policy draw its actions (explore).",
+                "let the policy sample its actions (explore).",
                 f"{LONG_EPISODE:,}",
             )
         held = sum(rollout.rows.size for rollout in self.rollouts.values())
@@ -333,7 +334,7 @@ class Runner:
             )
 
     def _cut(self, num_steps: int | None) -> dict[str | None, Experience]:
-        """What was collected, counted and of the right lengths, by module id."""
+        """The collected steps by module id, after counting them and applying the limits on lengths."""
         limit, results = self._limit, [share.new_results() for share in self._shares]
         late = [np.zeros(len(rows), bool) for rows in results]
         if not limit.by_episode:
@@ -366,36 +367,36 @@ class Runner:
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def take_finished(self) -> Finished:
-        """What the episodes brought whose ends were collected since this was last asked."""
+        """The episodes whose ends were collected since the last call."""
         finished = self._tracker.take_finished()
         return finished if self._callbacks is None else self._callbacks.logged(finished)
 
     def stats(self) -> dict[str, float]:
-        """What the arena counted since this was last asked, such as ``faulty_episodes``."""
+        """The arena's counts since the last call, such as ``faulty_episodes``."""
         return self.arena.stats() | self._lengths.stats()
 
     def take_weights(
         self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None = None, *, shared: bool = False
     ) -> bool:
-        """Take a module's weights from elsewhere, unless they are older than those that were taken before.
+        """Load a module's weights from elsewhere, unless they are older than the weights loaded before.
 
-        Weights may overtake one another on their way from a learner; a runner never goes back.
+        Weights may arrive from a learner in another order than they were sent; a runner never goes back.
 
         Args:
-            weights: As in the module's ``state_dict()``, on any device; copied.
-            seq_no: The gradient steps that made them.
-            module_id: Of which module; None is the only one.
-            shared: Act with the memory that is given, where it can be, rather than with a copy; nobody may write to it.
+            weights: The module's ``state_dict()``, on any device; copied.
+            seq_no: The number of gradient steps that made them.
+            module_id: The module's id; None for a single, unnamed module.
+            shared: Use the given memory for acting if possible, without a copy; it must not be written to.
 
         Returns:
-            Whether they were taken.
+            Whether they were loaded.
 
         Raises:
             EtudeError: there is no such module.
-            CheckpointError: they are weights of another module; those that are here stay.
+            CheckpointError: the weights do not fit the module, which is then unchanged.
         """
         if module_id not in self.rollouts:
-            raise EtudeError(f"there is no module {module_id!r} here, but {list(self.rollouts)}.")
+            raise EtudeError(f"there is no module {module_id!r}; the modules are {list(self.rollouts)}.")
         if seq_no < self._seq_nos.get(module_id, 0):
             return False
         load_weights(self.rollouts[module_id].module, weights, shared=shared)
@@ -403,7 +404,7 @@ class Runner:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""
+        """Everything that the next collection depends on, except the modules' weights; plain data and arrays."""
         return {
             "rng": self._rng.bit_generator.state,
             "env_seed": self._env_seed,
@@ -419,11 +420,11 @@ class Runner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Go on from `state_dict`; says how the running episodes went on (see `Arena.load_state_dict`).
+        """Restore a `state_dict`; return how the running episodes continue (see `Arena.load_state_dict`).
 
-        Where there are other slots than before, new episodes begin.
+        If the number of slots has changed, new episodes begin.
         """
-        self.warn_of_lost_episodes = False  # what it returns says so
+        self.warn_of_lost_episodes = False  # the return value says that
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
         self.env_steps, self.agent_steps = map(operator.index, state["steps"])
@@ -459,20 +460,20 @@ class Runner:
         return how
 
     def begin_anew(self) -> None:
-        """Abandon the running episodes: the next collection begins new ones, with what the connectors have learned."""
+        """Abandon the running episodes: the next collection begins new ones. Connectors keep their statistics."""
         self.warn_of_lost_episodes = False
         for rollout in self.rollouts.values():
             rollout.connectors.start(self.arena.num_slots)
         self._renew()
 
     def _renew(self) -> None:
-        """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""
+        """Begin new episodes, with new ids and a new seed for the envs."""
         self._shares = []
         self._tracker.renew(f"{self._rng.integers(1 << 63):016x}")
         self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
 
     def stop(self) -> None:
-        """Let a collection that runs in another thread end with an EtudeError at its next turn."""
+        """Make a collection in another thread end with an EtudeError at its next turn."""
         self._is_stopped = True
 
     def close(self) -> None:
@@ -481,7 +482,7 @@ class Runner:
 
 
 def _put(whole: Columns, part: Columns, rows: Any, count: int) -> Columns:
-    """``whole`` with the rows of ``part`` put into it; made for ``count`` rows where it is empty."""
+    """``whole`` with the rows of ``part`` written into it; if ``whole`` is empty, it is created with ``count`` rows."""
     for name, column in part.items():
         if name not in whole:
             whole[name] = arrays.zeros(count, column)

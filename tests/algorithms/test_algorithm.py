@@ -384,7 +384,7 @@ def test_a_module_that_gives_nan_is_named_not_the_env() -> None:
         def forward(self, obs: torch.Tensor) -> Output:
             return Output(dist_inputs=obs[:, :1].repeat(1, 2) * self.weight, value=obs[:, 0])
 
-    with pytest.raises(ModuleError, match="the module gave `dist_inputs` that is not finite"):
+    with pytest.raises(ModuleError, match="the module returned `dist_inputs` that is not finite"):
         PPO(PPOConfig(env="Pendulum-v1", module=Broken, num_envs=2, num_steps=20)).train()
 
 

@@ -283,7 +283,7 @@ def test_agents_with_spaces_of_their_own_are_filmed():
     assert [frames[:, 0, 0, 0].tolist() for frames in made.frames] == [[0, 1, 2, 3, 4, 5, 6]] * 2
     assert made.returns.tolist() == [9, 9]
     assert made.fps == 4
-    with pytest.raises(EtudeError, match="columns that don't go into one Experience"):
+    with pytest.raises(EtudeError, match="columns that don't fit into one Experience"):
         clip(None, Relay, experience=True)
     mine = Relay("rgb_array")
     assert clip(None, mine).num_frames == 7

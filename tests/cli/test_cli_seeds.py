@@ -224,7 +224,7 @@ def test_the_second_signal_ends_all_at_once_though_an_env_hangs(tmp_path, start)
     pids = processes()
     child.send_signal(signal.SIGINT)
     for line in child.stderr:
-        if "once more" in line:
+        if "interrupt again" in line:
             break
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)

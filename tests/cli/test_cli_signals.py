@@ -104,7 +104,7 @@ def test_a_signal_saves_and_ends_it_however_an_env_hangs_in_process(tmp_path, st
     child, _ = start(env)
     child.send_signal(number)
     err = ended(child)
-    assert "saves and ends within 10 seconds; once more, and it ends now" in err
+    assert "saves and ends within 10 seconds; interrupt again to end it now" in err
     assert_saved(tmp_path / "run", child, err)
 
 
@@ -147,7 +147,7 @@ def test_the_second_signal_ends_it_at_once(start, env, number):
     child, _ = start(env, first="import etude.interruption as i; i.GRACE = 1000.0")
     child.send_signal(number)
     for line in child.stderr:
-        if "once more" in line:
+        if "interrupt again" in line:
             break
     child.send_signal(number)
     err = ended(child)

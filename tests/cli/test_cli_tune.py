@@ -79,7 +79,7 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
         (["poo"], "there is no algorithm `poo`. Nearest: `ppo`."),
         (["bc", "--space.lr", "1e-3"], "`data` is missing"),
         ([], "etude tune needs an algorithm: ppo,"),
-        (["--resume", "nowhere"], "nowhere holds no tuning that one could go on with"),
+        (["--resume", "nowhere"], "nowhere holds no tuning to resume"),
     ],
 )
 def test_errors_name_the_culprit(capsys, tmp_path, monkeypatch, args, message):
@@ -154,4 +154,4 @@ def test_trials_from_the_command_line_and_the_best_one_plays(small_cluster, tmp_
     assert found["trials"][found["best"]]["checkpoint"] == best
     assert not found["interrupted"]
     assert main([*PPO, "--space.lr", "1e-3,1e-4", *more]) == 2
-    assert "out holds trials already" in capsys.readouterr().err
+    assert "out already holds trials" in capsys.readouterr().err

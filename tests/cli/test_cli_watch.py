@@ -83,7 +83,7 @@ def test_a_run_without_its_env_at_random(run, tmp_path, capsys):
     [
         ([], "watch needs to know how: --to clip.mp4 writes a clip"),
         (["--to", "clip.gif", "--live"], "own window; both were given."),
-        (["--live"], "there is no screen here for the env's own window"),
+        (["--live"], "there is no screen here for the env's window"),
         (["--live", "--fps", "3"], "`fps` and `size` are for clips"),
         (["--to", "clip.avi"], "its name must end in .mp4, .webm or .gif"),
         (["--to", "clip.gif", "--size", "big"], "`size` is 'big', but must be width and height in pixels"),

@@ -127,7 +127,7 @@ class Wrong(LendingVectorEnv):
     [
         ({"obs": np.full((3, 3), np.nan, np.float32)}, 10, "`obs` holds NaN"),
         ({"reward": np.zeros((3, 1))}, 0, r"`reward` has shape \(3, 1\).*3 copies"),
-        ({"truncated": np.zeros(3)}, 10, "`truncated` is .* 3 times True or False"),
+        ({"truncated": np.zeros(3)}, 10, "`truncated` is .* 3 booleans"),
     ],
 )
 def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, match: str) -> None:

@@ -68,9 +68,9 @@ def test_any_form_of_frame_becomes_bytes_of_its_own(given, wanted):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, r"render\(\) gave None, where .*render_mode='rgb_array'"),
+        (None, r"render\(\) gave None instead .*render_mode='rgb_array'"),
         ([PICTURE, PICTURE], r"gave 2 frames, not one: make the env with render_mode='rgb_array'"),
-        ([[1, 2], [3]], "gave what is no array of pixels: .*inhomogeneous"),
+        ([[1, 2], [3]], "did not give an array of pixels: .*inhomogeneous"),
         ("a drawing", "gave a str, not an array of pixels"),
         (np.zeros((0, 4, 3), np.uint8), r"an empty frame, of shape \(0, 4, 3\)"),
         (np.zeros(4), r"a frame of shape \(4,\): it must be \[H, W\]"),
@@ -381,9 +381,7 @@ def test_frames_are_copies_of_what_the_env_draws_into():
 def test_frames_that_change_their_size_are_an_error_unless_a_size_is_given():
     env = Drawn("rgb_array")
     env.render = lambda: np.zeros((4, 6 + env.t, 3), np.uint8)
-    with pytest.raises(
-        EnvError, match=r"gave a frame of 7x4 pixels after one of 6x4: say with `size` which all should have"
-    ):
+    with pytest.raises(EnvError, match=r"gave a frame of 7x4 pixels after one of 6x4: give one `size` for all frames"):
         film(env, lambda: (env.reset(), env.step(0)))
     shapes = []
     with filmed(env, lambda frame, begins: shapes.append(frame.shape), size=(6, 4)):
@@ -454,12 +452,12 @@ def test_envs_of_every_making_draw():
     ("env", "message"),
     [
         (make_undrawn, r"test_clips:make_undrawn has render_mode None, but 'rgb_array' is needed here \(it knows "
-                       r"rgb_array\). Let what makes it take an argument `render_mode`"),
+                       r"rgb_array\). Let the function that makes it accept `render_mode`"),
         (Drawn(), r"Drawn has render_mode None, but 'rgb_array' .* Make the env with render_mode='rgb_array'\."),
         (fails, r"fails can't be made with render_mode='rgb_array': RuntimeError: no licence"),
-        (SyncVectorEnv([Drawn]), "SyncVectorEnv is a VectorEnv, of which no single copy can be seen: give one env"),
-        (lambda: SyncVectorEnv([Drawn]), "is a VectorEnv, of which no single copy"),
-        (lambda: "text", "is a str, which has no reset, step and render"),
+        (SyncVectorEnv([Drawn]), "SyncVectorEnv is a VectorEnv, whose single copies can't be shown: give one env"),
+        (lambda: SyncVectorEnv([Drawn]), "is a VectorEnv, whose single copies"),
+        (lambda: "text", "is a str, which lacks reset, step or render"),
         ("CartPol-v1", "no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),
         ("no_module:env", "can't import the module `no_module`"),
         ("test_clips:no_env", "the module has no `no_env`"),

@@ -59,14 +59,14 @@ def fails_silently() -> None:
         ("highway-fast-v0", 1, r"no env 'highway-fast-v0' is registered .* 'package:highway-fast-v0'"),
         ("some_envs.make", 1, r"no env 'some_envs.make' is registered .* 'module:function'"),
         ("no_such_module:make", 1, r"can't import the module `no_such_module` .*importable"),
-        ("some_envs:nothing", 1, r"the module has no `nothing`, nor registers an env of that name"),
+        ("some_envs:nothing", 1, r"the module has no `nothing`, and registers no env of that name"),
         ("some_envs:fails", 1, r"some_envs:fails fails to make an env: RuntimeError: no licence"),
         (fails, 2, r"fails to make an env: RuntimeError: no licence"),
         (fails_silently, 2, r"to make an env: LookupError in .*test_make.py, line \d+: `raise LookupError`"),
-        (makes_text, 1, r"builtins.str is no env: neither a gymnasium.Env"),
+        (makes_text, 1, r"builtins.str is not an env: neither a gymnasium.Env"),
         (Numbered(), 2, r"one Numbered object can't be 2 envs.*: give a function that makes one"),
         (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
-        (3, 1, r"builtins.int is no env: neither a gymnasium.Env"),
+        (3, 1, r"builtins.int is not an env: neither a gymnasium.Env"),
         ("CartPole-v1", 0, r"num_envs must be at least 1, not 0"),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_is_no_vector_env(env: Any, num_envs: int, message: str) -> None:
 
 def test_a_factory_that_gives_one_env_twice_or_fails_later_is_refused() -> None:
     env = Numbered()
-    with pytest.raises(EnvError, match="the same Numbered object is given each time"):
+    with pytest.raises(EnvError, match="the same Numbered object was returned for several envs"):
         make_arena(lambda: env, 2)
     made = iter([Numbered()])
     with pytest.raises(EnvError, match="fails to make an env: StopIteration"):

@@ -65,8 +65,14 @@ OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
             r"step must return \(obs, reward, .* gave \['dict', 'dict', 'bool'",
         ),
         (DictAdapter(Broken(OBS, {}, {}, {})), "step must return .*, each a dict keyed by agent"),
-        (DictAdapter(Broken(start=OBS)), r"reset must return \(obs, info\), each a dict keyed by agent, but gave dict"),
-        (DictAdapter(Broken({}, {}, {}, {}, {})), f"nobody acts, and the episode is not over, since {MAX_IDLE} steps"),
+        (
+            DictAdapter(Broken(start=OBS)),
+            r"reset must return \(obs, info\), each a dict keyed by agent, but returned dict",
+        ),
+        (
+            DictAdapter(Broken({}, {}, {}, {}, {})),
+            f"no agent has acted for {MAX_IDLE} steps, and the episode is not over",
+        ),
         (DictAdapter(Broken({"a": None}, {}, {}, {}, {})), "it is the turn of agent 'a', but there is no obs"),
         (ParallelAdapter(Broken({"a": OBS["a"]}, {}, {}, {}, {})), "scripted: it is the turn of agent 'b', but"),
         (
@@ -99,8 +105,8 @@ def test_agents_of_an_aec_env_must_leave() -> None:
     refused(r"nim: agent .* was stepped with None, but is still in env.agents", AECAdapter(env), 2)
     env = Nim()
     env.reset = lambda seed=None, options=None: vars(env).update(agents=[])  # type: ignore[method-assign]
-    refused(r"nim: after reset\(\) nobody is in env.agents", AECAdapter(env))
-    refused(r"after reset\(\) nobody is in env.agents", ParallelAdapter(ScriptedParallel(("a",), [Scene(())])))
+    refused(r"nim: env.agents is empty after reset\(\)", AECAdapter(env))
+    refused(r"env.agents is empty after reset\(\)", ParallelAdapter(ScriptedParallel(("a",), [Scene(())])))
 
 
 def test_agents_of_an_aec_env_must_not_vanish() -> None:
@@ -116,7 +122,7 @@ def test_agents_of_an_aec_env_must_not_vanish() -> None:
 def test_actions_are_for_those_that_wait() -> None:
     copy = DictAdapter(TwoJobs())
     copy.reset(0)
-    with pytest.raises(EnvError, match=r"TwoJobs: actions came for the agents \['aim'\], but \['echo', 'aim'\] wait"):
+    with pytest.raises(EnvError, match=r"TwoJobs: there are actions for the agents \['aim'\], but \['echo', 'aim'\] wait"):
         copy.step({1: np.zeros(1)})
 
 
@@ -131,10 +137,10 @@ def test_agents_and_spaces_must_be_told() -> None:
     with pytest.raises(EnvError, match="Bare has no `possible_agents`: set it to the list of all agents that may"):
         adapt_env(Bare())
     Bare.possible_agents = ["a", "a"]
-    with pytest.raises(EnvError, match=r"Bare: `possible_agents` names an agent twice: \['a', 'a'\]"):
+    with pytest.raises(EnvError, match=r"Bare: `possible_agents` has an agent twice: \['a', 'a'\]"):
         adapt_env(Bare())
     Bare.possible_agents = ["a"]
-    with pytest.raises(EnvError, match=r"Bare has no observation_space for agent 'a', but .*: have a method `obs"):
+    with pytest.raises(EnvError, match=r"Bare has no observation_space for agent 'a', but .*: add a method `obs"):
         adapt_env(Bare())
     Bare.observation_spaces = {"a": spaces.Discrete(2)}  # type: ignore[attr-defined]
     Bare.action_space = lambda self, agent: 3  # type: ignore[attr-defined]

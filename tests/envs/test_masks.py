@@ -85,11 +85,11 @@ def test_masks_are_as_long_as_modules_want_them(space):
 def test_errors():
     env = InfoActionMask(Doors([[1] * 5, None]))
     env.reset()
-    with pytest.raises(EnvError, match=r"info that step of Doors gives has no 'action_mask' \(it has \[\]\)"):
+    with pytest.raises(EnvError, match=r"info that step of Doors returns has no 'action_mask' \(it has \[\]\)"):
         env.step(np.array([0, 0]))
-    with pytest.raises(EnvError, match=r"info that reset of Doors gives has no 'action_mask'"):
+    with pytest.raises(EnvError, match=r"info that reset of Doors returns has no 'action_mask'"):
         InfoActionMask(Doors([None])).reset()
-    with pytest.raises(EnvError, match=r"reset of Doors gives is \[1 1\]: it needs 5 numbers, 0 or 1, one for each"):
+    with pytest.raises(EnvError, match=r"reset of Doors returns is \[1 1\]: it needs 5 numbers, 0 or 1, one for each"):
         InfoActionMask(Doors([[1, 1]])).reset()
     with pytest.raises(EnvError, match=r"is \[1 2 0 1 1\]: it needs 5 numbers, 0 or 1"):
         InfoActionMask(Doors([[1, 2, 0, 1, 1]])).reset()

@@ -130,7 +130,7 @@ def test_what_can_not_be_kept_is_named() -> None:
     arena.reset()
     play(arena, 2, seed=0)
     how = copies_of(Growing).load_state_dict(arena.state_dict())
-    assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
+    assert "enemies[0] was a some_envs:Ball, but a new env has none there" in how
 
 
 def test_infos_need_not_be_plain_data() -> None:
@@ -152,7 +152,9 @@ def test_workers_keep_their_state_for_themselves() -> None:
     assert arena.load_state_dict(state) == "new episodes: the envs run in workers, whose state is not kept"
     here = copies_of(Telling)
     here.reset(seed=3)
-    assert arena.load_state_dict(here.state_dict()) == "new episodes: the envs ran without workers, and have some now"
+    assert (
+        arena.load_state_dict(here.state_dict()) == "new episodes: the envs ran without workers, but have workers now"
+    )
     arena.close()
 
 
@@ -231,7 +233,7 @@ def test_what_can_not_be_an_arena(env: Any, workers: Workers, num_envs: int, mes
 def test_envs_must_be_different_objects_and_alike() -> None:
     env = Telling()
     for workers in (Workers(), Workers(num_workers=2, mode="thread")):
-        with pytest.raises(EnvError, match=r"the same Telling object is given each time"):
+        with pytest.raises(EnvError, match=r"the same Telling object was returned for several envs"):
             copies_of(lambda: env, workers, 2)
         made = iter([Numbered(), Telling()])
         with pytest.raises(EnvError, match=r"must be alike, but env 1 has the observation spaces .*float.* others"):

@@ -108,7 +108,7 @@ def test_objects_that_a_new_env_does_not_have_are_not_made_up() -> None:
     arena.reset()
     play(arena, 2, seed=0)
     how = make_arena(Growing, 1).load_state_dict(arena.state_dict())
-    assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
+    assert "enemies[0] was a some_envs:Ball, but a new env has none there" in how
 
 
 def test_the_state_of_another_env_is_refused() -> None:

@@ -104,14 +104,14 @@ def test_a_foreign_table_needs_only_episode_and_time():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"reward": np.zeros(2, complex)}, "column `reward` has dtype complex128, which a recording can't keep"),
+        ({"reward": np.zeros(2, complex)}, "column `reward` has dtype complex128, which a recording can't store"),
         ({"reward": np.zeros(2, ">f4")}, "column `reward` has dtype >f4"),
         ({"reward": np.zeros(2, "U3")}, "column `reward` has dtype <U3"),
-        ({"x": np.array([1, "a"], object)}, "column `x` holds objects that a recording can't keep"),
+        ({"x": np.array([1, "a"], object)}, "column `x` holds objects that a recording can't store"),
         ({"x": np.array([1, 2], object)}, r"column `x` holds objects that are not strings \(int64\)"),
         ({"x": np.array([[1.5], [2]], object)}, r"column `x` holds objects that are not strings"),
-        ({"x": np.array(["\ud800", ""], object)}, "column `x` holds objects that a recording can't keep"),
-        ({"x": np.zeros((2, 0))}, r"column `x` has rows of shape \[0\]: nothing to keep"),
+        ({"x": np.array(["\ud800", ""], object)}, "column `x` holds objects that a recording can't store"),
+        ({"x": np.zeros((2, 0))}, r"column `x` has rows of shape \[0\]: there is nothing to store"),
         ({"t": np.zeros(2)}, "a step column can't be called `t`"),
         ({"final_obs/y": np.zeros(2)}, "a step column can't be called `final_obs/y`"),
     ],
@@ -125,7 +125,7 @@ def test_an_unknown_string_as_final_obs_is_refused():
     exp = numbered([2, 2])
     steps = exp.steps | {"obs": np.array(list("abcd"), object)}
     exp = Experience(steps, exp.offsets, exp.segments, {"obs": np.array(["x", None], object)})
-    with pytest.raises(DataError, match="column `final_obs` holds None, which stands for an unknown observation"):
+    with pytest.raises(DataError, match="column `final_obs` holds None, which means an unknown observation"):
         exp.to_table()
 
 

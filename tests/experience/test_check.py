@@ -25,8 +25,11 @@ def _with(array, index, value):
 @pytest.mark.parametrize(
     ("exp", "message"),
     [
-        (_changed(offsets=np.array([0, 3, 3])), r"segment 1: offsets do not rise \(3 to 3\); it needs a step or more"),
-        (_changed(offsets=np.array([0, 6, 5])), r"segment 1: offsets do not rise \(6 to 5\)"),
+        (
+            _changed(offsets=np.array([0, 3, 3])),
+            r"segment 1: offsets do not increase \(3 to 3\); it needs at least one step",
+        ),
+        (_changed(offsets=np.array([0, 6, 5])), r"segment 1: offsets do not increase \(6 to 5\)"),
         (_changed(offsets=np.array([1, 3, 5])), "offsets must be int64, one-dimensional and start at 0"),
         (_changed(offsets=np.array([0, 3, 5], np.int32)), r"offsets must be int64.*\(int32\)"),
         (_changed(offsets=np.zeros(0, np.int64)), "offsets must be int64"),
@@ -43,7 +46,7 @@ def _with(array, index, value):
         ),
         (
             _changed(segments=lambda s: s.replace(lookback=np.array([0, 3]))),
-            r"segment 1 \(episode 'e1'\): lookback 3 or t_start 5 can't be, with 2 steps",
+            r"segment 1 \(episode 'e1'\): lookback 3 or t_start 5 is impossible with 2 steps",
         ),
         (_changed(segments=lambda s: s.replace(t_start=np.array([-1, 0]))), r"segment 0 .*t_start -1 can't be"),
         (

@@ -195,14 +195,14 @@ def test_indexing_outside_and_backwards_is_refused():
     assert exp[-1].steps["obs"].tolist() == [100]
     with pytest.raises(IndexError, match="segment 2 of 2"):
         exp[2]
-    with pytest.raises(IndexError, match="takes step 1, not -1; use select"):
+    with pytest.raises(IndexError, match="must have step 1, not -1; use select"):
         exp[::-1]
     assert exp[2:1].num_segments == 0
 
 
 def test_concat_refuses_nothing_and_parts_that_do_not_fit():
     a = numbered([2])
-    with pytest.raises(DataError, match="can't concat nothing"):
+    with pytest.raises(DataError, match="can't concat an empty list"):
         Experience.concat([])
     with pytest.raises(DataError, match=r"part 1 has other columns than part 0: \['value'\] stand in only one"):
         Experience.concat([a, a.with_steps(value=a.steps["obs"])])

@@ -177,7 +177,7 @@ def test_the_same_seed_draws_the_same() -> None:
     [
         ({"capacity": 0}, "capacity is 0, but a replay needs at least 1"),
         ({"n_step": 0}, "n_step is 0"),
-        ({"gamma": 1.1}, "gamma is 1.1, but a discount is from 0 to 1"),
+        ({"gamma": 1.1}, "gamma is 1.1, but a discount factor is from 0 to 1"),
         ({"priorities": Priorities(beta=2.0)}, r"Priorities.beta is 2.0, but it must be from 0 to 1"),
         ({"priorities": Priorities(epsilon=0.0)}, r"Priorities.epsilon is 0.0, but it must be from 1e-30"),
     ],

@@ -100,10 +100,10 @@ def test_extreme_priorities_are_kept_within_what_can_be_summed(extreme: float) -
 @pytest.mark.parametrize(
     ("index", "priority", "message"),
     [
-        ([0], [-1.0], "priority 0 is -1.0: priorities are finite and from 0 on"),
+        ([0], [-1.0], "priority 0 is -1.0: priorities must be finite and at least 0"),
         ([0, 1], [1.0, np.nan], "priority 1 is nan"),
         ([0, 1], [1.0], r"indices of shape \(2,\), priorities of shape \(1,\)"),
-        ([0, 9], [1.0, 1.0], "there is no step 9: give the `index` that sample gave"),
+        ([0, 9], [1.0, 1.0], "there is no step 9: give the `index` that sample returned"),
         ([-1], [1.0], "there is no step -1"),
     ],
 )

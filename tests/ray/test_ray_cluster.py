@@ -60,7 +60,7 @@ def test_evaluation_runners_refuse_what_they_would_not_do(given: dict[str, Any],
     config = BCConfig(data=str(tmp_path / "data"), env=Walk, updates_per_iteration=1, engine=engine, **given)
     with (
         closing(BC(config)) as algorithm,
-        pytest.raises(SettingsError, match="`callbacks` and `record` are of evaluations here"),
+        pytest.raises(SettingsError, match="`callbacks` and `record` of evaluations do not work"),
     ):
         algorithm.train()
 

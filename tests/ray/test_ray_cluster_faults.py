@@ -125,7 +125,7 @@ def test_interrupted_twice_it_ends_at_once_though_envs_hang(tmp_path: Path) -> N
     assert child.stderr is not None
     child.send_signal(signal.SIGINT)
     for line in child.stderr:
-        if "once more, and it ends now" in line:
+        if "interrupt again to end it now" in line:
             break
     begin = time.monotonic()
     child.send_signal(signal.SIGINT)

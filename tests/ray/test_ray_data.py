@@ -157,13 +157,13 @@ def test_what_processes_cant_import(data: str) -> None:
     """Ray Data would try again without end."""
     feed = feed_of(bc(data, mode="stream", prelearner=Unfindable()))
     with pytest.raises(
-        EngineError, match=r"can't make the prelearner.* No module named 'only_where.*`ray.runtime_env`"
+        EngineError, match=r"can't create the prelearner.* No module named 'only_where.*`ray.runtime_env`"
     ):
         taken(feed, 1)
 
 
 def test_what_cant_be_sent_to_processes(data: str) -> None:
-    with pytest.raises(SettingsError, match=r"Ray Data read and prepare, to which this can't be sent: cannot be sent"):
+    with pytest.raises(SettingsError, match=r"can't be sent this: cannot be sent"):
         feed_of(bc(data, mode="stream", prelearner=Unsendable()))
 
 
@@ -285,7 +285,7 @@ def test_a_node_that_goes_with_blocks_on_it(tmp_path: Path) -> None:
 
 
 def test_batches_that_cant_be_shared(data: str) -> None:
-    with pytest.raises(SettingsError, match="`batch_size` is 14, which 3 learners can't share: take a multiple"):
+    with pytest.raises(SettingsError, match="`batch_size` is 14, which 3 learners can't share equally: use a multiple"):
         open_shards(bc(data), Ray(num_learners=3))
 
 

@@ -258,7 +258,9 @@ def test_a_learner_that_is_killed_changes_nothing(
     check_alike(algorithm, one)
     assert learners.stats() == {"learner_restarts": 1.0}
     assert learners.stats() == {"learner_restarts": 0.0}
-    assert "a learner was lost, and all are made anew as they were before this update: The actor died" in caplog.text
+    assert (
+        "a learner was lost, and all are made again with their state before this update: The actor died" in caplog.text
+    )
 
 
 def test_a_learner_that_hangs_is_lost_and_losses_are_counted_out(cluster: None) -> None:
@@ -270,7 +272,7 @@ def test_a_learner_that_hangs_is_lost_and_losses_are_counted_out(cluster: None) 
         learners._settings = dataclasses.replace(learners._settings, learner_timeout=1.0)
         exp = experience(10)
         exp.steps["bad"][3] = -2
-        lost = r"a learner was lost, and `ray.max_restarts` \(0\) are used up. The cause: no answer within 1 s"
+        lost = r"a learner was lost, and `ray.max_restarts` \(0\) is used up. The cause: no answer within 1 s"
         with pytest.raises(EngineError, match=lost):
             learners.update({"main": exp}, 0)
         for name, value in algorithm.module.state_dict().items():
@@ -304,7 +306,9 @@ def test_learners_that_find_no_room_are_told(cluster: None) -> None:
             learners.update({"main": experience(10)}, 0)
     finally:
         log.removeHandler(handler)
-    wanted = r"no learners yet after 0.2 s. Free are [\d.]+ of 8 CPU, 1 of 1 GPU: what finds no room waits for it."
+    wanted = (
+        r"no learners yet after 0.2 s. The cluster has free: [\d.]+ of 8 CPU, 1 of 1 GPU. Processes that find no room"
+    )
     assert re.fullmatch(wanted, lines[0])
     assert algorithm.updates == 2
 

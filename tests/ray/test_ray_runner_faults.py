@@ -113,7 +113,7 @@ def test_what_a_killed_runner_had_yet_to_record_is_counted(made: Any, tmp_path: 
     os.kill(members(algorithm)[0].pid, signal.SIGKILL)
     counts = total(algorithm, 1)
     assert counts["lost_recorded_steps"] == 64
-    assert "So are 64 steps that it had yet to record." in caplog.text
+    assert "So are 64 steps that it had not recorded yet." in caplog.text
     algorithm.close()
     assert Recording.open(tmp_path / "run").num_steps == algorithm.env_steps - 64
 
@@ -127,7 +127,7 @@ def test_what_a_runner_that_hangs_had_yet_to_record_is_told(made: Any, tmp_path:
     algorithm.runner.state_dict()
     assert "runner 0 was still busy after 0.5 s (`ray.sample_timeout`)" in caplog.text
     algorithm.close()
-    assert "could not finish what it records: was still busy after 0.5 s. At least 64 steps are lost" in caplog.text
+    assert "could not finish recording: was still busy after 0.5 s. At least 64 steps are lost" in caplog.text
 
 
 def test_a_runner_that_finds_no_room_is_told(made: Any, caplog: Any) -> None:
@@ -135,8 +135,8 @@ def test_a_runner_that_finds_no_room_is_told(made: Any, caplog: Any) -> None:
     ray.get(taken.give.remote(1))
     algorithm = made(runner_envs.Walk, Ray(num_runners=2, cpus_per_runner=2, sample_timeout=0.5))
     assert algorithm.train().env_steps > 0
-    assert "of the runners, [1] could not begin within 0.5 s; the others go on without." in caplog.text
-    assert "Free are 1 of 8 CPU, 1 of 1 GPU: what finds no room waits for it." in caplog.text
+    assert "of the runners, [1] could not begin within 0.5 s; the others continue without them." in caplog.text
+    assert "The cluster has free: 1 of 8 CPU, 1 of 1 GPU. Processes that find no room wait." in caplog.text
     ray.kill(taken)
     parts = algorithm.runner.collect_each(num_steps=64)
     while len({name.split("-")[0] for name in parts[None].segments.episode_id}) < 2:  # until it takes part, too
@@ -191,7 +191,7 @@ def test_the_last_runner_is_lost(made: Any, tmp_path: Path) -> None:
 def test_restarts_have_an_end(made: Any, tmp_path: Path) -> None:
     env = functools.partial(runner_envs.OnceBad, str(tmp_path), "die", again=True)
     algorithm = made(env, Ray(num_runners=1, max_restarts=1))
-    with pytest.raises(EngineError, match=r"`ray.max_restarts` \(1\) are used up") as error:
+    with pytest.raises(EngineError, match=r"`ray.max_restarts` \(1\) is used up") as error:
         total(algorithm, 3)
     assert isinstance(error.value.__cause__, ray.exceptions.RayActorError)
 

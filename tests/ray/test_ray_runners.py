@@ -306,7 +306,7 @@ def test_a_run_goes_on_with_its_recording_in_other_episodes(made: Any, tmp_path:
     loaded = etude.load(saved, engine=Ray(num_runners=2))
     result = loaded.train()
     loaded.close()
-    assert result.resumed == "new episodes: those of remote runners are not kept in checkpoints"
+    assert result.resumed == "new episodes: those of remote runners are not saved in checkpoints"
     assert result.env_steps == 128
     assert Recording.open(path).num_steps == 128
     assert len({*Recording.open(path).read().segments.episode_id} - before) >= 2

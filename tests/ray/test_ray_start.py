@@ -146,7 +146,7 @@ except Exception as error:
     begin = time.monotonic()
     out, _ = run(code, tmp_path)
     assert out[0].startswith(f"EngineError {message}")
-    assert "If it is there and asks for a token, set RAY_AUTH_MODE=token here" in out[0]
+    assert "If there is one and it asks for a token, set RAY_AUTH_MODE=token here" in out[0]
     assert time.monotonic() - begin < 30  # Ray itself takes 80 s
 
 
@@ -167,7 +167,7 @@ except Exception as error:
 def test_one_is_connected_already(cluster):
     assert not ensure_started()
     assert not ensure_started("auto")
-    with pytest.warns(UserWarning, match="`ray.runtime_env` is left out, since this process is connected"):
+    with pytest.warns(UserWarning, match="`ray.runtime_env` is ignored, because this process is connected"):
         assert not ensure_started(runtime_env={"env_vars": {"A": "1"}})
 
 
@@ -191,4 +191,4 @@ def test_room_that_is_not_there(cluster, wanted, message):
     assert message in str(error.value)
     with pytest.warns(UserWarning, match=message) as warned:
         check_room(wanted, can_grow=True)
-    assert "what has no room waits until there are some" in str(warned[0].message)
+    assert "processes without room wait for them" in str(warned[0].message)

@@ -99,7 +99,7 @@ def test_the_command_line_shows_the_best_first(tuned, capsys):
 
 
 def test_a_folder_that_holds_trials_is_not_written_over(tuned):
-    with pytest.raises(SettingsError, match="holds trials already: go on with them, as etude.ray.resume_tuning"):
+    with pytest.raises(SettingsError, match="already holds trials: resume them with etude.ray.resume_tuning"):
         tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.experiment_path)
 
 
@@ -110,7 +110,7 @@ def test_resuming_what_has_ended_gives_it_again(tuned):
 
 
 def test_resuming_needs_trials(tmp_path):
-    with pytest.raises(EngineError, match="holds no tuning that one could go on with"):
+    with pytest.raises(EngineError, match="holds no tuning to resume"):
         resume_tuning(tmp_path)
 
 

@@ -175,7 +175,7 @@ def test_what_is_not_there(where):
     for path in ("a", "none/at/all.parquet"):
         with pytest.raises(DataError, match=rf"{where}/{path}: there is no such file or folder"):
             Recording.open(f"{where}/{path}")
-    with pytest.raises(DataError, match=rf"{where}/x\*: no file or folder fits this glob"):
+    with pytest.raises(DataError, match=rf"{where}/x\*: no file or folder matches this glob"):
         Recording.open(f"{where}/x*")
     with pytest.raises(DataError, match=rf"{where}/a: there is no such file or folder"):
         Recording.open([f"{where}/a", f"{where}/b"])

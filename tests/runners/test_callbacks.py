@@ -403,13 +403,13 @@ def test_an_error_at_the_beginning_leaves_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (3, "3 is no callback: give an object or a class that inherits from etude.Callback, or `module:Class`"),
-        (print, "is no callback"),
-        (Numbered, "is no callback"),
+        (3, "3 is not a callback: give an object or a class derived from etude.Callback, or `module:Class`"),
+        (print, "is not a callback"),
+        (Numbered, "is not a callback"),
         ("nonsense", "the callback 'nonsense' can't be imported .*: write `module:Class`"),
         ("nowhere:Class", "the callback 'nowhere:Class' can't be imported .*No module named 'nowhere'"),
         ("watching:Nobody", "the callback 'watching:Nobody' can't be imported .*has no attribute 'Nobody'"),
-        ("watching:naive", "'watching:naive' is no callback"),
+        ("watching:naive", "'watching:naive' is not a callback"),
     ],
 )
 def test_what_is_no_callback_is_refused(spec: Any, message: str) -> None:
@@ -422,7 +422,7 @@ def test_a_class_that_wants_arguments_must_be_given_as_an_object() -> None:
         def __init__(self, what: int) -> None:
             self.what = what
 
-    with pytest.raises(SettingsError, match="Wants can't be made without arguments: .*'what'. Give an object of it"):
+    with pytest.raises(SettingsError, match="Wants can't be made without arguments: .*'what'. Give an object instead"):
         runner_on(pool(1), [Wants])
     runner_on(pool(1), [Wants(1), "watching:Diary"]).collect(num_steps=1)
 

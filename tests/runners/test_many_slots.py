@@ -202,7 +202,7 @@ def test_an_unknown_module_is_named() -> None:
 def test_modules_without_module_of_need_the_agents_names() -> None:
     arena = ScriptedArena(1, "abc")
     modules = {name: Marked(arena) for name in "ax"}
-    with pytest.raises(EtudeError, match=r"the modules \['a', 'x'\], but none for \['b', 'c'\]: say which module"):
+    with pytest.raises(EtudeError, match=r"the modules \['a', 'x'\], but none for \['b', 'c'\]: set which module"):
         Runner(arena, modules)
 
 

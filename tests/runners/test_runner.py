@@ -234,8 +234,8 @@ def test_greedy_takes_the_mode_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "num_steps or num_episodes: one of them"),
-        ({"num_steps": 1, "num_episodes": 1}, "num_steps or num_episodes: one of them"),
+        ({}, "either num_steps or num_episodes"),
+        ({"num_steps": 1, "num_episodes": 1}, "either num_steps or num_episodes"),
         ({"num_steps": 0}, "at least one step or episode, not 0"),
         ({"num_episodes": -1}, "at least one step or episode, not -1"),
     ],

@@ -212,7 +212,7 @@ def test_it_is_an_env_of_as_many_copies_as_the_config_says():
             make_arena(env, 3)
         with pytest.raises(EnvError, match="can't be sent to another process"):
             pickle.dumps(env)
-        with pytest.raises(EnvError, match="runs its envs itself"):
+        with pytest.raises(EnvError, match="steps its envs itself"):
             make_arena(env, 2, etude.Workers(max_steps=5))
         with (
             closing(etude.PPO(etude.PPOConfig(env=env, num_envs=2, num_steps=8))) as ppo,

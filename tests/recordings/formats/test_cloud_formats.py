@@ -200,6 +200,6 @@ def test_sources_read_every_kind_of_table_from_a_server(s3, tmp_path):
     given = Source(f"{bucket}/logs/a.parquet", columns=COLUMNS, filesystem=s3.system)
     assert Recording.open(given).num_steps == 6
     assert Recording.open([given, Source(TABLE, columns=COLUMNS)]).num_episodes == 6
-    with pytest.raises(DataError, match=r"s3://.*/logs/\*\.orc: no file or folder fits this glob"):
+    with pytest.raises(DataError, match=r"s3://.*/logs/\*\.orc: no file or folder matches this glob"):
         Recording.open(Source(f"{s3.url}/logs/*.orc", columns=COLUMNS))
     assert "SECRET" not in repr(Source("s3://KEY:SECRET@bucket/x", columns=COLUMNS))

@@ -111,7 +111,7 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
         recording = Recording.open(Source(data, columns=COLUMNS), on_bad=None)
         assert recording.files == paths
         assert everything(recording).lengths.tolist() == [3, 4, 5]
-    with pytest.raises(DataError, match=r"\*\.orc: no file or folder fits this glob"):
+    with pytest.raises(DataError, match=r"\*\.orc: no file or folder matches this glob"):
         Recording.open(Source(str(tmp_path / "*.orc"), columns=COLUMNS), on_bad=None)
     (tmp_path / "c.orc").write_bytes(b"ORC")
     with pytest.raises(DataError, match="is a table of an unknown kind"):
