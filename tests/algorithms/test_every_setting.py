@@ -211,7 +211,7 @@ CASES: dict[str, Case] = {
     "replay.prioritized": Case(True),
     "replay.priority_alpha": Case(0.1, {"prioritized": True}),
     "replay.priority_beta": Case(1.0, {"prioritized": True}),
-    "target.double": Case(False),
+    "target.double": Case(False, {"lr": 0.05}),
     "dueling": Case(True),
     "epsilon": Case(0.5),
     "noisy": Case(True),

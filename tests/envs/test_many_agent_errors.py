@@ -122,7 +122,7 @@ def test_agents_of_an_aec_env_must_not_vanish() -> None:
 def test_actions_are_for_those_that_wait() -> None:
     copy = DictAdapter(TwoJobs())
     copy.reset(0)
-    with pytest.raises(EnvError, match=r"TwoJobs: there are actions for the agents \['aim'\], but \['echo', 'aim'\] wait"):
+    with pytest.raises(EnvError, match=r"there are actions for the agents \['aim'\], but \['echo', 'aim'\] wait"):
         copy.step({1: np.zeros(1)})
 
 

@@ -186,7 +186,7 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "speed": ["a", "b"]}, "gave `speed` as <U1, not numbers"),
         ({**GOOD, "obs": [[0, 0], [0]]}, "gave `obs`, which is not an array of numbers of one shape"),
         ({**GOOD, "next_obs": np.zeros((2, 2))}, r"name that is reserved for recordings\. Give `obs` one row more"),
-        ({**GOOD, "terminated": [True, False]}, "gave `terminated` true at step 0 of 2: the episode goes on"),
+        ({**GOOD, "terminated": [True, False]}, "gave `terminated` true at step 0 of 2"),
         ({**GOOD, "terminated": "no"}, "gave `terminated` as 'no': give true or false"),
         ({**GOOD, "terminated": [False, [True]]}, r"gave `terminated` as '\[False, \[True\]\]': give true or false"),
         ({**GOOD, "episode_id": ["x"]}, r"gave `episode_id` as \"\['x'\]\": give one text for the whole episode"),
