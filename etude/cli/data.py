@@ -317,7 +317,7 @@ class Cache:
 
 @settings
 class Show(DataCommand):
-    """Browse one recording, or several side by side, in the browser: figures, episodes, and each step."""
+    """View one recording, or several side by side, in the browser: figures, episodes, and each step."""
 
     path: tuple[str, ...]
     """The recordings: folders or files."""
