@@ -43,7 +43,7 @@ class AWACConfig(OfflineConfig):
     """Discount factor, 0 to 1. Default: Nair et al. 2020."""
 
     n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
     those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005

@@ -122,8 +122,8 @@ class AlgorithmConfig:
     Arena."""
 
     engine: EngineLike = "local"
-    """Where runners and learners live: `local`, in this process and its env workers; or on a Ray cluster: `ray`, or a
-    `Ray` object with its settings."""
+    """Where runners and learners live. `local`: in this process and its env workers. A Ray cluster: `ray`, or a `Ray`
+    object with its settings."""
 
     seed: int | None = None
     """Seed of all randomness: weights, envs, actions, the order of minibatches; at least 0. None draws one from the
@@ -139,8 +139,8 @@ class AlgorithmConfig:
     """The shape of the built-in network."""
 
     connectors: tuple[ConnectorLike, ...] = ()
-    """Connectors between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`,
-    connector objects, or functions of the observation."""
+    """Connectors between env and module, in order from the env. Each is a name such as `normalize_obs` or
+    `frame_stack:4`, a connector object, or a function of the observation."""
 
     lr: Schedule = 3e-4
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between."""
@@ -155,8 +155,8 @@ class AlgorithmConfig:
     """Evaluations during training."""
 
     callbacks: tuple[CallbackLike, ...] = ()
-    """Your own code, called while episodes run in training (offline: in its evaluations), in this order: objects or
-    classes that inherit from `Callback`, or `module:Class`."""
+    """Your own code, called while episodes run in training (offline: in its evaluations), in this order. Each is an
+    object or class that inherits from `Callback`, or `module:Class`."""
 
     record: RecordConfig = RecordConfig()
     """Record the steps of training (offline: those of its evaluations)."""
@@ -328,8 +328,8 @@ class OfflineConfig(AlgorithmConfig):
     cosine if `cosine` precedes them."""
 
     data: DataLike | None = None
-    """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording`
-    (which keeps the `on_bad` that it was opened with, whatever `reading.on_bad` says). None: you pass batches to
+    """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording`. A
+    `Recording` keeps the `on_bad` that it was opened with, whatever `reading.on_bad` says. None: you pass batches to
     `learn_from`, and `env` defines the spaces."""
 
     batch_size: int = 1024
@@ -343,7 +343,7 @@ class OfflineConfig(AlgorithmConfig):
     """How the recording is read."""
 
     prelearner: PreLearnerLike | None = None
-    """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
+    """Your own step between the recording and the learner. A function `(exp, connect) -> Experience`, or a `PreLearner`
     object with its own settings (on the command line, `module:name` of either). `connect(exp)` applies the connectors
     as usual."""
 

@@ -92,21 +92,22 @@ class PenaltyConfig:
     Discrete ones, as in the published code of Kumar et al. 2020, whose squared errors have no factor 1/2."""
 
     threshold: float | None = None
-    """For Box actions: target of the penalty, in units of values; `alpha` is then learned, starting from its setting
-    (Kumar et al. 2020, eq. 30). The penalty is how far the soft maximum over all actions exceeds the recorded action's
-    value. None: `alpha` is fixed."""
+    """For Box actions: target of the penalty, in units of values, for which `alpha` is learned, starting from its
+    setting. The penalty is how far the soft maximum over all actions exceeds the recorded action's value. None: `alpha`
+    is fixed. Source: Kumar et al. 2020, eq. 30."""
 
     alpha_lr: Schedule | None = None
     """Learning rate of `alpha` if it is learned (see `threshold`), or a schedule; None: `lr`."""
 
     num_actions: int = 10
-    """For Box actions: number of actions drawn for the penalty, at least 1, from each of: the uniform distribution, the
-    policy at the observation, and the policy at the next observation. Default: Kumar et al. 2020, appendix F."""
+    """For Box actions: number of actions drawn for the penalty from each of three distributions, at least 1. These are
+    the uniform one, the policy at the observation, and the policy at the next observation. Default: Kumar et al. 2020,
+    appendix F."""
 
     gradient_actions: int | None = 4
-    """For Box actions: number of these actions that the penalty's gradient goes through, at least 1, resampled by their
-    share, which leaves its mean unchanged. None: all, which takes twice as long. Default: for speed; on Pendulum, one
-    seed got -660 with 4 and -810 with all (`alpha` 10)."""
+    """For Box actions: number of these actions that the penalty's gradient goes through, at least 1. They are resampled
+    by their share, which leaves its mean unchanged. None: all, which takes twice as long. Default: for speed; on
+    Pendulum, one seed got -660 with 4 and -810 with all (`alpha` 10)."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -129,7 +130,7 @@ class CQLConfig(OfflineConfig):
     """For Box actions: weight of the policy's entropy, above 0; None: learned, as in SAC."""
 
     target_entropy: float | None = None
-    """Target entropy if the temperature is learned, in nats, with actions scaled to [-1, 1]; None: minus the number of
+    """Target entropy if the temperature is learned, in nats, with actions scaled to [-1, 1]. None: minus the number of
     action dimensions."""
 
     dueling: bool = False
@@ -139,7 +140,7 @@ class CQLConfig(OfflineConfig):
     """Discount factor, 0 to 1. Default: Kumar et al. 2020."""
 
     n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
     those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005

@@ -34,8 +34,9 @@ class QTargetConfig(TargetConfig):
     """Gradient steps between two updates of the target network, at least 1."""
 
     double: bool = True
-    """Let the trained network choose the action that the target network evaluates (van Hasselt et al. 2016, "Deep
-    reinforcement learning with double Q-learning"); otherwise the target network does both (Mnih et al. 2015)."""
+    """Let the trained network choose the action that the target network evaluates. Otherwise the target network does
+    both, as in Mnih et al. 2015. Default: van Hasselt et al. 2016, "Deep reinforcement learning with double
+    Q-learning"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +52,8 @@ class DQNConfig(OffPolicyConfig):
     network is dueling if it returns a `value`."""
 
     noisy: bool = False
-    """Explore by noise of learned size on the network's weights instead of random actions (Fortunato et al. 2018,
-    "Noisy networks for exploration"). Only for the built-in network."""
+    """Explore by noise of learned size on the network's weights instead of random actions. Only for the built-in
+    network. Source: Fortunato et al. 2018, "Noisy networks for exploration"."""
 
     epsilon: Schedule | None = None
     """Probability of a random action, 0 to 1, or a schedule: points of (env_steps, probability) with straight lines

@@ -32,8 +32,8 @@ class BCConfig(OfflineConfig):
     unused: ClassVar[Mapping[str, str]] = NO_VALUE | ONE_RATE
 
     entropy_weight: Schedule = 0.0
-    """Weight of the entropy bonus, at least 0, which keeps the clone from becoming too certain, or a schedule: points
-    of (gradient steps, weight)."""
+    """Weight of the entropy bonus, at least 0, or a schedule: points of (gradient steps, weight). The bonus keeps the
+    clone from becoming too certain."""
 
 
 class BC(OfflineAlgorithm[BCConfig]):

@@ -22,7 +22,7 @@ class IQLConfig(OfflineConfig):
     """Settings of IQL. The recording needs rewards and next observations."""
 
     expectile: float = 0.7
-    """Expectile of the action values that estimates a state's value, above 0 and below 1: 0.5 is their mean (SARSA),
+    """Expectile of the action values that estimates a state's value, above 0 and below 1. 0.5 is their mean (SARSA),
     close to 1 the best recorded action. Default: Kostrikov et al. 2021 for locomotion; 0.9 in their mazes."""
 
     beta: float = 3.0
@@ -36,7 +36,7 @@ class IQLConfig(OfflineConfig):
     """Discount factor, 0 to 1. Default: Kostrikov et al. 2021."""
 
     n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
     those of the behaviour policy. Default: as in the paper."""
 
     tau: float = 0.005

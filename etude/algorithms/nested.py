@@ -233,9 +233,9 @@ class SequenceConfig:
     time. Minibatches then hold whole sequences."""
 
     burn_in: int = 0
-    """Steps before each sequence that a recurrent module first processes without gradients, at least 0, so that its
-    state at the start of the sequence comes from its present weights (Kapturowski et al. 2019, "Recurrent experience
-    replay in distributed reinforcement learning")."""
+    """Steps before each sequence that a recurrent module first processes without gradients, at least 0. Its state at
+    the start of the sequence then comes from its present weights (Kapturowski et al. 2019, "Recurrent experience replay
+    in distributed reinforcement learning")."""
 
     start: Literal["stored", "zeros"] = "stored"
     """State with which a recurrent module begins a sequence (or its burn-in). `stored`: the state it had while acting,
@@ -263,8 +263,8 @@ class SegmentConfig:
     cut."""
 
     burn_in: int = 0
-    """Steps before each segment that a recurrent module first processes without gradients, from its initial state, at
-    least 0 (Kapturowski et al. 2019)."""
+    """Steps before each segment that a recurrent module first processes without gradients, at least 0. It begins them
+    with its initial state (Kapturowski et al. 2019)."""
 
     def __post_init__(self) -> None:
         check_rules(
@@ -289,8 +289,8 @@ class ReplayConfig:
     from the action space."""
 
     prioritized: bool = False
-    """Draw steps in proportion to their latest errors, with importance weights (Schaul et al. 2016, "Prioritized
-    experience replay", the proportional variant); else uniformly."""
+    """Draw steps in proportion to their latest errors, with importance weights; otherwise uniformly. Source: Schaul et
+    al. 2016, "Prioritized experience replay", the proportional variant."""
 
     priority_alpha: float = 0.6
     """Exponent of the errors, at least 0; 0 draws uniformly. Default: Schaul et al. 2016, table 3."""
@@ -385,7 +385,7 @@ class TargetConfig:
     """Gradient steps between two updates of the target network, at least 1; None: there is no target network."""
 
     tau: float = 1.0
-    """How far an update moves the target network towards the trained one, above 0, at most 1: 1 copies it (Mnih et al.
+    """How far an update moves the target network towards the trained one, above 0, at most 1. 1 copies it (Mnih et al.
     2015; Luo et al. 2020); less, with an `interval` of 1, is Polyak averaging (Lillicrap et al. 2016)."""
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ class PPOConfig(OnPolicyConfig):
     """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1."""
 
     kl_target: float | None = None
-    """Stop an iteration's epochs once the policy has moved by more than 1.5 times this KL divergence, above 0; None
+    """KL divergence, above 0, that ends an iteration's epochs once the policy has moved by more than 1.5 times it. None
     never stops early."""
 
     def __post_init__(self) -> None:

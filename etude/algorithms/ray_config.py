@@ -51,7 +51,7 @@ class Ray:
     iteration's steps, a part of each runner's share, so that fast runners take over from slow ones."""
 
     in_flight: int = 2
-    """Fragments requested from a runner at once if the learner does not wait for them, at least 1: more keep runners
+    """Fragments requested from a runner at once if the learner does not wait for them, at least 1. More keep runners
     busy while it learns, and make the steps that it learns from older."""
 
     sample_timeout: float = 60.0
@@ -59,15 +59,15 @@ class Ray:
     also the time that runners have to write recordings, and how long processes wait for room before they report it."""
 
     step_timeout: float | None = 300.0
-    """Seconds without a turn after which a runner's envs count as hanging, also while they are being made, above 0: the
-    runner is then restarted. None: never."""
+    """Seconds without a turn after which a runner's envs count as hanging, above 0. The runner is then restarted; the
+    making of envs is watched, too. None: never."""
 
     restart_failed_runners: bool = True
     """Restart runners that have died; otherwise training continues with the others."""
 
     max_restarts: int = 100
-    """Restarts allowed until a run is resumed, at least 0, counted separately for runners, evaluation runners and
-    learners; one more is an error."""
+    """Restarts allowed until a run is resumed, at least 0; one more is an error. Runners, evaluation runners and
+    learners are counted separately."""
 
     num_evaluation_runners: int = 0
     """Extra runners that play evaluation episodes while training goes on, at least 0; 0: the training process plays

@@ -172,8 +172,8 @@ class Stop:
     """Stop after this many env steps over the lifetime of the run, at least 0."""
 
     updates: int | None = None
-    """Stop after this many gradient steps over the lifetime of the run, at least 0, at the end of the iteration that
-    makes the last of them (offline, an iteration makes `updates_per_iteration`)."""
+    """Stop after this many gradient steps over the lifetime of the run, at least 0. Training ends with the iteration
+    that makes the last of them (offline, an iteration makes `updates_per_iteration`)."""
 
     seconds: float | None = None
     """Stop after this many seconds of training over the lifetime of the run, at least 0; evaluations don't count."""

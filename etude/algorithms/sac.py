@@ -37,7 +37,7 @@ class SACConfig(OffPolicyConfig):
     `target_entropy`."""
 
     target_entropy: float | None = None
-    """Target entropy of the policy in nats, with actions scaled to [-1, 1]; None: minus the number of action dimensions
+    """Target entropy of the policy in nats, with actions scaled to [-1, 1]. None: minus the number of action dimensions
     (Haarnoja et al. 2018, table 1)."""
 
     lr: Schedule = 3e-4

@@ -25,7 +25,7 @@ class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
     """
 
     alpha: float = 2.5
-    """Weight of the critic's value against the squared distance to the recorded actions, at least 0: 0 imitates, larger
+    """Weight of the critic's value against the squared distance to the recorded actions, at least 0. 0 imitates; larger
     trusts the critic more. Values are divided by their mean magnitude, so that the scale of rewards does not matter.
     Default: Fujimoto & Gu 2021."""
 
@@ -33,7 +33,7 @@ class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
     """Discount factor, 0 to 1. Default: Fujimoto & Gu 2021."""
 
     n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1: more propagate rewards faster, but are
+    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
     those of the behaviour policy. Default: as in the paper."""
 
     lr: Schedule = 3e-4

@@ -50,8 +50,8 @@ class DataCommand(flags.TableOptions):
     """Print one JSON object on standard output."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What to do with bad data, such as NaN or duplicate steps: raise an error (strict), fix it if no values need to be
-    invented and otherwise leave it out (repair), or leave it out with its segment (skip)."""
+    """What to do with bad data, such as NaN or duplicate steps. strict: raise an error; repair: fix it if no values
+    need to be invented, and otherwise leave it out; skip: leave it out with its segment."""
 
     def opened(self, path: str | Sequence[str]) -> "Recording":
         """Open the recording at ``path``, or several as one."""
@@ -317,7 +317,7 @@ class Cache:
 
 @settings
 class Show(DataCommand):
-    """Browse one recording, or several side by side, in the browser: figures, episodes, and each step."""
+    """View one recording, or several side by side, in the browser: figures, episodes, and each step."""
 
     path: tuple[str, ...]
     """The recordings: folders or files."""

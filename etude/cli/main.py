@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "serve": ("serve", "Serve a trained run over HTTP (needs etude[serve]): etude serve runs/ppo --port 8080."),
     "data": ("data", "Inspect, check and convert recordings: etude data info, etude data validate."),
-    "show": ("data", "Browse recordings in the browser: figures, episodes, each step."),
+    "show": ("data", "View recordings in the browser: figures, episodes, each step."),
     "plot": ("play", "Plot the learning curves of runs, singly or in groups with mean and interval."),
     "compare": ("play", "Compare results of groups of runs, with intervals: etude compare runs/a runs/b --by lr."),
     "demo": ("play", "A one-minute demo: train, record, clone, plot."),
@@ -41,7 +41,7 @@ usage: etude COMMAND ...
 commands:
 {commands}
 
-    --help    This help, or after a command its options; --help-all shows all of them.
+  --help    This help, or after a command its options; --help-all shows all of them.
   --version The version.
 """
 

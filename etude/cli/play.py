@@ -115,8 +115,8 @@ class Evaluate(Play, flags.TableOptions):
     """Source of the behaviour policy's probabilities: recorded ones, or a fit to its actions."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What to do with bad data, such as NaN or duplicate steps: raise an error (strict), fix it if no values need to be
-    invented (repair), or leave it out (skip). A note reports it."""
+    """What to do with bad data, such as NaN or duplicate steps. strict: raise an error; repair: fix it if no values
+    need to be invented; skip: leave it out. A note reports it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -370,13 +370,13 @@ class NetworkConfig:
     parameters. None: the default of the algorithm, which is True only for SAC and CQL."""
 
     squash: bool | None = None
-    """Whether Box actions are kept inside their bounds by tanh (Haarnoja et al. 2018, appendix C); otherwise they are
-    drawn from a plain Gaussian and clipped for the env. None: the default of the algorithm, which is True only for SAC,
-    TD3, CQL and TD3+BC."""
+    """Whether tanh keeps Box actions inside their bounds. Otherwise they are drawn from a plain Gaussian and clipped
+    for the env. None: the default of the algorithm, which is True only for SAC, TD3, CQL and TD3+BC. Source: Haarnoja
+    et al. 2018, appendix C."""
 
     conv: tuple[tuple[int, int, int], ...] | None = None
-    """Convolutions for images, each (channels, kernel size, stride); None: Mnih et al. 2015 (DQN), or two small ones
-    if a side has fewer than 36 pixels."""
+    """Convolutions for images, each (channels, kernel size, stride). None: Mnih et al. 2015 (DQN), or two small ones if
+    a side has fewer than 36 pixels."""
 
     conv_width: int = 512
     """Width of an encoded image, at least 1. Default: Mnih et al. 2015 (DQN)."""
