@@ -313,7 +313,7 @@ def test_a_column_that_only_later_files_have_is_named(tmp_path):
         Recording.open(tmp_path)
     shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
     message = (
-        r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet has not\. .* folder of its"
+        r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet lacks\. .* folder of its"
     )
     with pytest.raises(DataError, match=message):
         Recording.open(tmp_path / "a")
@@ -407,7 +407,7 @@ def test_folders_with_nothing_that_is_known(tmp_path):
     with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known format"):
         Recording.open(tmp_path)
     with pytest.raises(
-        DataError, match=r"output\.json: is not in a known recording format .* or one Parquet file; .* Source"
+        DataError, match=r"output\.json: is not in a known recording format.* or one Parquet file; .* Source"
     ):
         Recording.open(tmp_path / "output.json")
     with pytest.raises(DataError, match="An Experience must be written first, with a RecordingWriter"):

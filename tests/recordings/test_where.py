@@ -127,7 +127,7 @@ def test_rows_of_several_numbers():
     for reduction, message in (
         (many, r"looks at \[3\] values of each row"),
         (far, "out of bounds"),
-        (words, "worked out"),
+        (words, "evaluated"),
     ):
         with pytest.raises(SettingsError, match=message):
             expression.of_steps(reduction, columns)
