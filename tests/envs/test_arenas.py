@@ -203,7 +203,9 @@ class InNumPy(gym.vector.VectorWrapper):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_vector_env_of_tensors_is_named_with_what_to_do(late: bool) -> None:
     arena = make_arena(Tensors(late), 2)
-    with pytest.raises(EnvError, match=r"Tensors gives torch tensors.* set its attribute `device`, such as env.device"):
+    with pytest.raises(
+        EnvError, match=r"Tensors returns torch tensors.* set its attribute `device`, such as env.device"
+    ):
         one_step(arena)
     arena = make_arena(InNumPy(Tensors()), 2)
     assert type(arena) is VectorArena
@@ -218,7 +220,7 @@ def one_step(arena: Any) -> Any:
 
 
 def test_what_is_no_env() -> None:
-    with pytest.raises(EnvError, match="is no env"):
+    with pytest.raises(EnvError, match="is not an env"):
         make_arena(lambda: 3, 1)
     with pytest.raises(EnvError, match="the vector env has 3 envs, but num_envs is 2"):
         make_arena(make_vector, 2)

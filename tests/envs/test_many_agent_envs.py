@@ -34,7 +34,9 @@ def test_copy_of_tells_apis_apart() -> None:
         pass
 
     assert isinstance(adapt_env(AsOtherFrameworksHaveIt()), DictAdapter)
-    with pytest.raises(EnvError, match=r"builtins\.dict is not an env: neither .* `reset` and `step`"):
+    with pytest.raises(
+        EnvError, match=r"builtins\.dict is not an env: neither .* `possible_agents`, `reset` and `step`"
+    ):
         adapt_env({})
 
 

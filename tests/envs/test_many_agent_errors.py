@@ -62,7 +62,7 @@ OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
         (DictAdapter(Broken(OBS, {}, {"z": True}, {}, {})), "gave an end for agent 'z'"),
         (
             DictAdapter(Broken(OBS, {}, False, False, {})),
-            r"step must return \(obs, reward, .* gave \['dict', 'dict', 'bool'",
+            r"step must return \(obs, reward, .* returned \['dict', 'dict', 'bool'",
         ),
         (DictAdapter(Broken(OBS, {}, {}, {})), "step must return .*, each a dict keyed by agent"),
         (
@@ -122,7 +122,9 @@ def test_agents_of_an_aec_env_must_not_vanish() -> None:
 def test_actions_are_for_those_that_wait() -> None:
     copy = DictAdapter(TwoJobs())
     copy.reset(0)
-    with pytest.raises(EnvError, match=r"there are actions for the agents \['aim'\], but \['echo', 'aim'\] wait"):
+    with pytest.raises(
+        EnvError, match=r"TwoJobs: there are actions for the agents \['aim'\], but \['echo', 'aim'\] wait"
+    ):
         copy.step({1: np.zeros(1)})
 
 
@@ -144,7 +146,7 @@ def test_agents_and_spaces_must_be_told() -> None:
         adapt_env(Bare())
     Bare.observation_spaces = {"a": spaces.Discrete(2)}  # type: ignore[attr-defined]
     Bare.action_space = lambda self, agent: 3  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match="Bare has no action_space for agent 'a', but a int: have"):
+    with pytest.raises(EnvError, match="Bare has no action_space for agent 'a', but a int: add"):
         adapt_env(Bare())
 
 

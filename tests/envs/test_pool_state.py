@@ -249,7 +249,7 @@ def test_what_is_done_in_the_wrong_order() -> None:
     assert arena.recv() == [turn], "it is shown until it is answered"
     action = {"action": fitting(turn.obs["obs"])}
     arena.send(turn, action)
-    with pytest.raises(EnvError, match=r"this turn waits for no answer"):
+    with pytest.raises(EnvError, match=r"this turn does not wait for actions"):
         arena.send(turn, action)
     arena.close()
     with pytest.raises(EnvError, match=r"the arena is closed"):

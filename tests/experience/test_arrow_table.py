@@ -140,7 +140,7 @@ def test_an_unknown_string_as_final_obs_is_refused():
         ),
         (
             {"episode_id": ["a"], "t": [0], "obs": [[1.0]]},
-            "`obs` is of Arrow type list<.*>, which Experience can't hold",
+            "`obs` has the Arrow type list<.*>, which Experience can't hold",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def _with(array, index, value):
             _changed(segments=lambda s: s.replace(lookback=np.array([0, 3]))),
             r"segment 1 \(episode 'e1'\): lookback 3 or t_start 5 is impossible with 2 steps",
         ),
-        (_changed(segments=lambda s: s.replace(t_start=np.array([-1, 0]))), r"segment 0 .*t_start -1 can't be"),
+        (_changed(segments=lambda s: s.replace(t_start=np.array([-1, 0]))), r"segment 0 .*t_start -1 is impossible"),
         (
             _changed(steps=lambda s: s | {"obs": _with(s["obs"], 4, np.nan)}),
             r"column `obs` holds nan at segment 1 \(episode 'e1', agent 'red'\), t 6",

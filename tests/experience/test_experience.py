@@ -204,7 +204,7 @@ def test_concat_refuses_nothing_and_parts_that_do_not_fit():
     a = numbered([2])
     with pytest.raises(DataError, match="can't concat an empty list"):
         Experience.concat([])
-    with pytest.raises(DataError, match=r"part 1 has other columns than part 0: \['value'\] stand in only one"):
+    with pytest.raises(DataError, match=r"part 1 has other columns than part 0: \['value'\] are in only one"):
         Experience.concat([a, a.with_steps(value=a.steps["obs"])])
     with pytest.raises(DataError, match=r"part 1 has other final_obss? than part 0: \['obs'\]"):
         Experience.concat([a, Experience(a.steps, a.offsets, a.segments, {})])

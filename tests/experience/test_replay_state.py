@@ -122,8 +122,8 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
     with pytest.raises(CheckpointError, match="saved with priorities, but this one is without"):
         replay.load_state_dict(Replay(10, priorities=Priorities()).state_dict())
     broken = {**state, "storage": {**state["storage"], "trajectory": state["storage"]["trajectory"][:-1]}}
-    with pytest.raises(CheckpointError, match=r"is broken: it is of 4 steps, .* columns of \{'trajectory': 3\}"):
+    with pytest.raises(CheckpointError, match=r"is broken: it has 4 steps, .* columns \{'trajectory': 3\}"):
         Replay(10).load_state_dict(broken)
     broken = {**state, "storage": {**state["storage"], "trajectory": np.array([0, 0, 1, 0], np.uint8)}}
-    with pytest.raises(CheckpointError, match="is broken: it is of 4 steps"):
+    with pytest.raises(CheckpointError, match="is broken: it has 4 steps"):
         Replay(10).load_state_dict(broken)

@@ -195,7 +195,9 @@ def test_an_unknown_module_is_named() -> None:
     arena = ScriptedArena(1, "ab", here=1.0)
     modules = {"x": Marked(arena), "y": Marked(arena)}
     runner = Runner(arena, modules, module_of=lambda agent, episode: agent * 2, seed=1)
-    with pytest.raises(EtudeError, match=r"gave '(aa|bb)' for agent '[ab]', .* no such module: there are \['x', 'y'\]"):
+    with pytest.raises(
+        EtudeError, match=r"returned '(aa|bb)' for agent '[ab]', .* no such module: there are \['x', 'y'\]"
+    ):
         runner.collect(num_steps=1)
 
 

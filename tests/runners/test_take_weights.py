@@ -59,7 +59,7 @@ def test_weights_of_another_module_are_refused_and_the_old_ones_stay() -> None:
     name = next(iter(weights))
     with pytest.raises(CheckpointError, match=f"weight `{name}` has shape"):
         own.take_weights({**weights, name: weights[name][..., :1]}, 9)
-    with pytest.raises(EtudeError, match=r"there is no module 'red' here, but \[None\]"):
+    with pytest.raises(EtudeError, match=r"there is no module 'red'; the modules are \[None\]"):
         own.take_weights(weights, 9, "red")
     assert held(own) == 2.0
     assert own.take_weights(copy.deepcopy(weights), 3), "what failed must not count"
