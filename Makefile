@@ -1,7 +1,7 @@
 # Everything that a clone needs, from nothing but Python (3.11 or newer) and make.
 #   make demo   train, record, clone          make test   lint and tests
 #   make wheel   build a wheel, and try it in a fresh environment
-#   make lint   make bench   make results   make docs   make clean   make traces BASE=<commit>   make mutations
+#   make lint   make bench   make results   make gallery   make docs   make clean   make traces BASE=<commit>   make mutations
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test lint format bench results docs wheel serve-docs traces mutations clean
+.PHONY: demo test lint format bench results gallery docs wheel serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 
 # Runs a suite, and what failed in it once more, one test at a time: a busy machine must not decide. Both runs are printed.
@@ -57,6 +57,15 @@ traces: $(VENV)/installed-dev
 
 results: $(VENV)/installed-bench
 	$(BIN)/python -m results
+
+# The pictures of docs/gallery.md: each example writes its own into the folder that it runs in.
+gallery: $(VENV)/installed-dev
+	mkdir -p build/gallery
+	cd build/gallery && for picture in $(notdir $(wildcard docs/assets/gallery/*)); do \
+		example=$${picture%.*}; echo "$$example"; \
+		case $$example in served_page) how=picture;; imitate_a_human) how=script;; *) how=;; esac; \
+		$(CURDIR)/$(BIN)/python ../../examples/$$example.py $$how && cp $$picture ../../docs/assets/gallery/ || exit 1; \
+	done
 
 docs: $(VENV)/installed-dev
 	$(BIN)/mkdocs build --strict

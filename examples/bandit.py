@@ -8,6 +8,7 @@ import csv
 import random
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import etude
 from etude.evaluation import FQEConfig, evaluate_on
@@ -66,3 +67,14 @@ truth = np.mean([chance_of_a_click(*who, offer) for who, offer in zip(visitors, 
 best = np.mean([max(chance_of_a_click(*who, offer) for offer in OFFERS) for who in visitors])
 print(f"clicks of a visitor: {truth:.3f} in truth, {best:.3f} at best")
 print(iql.policy.act({"numbers": np.array([25]), "device": "phone"}, names=True))
+
+figure = Figure((8, 3), layout="constrained")
+for axes, device in zip(figure.subplots(1, 2, sharey=True), ("phone", "desktop"), strict=True):
+    age, taken = ages[devices == device].tolist(), chosen[devices == device]
+    for offer in OFFERS:
+        axes.plot(age, [chance_of_a_click(a, device, offer) for a in age], label=offer, drawstyle="steps-mid")
+    clicks = [chance_of_a_click(a, device, offer) for a, offer in zip(age, taken, strict=True)]
+    axes.plot(age, clicks, "k.", markersize=4, label="chosen")
+    axes.set(title=device, xlabel="age", ylabel="chance of a click")
+axes.legend()
+figure.savefig("bandit.png")

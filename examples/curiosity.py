@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,8 +84,15 @@ class CuriousPPO(etude.PPO):
         return {"agent": exp.with_steps(reward=exp.steps["reward"] + self.weight * surprise), "curiosity": exp}
 
 
+figure = Figure((6, 3), layout="constrained")
+axes = figure.subplots()
 for algorithm in (CuriousPPO, etude.PPO):
     modules = {"agent": None, "curiosity": Curiosity}  # one acts, both learn
     config = etude.PPOConfig(env=Corridor, modules=modules, module_of=lambda *_: "agent", num_steps=2048, seed=1)
-    result = algorithm(config).fit(etude.Stop(return_mean=0.9, env_steps=40_000))
+    results = list(algorithm(config).iterate(etude.Stop(return_mean=0.9, env_steps=40_000)))
+    result = results[-1]
     print(f"{algorithm.__name__}: return {result.return_mean:.2f} after {result.env_steps:,} steps")
+    axes.plot([r.env_steps for r in results], [r.return_mean for r in results], label=algorithm.__name__)
+axes.set(xlabel="env steps", ylabel="episodes that reach the end")
+axes.legend()
+figure.savefig("curiosity.png")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from matplotlib.figure import Figure
 from PIL import Image
 
 import etude
@@ -52,4 +53,11 @@ drive(data / "new" / "drive", np.random.default_rng(99))
 new = episode([etude.RawRow(str(path), path.read_bytes(), 0) for path in sorted((data / "new" / "drive").iterdir())])
 with torch.no_grad():
     steer = bc.module(torch.from_numpy(new["obs"][:-1])).dist_inputs.argmax(-1).numpy()
+
+figure = Figure((9, 1.6), layout="constrained")
+for axes, frame, chosen, driven in zip(figure.subplots(1, 10), new["obs"], steer, new["action"], strict=False):
+    axes.imshow(frame)
+    axes.set_title(STEER[chosen], fontsize=10, color="black" if chosen == driven else "red")
+    axes.axis("off")
+figure.savefig("images.png")
 print(f"steers as the driver did in {(steer == new['action']).mean():.0%} of a new drive")

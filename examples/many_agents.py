@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import etude
@@ -51,4 +52,14 @@ heaps = np.array([sticks for sticks in range(1, MOST) if sticks % 4])
 with torch.no_grad():
     logits = ppo.module(torch.stack([torch.from_numpy(heap_of(sticks)) for sticks in heaps])).dist_inputs
 right = logits.argmax(dim=1).numpy() + 1 == heaps % 4
+
+figure = Figure((7, 2.3), layout="constrained")
+axes = figure.subplots()
+axes.imshow(logits.softmax(dim=1).T, cmap="Blues", vmin=0, vmax=1)
+axes.plot(heaps % 4 - 1, "o", color="tab:orange", label="leaves a multiple of 4")
+axes.set_xticks(range(len(heaps)), heaps)
+axes.set_yticks(range(3), (1, 2, 3))
+axes.set(xlabel="sticks in the heap", ylabel="sticks taken", title="How likely each move is")
+axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+figure.savefig("many_agents.png")
 print(f"plays {right.sum()} of {len(heaps)} heaps right after {result.env_steps:,} steps")

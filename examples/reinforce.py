@@ -2,6 +2,7 @@
 """A whole algorithm in one class: REINFORCE (Williams 1992) with env, net, acting and loss of its own."""
 
 from gymnasium.spaces import Box, Discrete
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
@@ -42,9 +43,16 @@ class Reinforce(etude.Task[etude.TaskConfig]):
 
 
 config = etude.TaskConfig(whole_episodes=True, num_steps=1000, num_update_steps=1, batch_size=None, lr=1e-2, seed=1)
-reinforce = Reinforce(config)
+reinforce, results = Reinforce(config), list[etude.Result]()
 for result in reinforce.iterate(etude.Stop(return_mean=300, env_steps=150_000)):
+    results.append(result)
     if result.iteration % 20 == 0:
         print(f"{result.env_steps:>7,} steps  return {result.return_mean:6.1f}")
 played = reinforce.evaluate(20, seed=2)
 print(f"return {played.return_mean:.1f} without exploring, after {result.env_steps:,} steps")
+
+figure = Figure((6, 3), layout="constrained")
+axes = figure.subplots()
+axes.plot([r.env_steps for r in results], [r.return_mean for r in results])
+axes.set(xlabel="env steps", ylabel="return of CartPole")
+figure.savefig("reinforce.png")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from matplotlib.figure import Figure
 
 import etude
 
@@ -79,9 +80,18 @@ ppo = etude.PPO(
         seed=1,
     )
 )
-print("before:", against_chance(ppo.policies["learner"]))
+played = [against_chance(ppo.policies["learner"])]
+print("before:", played[0])
 for result in ppo.iterate(etude.Stop(env_steps=320_000)):
     if result.iteration % 2 == 0:  # the oldest of the league makes room
         oldest = ppo.policies[PAST[result.iteration // 2 % len(PAST)]].module
         oldest.load_state_dict(ppo.policies["learner"].module.state_dict())
-print("after: ", against_chance(ppo.policies["learner"]))
+    played.append(against_chance(ppo.policies["learner"]))
+print("after: ", played[-1])
+
+figure = Figure((6, 3), layout="constrained")
+axes = figure.subplots()
+axes.stackplot(range(len(played)), *([games[how] / 2 for games in played] for how in played[0]), labels=played[0])
+axes.set(xlabel="iterations of 8,192 steps", ylabel="% of games against chance", xmargin=0, ylim=(0, 100))
+axes.legend(loc="lower right")
+figure.savefig("self_play_league.png")

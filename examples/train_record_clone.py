@@ -2,7 +2,10 @@
 """Train PPO, record it, and clone it from the recording alone."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
+
+import gymnasium as gym
 
 import etude
 
@@ -22,3 +25,6 @@ print(exp)
 clone = etude.BC(etude.BCConfig(data=str(folder / "data"), env="CartPole-v1", seed=1))
 result = clone.fit(etude.Stop(return_mean=450, updates=2_000))
 print(f"clone: return {result.return_mean:.1f} after {result.updates:,} updates")
+
+four_seconds = partial(gym.make, "CartPole-v1", max_episode_steps=200)
+etude.clip(clone, four_seconds, "train_record_clone.gif", size="300x200", seed=0)

@@ -3,6 +3,7 @@
 
 import torch
 from gymnasium.spaces import Box
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -57,3 +58,12 @@ steps = foretold(model.module.net, batch["obs"][:, 0], batch["action"]).detach()
 for what, guess in (("foretold", steps), ("nothing changes", batch["obs"][:, :1])):
     error = (guess - batch["next_obs"])[batch["mask"]].square().mean()
     print(f"error on unseen steps, {what}: {error:.4f}")
+
+figure = Figure((9, 2.5), layout="constrained")
+whole = batch["mask"].all(dim=1).nonzero().flatten().tolist()
+for axes, i in zip(figure.subplots(1, 4, sharey=True), whole[:: len(whole) // 4], strict=False):
+    axes.plot(range(1, 11), batch["next_obs"][i], color="0.6", linewidth=4)
+    axes.plot(range(1, 11), steps[i], color="tab:red")
+    axes.set_xlabel("steps ahead")
+figure.suptitle("Cosine, sine and speed of a pendulum: what followed (grey) and the prediction (red)")
+figure.savefig("world_model.png")

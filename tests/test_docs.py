@@ -8,11 +8,13 @@ the block before it must print. ``<!-- no-run: reason -->`` before a block leave
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from PIL import Image
 from preloaded import Preloaded
 
 from etude.algorithms import BCConfig, PPOConfig, Stop
@@ -190,8 +192,50 @@ def test_yaml_holds_settings() -> None:
 EXAMPLES = [runnable(path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
 
 
+ARGUMENTS = {
+    "atari.py": ["2000"],
+    "gpu_env.py": ["65536"],
+    "imitate_a_human.py": ["script"],
+    "served_page.py": ["picture"],
+}
+"""Of examples that would take minutes otherwise, or wait for a person."""
+
+NEEDED = {"atari.py": ("ale_py", "cv2"), "imitate_a_human.py": ("pygame",), "served_page.py": ("starlette", "uvicorn")}
+"""Optional packages."""
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+PICTURES = ROOT / "docs" / "assets" / "gallery"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_example_runs(example: Path, tmp_path: Path, preloaded: Preloaded) -> None:
-    assert len(example.read_text(encoding="utf-8").splitlines()) < 95
-    assert run(preloaded, tmp_path, example)
+def test_example_runs_and_leaves_its_picture(example: Path, tmp_path: Path, preloaded: Preloaded) -> None:
+    for package in NEEDED.get(example.name, ()):
+        pytest.importorskip(package)
+    if example.name == "served_page.py" and BROWSER is None:
+        pytest.skip("no Chromium or Chrome on the path")
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 100
+    printed = run(preloaded, tmp_path, example, *ARGUMENTS.get(example.name, []))
+    assert printed
+    for picture in PICTURES.glob(f"{example.stem}.*"):
+        with Image.open(tmp_path / picture.name) as made, Image.open(picture) as shown:
+            assert made.size == shown.size
+            assert len(made.convert("RGB").getcolors(1 << 20) or range(1 << 20)) > 4  # something is drawn
+    if example.name == "served_page.py":
+        found = re.search(r"best: (\d+) steps", printed)
+        assert found is not None, printed
+        assert int(found[1]) >= 100
+
+
+def test_the_gallery_shows_small_pictures_of_examples() -> None:
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    pictures = sorted(PICTURES.iterdir())
+    assert len(pictures) >= 12
+    assert sum(picture.stat().st_size for picture in pictures) < 2_000_000
+    for picture in pictures:
+        assert picture.stat().st_size < 200_000, picture
+        assert f"assets/gallery/{picture.name})" in page
+        assert (ROOT / "examples" / f"{picture.stem}.py").exists(), picture
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"examples/{example.name}" in page, example

@@ -36,7 +36,7 @@ def task(name: str) -> Callable[[], gym.Env[Any, Any]]:
     return partial(_KINDS[kind], inner)
 
 
-def atari(game: str) -> gym.Env[Any, Any]:
+def atari(game: str, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """An Atari game with the standard wrappers (Mnih et al. 2015, "Human-level control through deep reinforcement
     learning", methods).
 
@@ -47,6 +47,7 @@ def atari(game: str) -> gym.Env[Any, Any]:
 
     Args:
         game: The name as in ``ALE/Pong-v5``: ``Pong``, ``SpaceInvaders``.
+        render_mode: As in `gymnasium.make`; frames have the game's own size and colours.
 
     Raises:
         EnvError: there is no such game, or a package is missing.
@@ -65,7 +66,13 @@ def atari(game: str) -> gym.Env[Any, Any]:
         near = nearest(game, games)
         hint = f"Nearest: 'atari:{near}'." if near else "Games are named as in 'atari:Pong' and 'atari:SpaceInvaders'."
         raise EnvError(f"there is no Atari game {game!r}. {hint}")
-    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0, disable_env_checker=True)
+    env = gym.make(
+        f"ALE/{game}-v5",
+        render_mode=render_mode,
+        frameskip=1,
+        repeat_action_probability=0.0,
+        disable_env_checker=True,
+    )
     env = gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84, grayscale_obs=True)
     return FireFirst(env) if "FIRE" in env.unwrapped.get_action_meanings() else env  # type: ignore[attr-defined]
 
@@ -81,11 +88,12 @@ class FireFirst(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(options=options) if terminated or truncated else (obs, info)
 
 
-def no_velocity(env_id: str) -> gym.Env[Any, Any]:
+def no_velocity(env_id: str, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """An env whose observations lack velocities, so that an agent needs memory.
 
     Args:
         env_id: A registered id, such as ``CartPole-v1``.
+        render_mode: As in `gymnasium.make`.
 
     Raises:
         EnvError: Etude does not know which entries of its observations are velocities.
@@ -97,7 +105,7 @@ def no_velocity(env_id: str) -> gym.Env[Any, Any]:
             f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
             f"known for {known}; wrap another env in gymnasium.ObservationWrapper yourself."
         )
-    return Positions(gym.make(env_id, disable_env_checker=True), _POSITIONS[name])
+    return Positions(gym.make(env_id, render_mode=render_mode, disable_env_checker=True), _POSITIONS[name])
 
 
 class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):

@@ -44,7 +44,7 @@ def test_filter_sample_and_split(recording, tmp_path, capsys):
 def test_merge(recording, tmp_path, capsys):
     out = said(capsys, "merge", str(recording), str(recording), "--to", str(tmp_path / "m"))
     assert out.startswith(f"{tmp_path / 'm'}: 8 episodes, 100 steps\nleft out: 0 episodes, 0 steps\n4 episodes of ")
-    assert "'e0' is 'e0~2' now" in out
+    assert "'e0' is now 'e0~2'" in out
     assert np.unique(Recording.open(tmp_path / "m").read().segments.episode_id.astype(str)).size == 8
 
 

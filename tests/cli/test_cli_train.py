@@ -187,7 +187,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
     [
         (
             ["ppo", "--env", "CartPole-v1", "--lrr", "0.1"],
-            "error: ppo has no setting `lrr`. Nearest: `lr` (learning rate of Adam, default ",
+            "error: ppo has no setting `lrr`. Nearest: `lr` (learning rate of Adam, ",
         ),
         (["ppo", "--num-envs", "many"], "error: ppo.num_envs is 'many', expected INT"),
         (["ppo", "--env", "CartPole-v1", "--num-envs", "0"], "error: `num_envs` is 0, but must be at least 1."),
@@ -216,7 +216,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["PPO", "--lrr", "1"], "ppo has no setting `lrr`"),
         (["TD3BC", "--lrr", "1"], "td3_bc has no setting `lrr`"),
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
-        (["cli_runs:make_env"], "error: cli_runs:make_env is no algorithm"),
+        (["cli_runs:make_env"], "error: cli_runs:make_env is not an algorithm"),
         ([], "error: etude train needs an algorithm: " + ", ".join(ALGORITHMS)),
         (["--resume", "runs/a"], "Put it first, as in etude train ppo --env CartPole-v1, or etude train ppo --resume"),
         (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`, such as --data"),

@@ -93,5 +93,5 @@ def test_close() -> None:
 
 
 def test_what_is_no_env() -> None:
-    with pytest.raises(EnvError, match=r"builtins.str is no env"):
+    with pytest.raises(EnvError, match=r"builtins.str is not an env"):
         adapt_env("CartPole-v1")

@@ -71,7 +71,7 @@ def test_rewards_that_are_arrays(workers: dict[str, Any], caplog: pytest.LogCapt
 
 def test_what_inherits_from_nothing() -> None:
     text = error_of("old_gym_envs:NotInherited", {})
-    assert "NotInherited is no env" in text
+    assert "NotInherited is not an env" in text
     for words in ("gymnasium.Env", "(obs, info)", "five values", "shimmy"):
         assert words in text
 

@@ -219,7 +219,7 @@ def test_one_env_that_is_given_can_not_be_made_again() -> None:
         ),
         (Telling, Workers(), 0, r"num_envs must be at least 1, not 0"),
         (SyncVectorEnv([Telling]), Workers(), 1, r"a SyncVectorEnv steps its envs itself"),
-        (lambda: 3, Workers(), 1, r"builtins.int is no env"),
+        (lambda: 3, Workers(), 1, r"builtins.int is not an env"),
         (lambda: 1 / 0, Workers(), 1, r"<lambda> fails to make an env: ZeroDivisionError: division by zero"),
         (lambda: 1 / 0, Workers(num_workers=2, mode="thread"), 1, r"<lambda> fails to make an env: ZeroDivision"),
         ("CartPol-v1", Workers(), 1, r"no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),

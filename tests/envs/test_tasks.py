@@ -10,6 +10,7 @@ import pytest
 import etude
 from etude.envs import make_arena, names_module
 from etude.envs.registry import named
+from etude.envs.render import seen_env
 
 
 def test_an_atari_game_is_what_its_wrappers_make_of_it():
@@ -42,6 +43,20 @@ def test_velocities_are_hidden(name, hidden):
         assert env.observation_space.contains(obs)
         action = whole.action_space.sample()
         obs, expected = env.step(action)[0], whole.step(action)[0]
+
+
+@pytest.mark.parametrize(("name", "package"), [("atari:Pong", "cv2"), ("no_velocity:CartPole-v1", "pygame")])
+def test_a_clip_can_be_made(name, package):
+    pytest.importorskip(package)
+    if name.startswith("atari:"):
+        pytest.importorskip("ale_py", reason="ale-py is not installed")
+    with closing(seen_env(name, "rgb_array")) as env:
+        env.reset(seed=0)
+        before = env.render()
+        for _ in range(5):
+            env.step(env.action_space.n - 1)
+        assert before.shape[2] == 3
+        assert (env.render() != before).any()
 
 
 def test_a_run_is_loaded_again_without_trust(tmp_path):

@@ -312,9 +312,7 @@ def test_a_column_that_only_later_files_have_is_named(tmp_path):
     with pytest.raises(DataError, match=r"a/part-00000\.parquet and .*b/part-00000.parquet .*only .*b/.* has `logp`"):
         Recording.open(tmp_path)
     shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
-    message = (
-        r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet lacks\. .* folder of its"
-    )
+    message = r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet lacks\. .* folder of its"
     with pytest.raises(DataError, match=message):
         Recording.open(tmp_path / "a")
 

@@ -201,7 +201,7 @@ def test_numbers_that_are_not_finite_are_named() -> None:
     weights = Follow()
     module = module_for(weights)
     module.net.policy_head.bias.data[0] = torch.nan  # type: ignore[union-attr, index]
-    with pytest.raises(ModuleError, match="gave `dist_inputs` that is not finite"):
+    with pytest.raises(ModuleError, match="`dist_inputs` that is not finite"):
         Runner(make_arena(weights, 8), Policy(module), seed=1).collect(num_steps=80)
 
 

@@ -158,7 +158,7 @@ def test_an_episode_whose_end_is_waited_for_is_warned_of_once(
     assert not caplog.records
     assert runner.collect(num_episodes=2).lengths.tolist() == [3000, 3000]
     (record,) = caplog.records
-    assert "over 2,500 steps" in record.getMessage()
+    assert "more than 2,500 steps" in record.getMessage()
     assert "Workers(max_steps=...)" in record.getMessage()
 
 
