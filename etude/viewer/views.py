@@ -17,7 +17,7 @@ from etude.recordings.pieces import in_order
 from etude.recordings.recording import Recording
 from etude.recordings.where import STEP_FACTS, Expression, step_values
 from etude.settings import choice
-from etude.spaces import leaves
+from etude.spaces import NamedDiscrete, Space, leaves
 from etude.viewer import figures
 
 MAX_EPISODES: Final = 5_000
@@ -37,10 +37,7 @@ class RecordingView:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._leaves = {
-            **leaves(recording.obs_space, col.OBS),
-            **leaves(recording.action_space, col.ACTION),
-        }
+        self._leaves = spaces_of(recording)
         self._loaded = lru_cache(4)(self._load)
 
     # -- the whole -----------------------------------------------------------------------------------------------
@@ -132,7 +129,7 @@ class RecordingView:
         stride = max(round(self.episodes.num_steps / SAMPLED_STEPS), 1)
         for k in sorted(range(num), key=lambda k: (k % stride, k)):
             exp = recording.part(k, [name], finals=False)
-            found.append(np.array(exp.trained_steps()[name]))
+            found.append(in_words(self._leaves.get(name), np.array(exp.trained_steps()[name])))
             rows += len(found[-1])
             if rows >= SAMPLED_STEPS:
                 break
@@ -164,7 +161,8 @@ class RecordingView:
         num = len(exp.t()[exp.trained()])
         stride = max(-(-num // MAX_POINTS), 1)
         for name, values in steps.items():
-            for part, column in figures.scalars(name, np.asarray(values)).items():
+            shown = in_words(self._leaves.get(name), np.asarray(values))
+            for part, column in figures.scalars(name, shown).items():
                 (texts if column.dtype == object else curves)[part] = figures.plain(column[::stride])
         segment = exp.segments
         return {
@@ -226,6 +224,16 @@ class RecordingView:
         return {name: code for code, name in enumerate(self.episodes.ids)}
 
 
+def spaces_of(recording: Recording) -> dict[str, Space]:
+    """The simple spaces of a recording by column."""
+    return {**leaves(recording.obs_space, col.OBS), **leaves(recording.action_space, col.ACTION)}
+
+
+def in_words(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Values of a space, which is None for other columns: names in place of numbers, where it has some."""
+    return np.array(leaf.names, object)[values] if isinstance(leaf, NamedDiscrete) else values
+
+
 def first_rows(recording: Recording, count: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The first steps of a recording, lookback left out, each as plain JSON data by column.
 
@@ -238,12 +246,14 @@ def first_rows(recording: Recording, count: int, columns: Sequence[str] | None =
         DataError: a column does not exist, or something can't be read.
     """
     rows: list[dict[str, Any]] = []
+    known = spaces_of(recording)
     for exp in recording.stream(columns=columns, max_rows=max(count, 1024)):
         facts = step_values(exp, STEP_FACTS)
         if not any(name is not None for name in exp.segments.agent_id.names):
             facts = {name: facts[name] for name in facts if name not in (col.AGENT_ID, col.MODULE_ID)}
         ends = {name: facts.pop(name) for name in (col.TERMINATED, col.TRUNCATED)}
-        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **exp.steps, **ends}
+        steps = {name: in_words(known.get(name), np.asarray(values)) for name, values in exp.steps.items()}
+        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **steps, **ends}
         for i in np.flatnonzero(exp.trained())[: count - len(rows)].tolist():
             rows.append({name: _value(values[i]) for name, values in there.items()})
         if len(rows) == count:
