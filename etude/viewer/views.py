@@ -39,6 +39,8 @@ class RecordingView:
         self.recording = recording
         self._leaves = spaces_of(recording)
         self._loaded = lru_cache(4)(self._load)
+        self._part = lru_cache(2)(recording.part)
+        self._keys = lru_cache(1024)(lambda k: recording.part(k, ()))
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -192,36 +194,56 @@ class RecordingView:
         """
         if column not in self.images:
             raise DataError(f"{self.recording.path}: `{column}` holds no images. {choice(column, self.images)}")
-        exp = self._loaded(episode_id, (column,))
-        if not 0 <= agent < exp.num_segments:
-            raise DataError(f"{self._named(episode_id)} has {exp.num_segments} agents, so there is no agent {agent}.")
-        one = exp[agent]
-        images = np.asarray(one.trained_steps()[column])
-        if 0 <= t < len(images):
-            return figures.png(images[t])
-        if t == len(images) and one.segments.has_final_obs[0]:
-            return figures.png(np.asarray(one.final_obs[column][0]))
-        raise DataError(f"{self._named(episode_id)} has {len(images)} steps, so there is no step {t}.")
+        whole = self._loaded(episode_id, ())
+        if not 0 <= agent < whole.num_segments:
+            raise DataError(f"{self._named(episode_id)} has {whole.num_segments} agents, so there is no agent {agent}.")
+        (begin,), (end,), (name,) = *spans(whole[agent]), whole[agent].segments.agent_id
+        for k in self._parts_of(episode_id) if 0 <= t <= end - begin else ():
+            # All images of an episode may be too many at once, so only a part with this one is read.
+            if self._segment_at(self._keys(k), episode_id, name, begin + t) is None:
+                continue
+            part = self._part(k, (column,))
+            if (i := self._segment_at(part, episode_id, name, begin + t)) is not None:
+                images, at = part[i].trained_steps()[column], begin + t - int(spans(part[i])[0][0])
+                return figures.png(np.asarray(images[at] if at < len(images) else part[i].final_obs[column][0]))
+        raise DataError(f"{self._named(episode_id)} has {end - begin} steps, so there is no step {t}.")
+
+    def _segment_at(self, exp: Experience, episode_id: str, agent: str | None, t: int) -> int | None:
+        """The segment of a part that has what an agent observed at step ``t`` of an episode; None if none has."""
+        begin, end = spans(exp)
+        is_own = (self._places[0].codes(exp) == self._codes[episode_id]) & (np.asarray(exp.segments.agent_id) == agent)
+        found = np.flatnonzero(is_own & (begin <= t) & (t < end + exp.segments.has_final_obs))
+        return int(found[0]) if len(found) else None
 
     def _named(self, episode_id: str) -> str:
         return f"{self.recording.path}: episode {episode_id!r}"
 
     def _load(self, episode_id: str, names: tuple[str, ...]) -> Experience:
         """An episode's segments, one for each agent (several where steps are missing), with these columns."""
-        table, episodes, parts = self._places
+        found = []
+        for k in self._parts_of(episode_id):
+            exp = self.recording.part(k, names)
+            found.append(exp.select(np.flatnonzero(self._places[0].codes(exp) == self._codes[episode_id])))
+        return in_order(Experience.concat(found), by_episode=True).join()
+
+    def _parts_of(self, episode_id: str) -> list[int]:
+        """The parts of the recording that an episode is in."""
+        _, episodes, parts = self._places
         code = self._codes.get(episode_id)
         if code is None:
             raise DataError(f"{self.recording.path}: there is no episode {episode_id!r}.")
-        held = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, side="right")]
-        found = []
-        for k in held.tolist():
-            exp = self.recording.part(k, names)
-            found.append(exp.select(np.flatnonzero(table.codes(exp) == code)))
-        return in_order(Experience.concat(found), by_episode=True).join()
+        held: list[int] = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, "right")].tolist()
+        return held
 
     @cached_property
     def _codes(self) -> dict[str, int]:
         return {name: code for code, name in enumerate(self.episodes.ids)}
+
+
+def spans(exp: Experience) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each segment, the first step of its own, lookback left out, and the step after its last, as their ``t``."""
+    own = exp.segments
+    return own.t_start + own.lookback, own.t_start + exp.lengths
 
 
 def spaces_of(recording: Recording) -> dict[str, Space]:

@@ -89,6 +89,23 @@ def test_frames_are_what_was_observed_and_the_final_one_is_the_last(view):
         view.episode("e9")
 
 
+def test_a_frame_is_read_from_the_part_that_has_it_alone(tmp_path, monkeypatch):
+    pieces = episode(0, 9).split(4)
+    pieces[0].segments.terminated[:] = False
+    recording, read = Recording.open(write(tmp_path / "data", pieces)), []
+    part = recording.part
+
+    def noted(k, columns=None, **how):
+        read.extend([k] if "obs/camera" in (columns or ()) else [])
+        return part(k, columns, **how)
+
+    monkeypatch.setattr(recording, "part", noted)
+    view = RecordingView(recording)
+    for t in (2, 3, 9, 5):
+        assert pixels(view.frame("e0", 0, "obs/camera", t))[0, 0].tolist() == [10 * t, 0, 0]
+    assert read == [0, 1]
+
+
 def test_long_episodes_are_drawn_with_fewer_points(view, monkeypatch):
     monkeypatch.setattr("etude.viewer.views.MAX_POINTS", 3)
     (agent,) = view.episode("e2")["agents"]
