@@ -75,18 +75,18 @@ class FolderOptions(RunOptions):
     log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
     """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
-    def folder(self, name: str, env: Any, *, several: str | None = None) -> Path:
-        """Where to: the folder that is asked for, or a new one with this name.
+    def folder(self, name: str, env: Any, *, in_place: str | None = None) -> Path:
+        """Where to: the folder that is asked for, or a new one.
 
         Args:
-            name: What is trained.
-            env: Where.
-            several: What goes on in the same folder alone, in words; None: something that goes on in any.
+            name: What is trained, for the name of a new one.
+            env: Where it is trained, likewise.
+            in_place: What can go on only in the folder where it is, such as ``a sweep``.
         """
         out = self.out if self.out is not None else self.resume
         found = run.new_folder(name, env) if out is None else run.folder_of(out)
-        if several is not None and self.resume is not None and found.resolve() != Path(self.resume).resolve():
-            raise SettingsError(f"{several} where it is: give --resume alone, without --out.")
+        if in_place is not None and self.resume is not None and found.resolve() != Path(self.resume).resolve():
+            raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
         return found
 
     def jobs(

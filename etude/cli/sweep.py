@@ -91,7 +91,7 @@ def main(command: str, args: list[str]) -> int:
     owner, given, space, options = ask_space(cls, SweepOptions, args, "sweep", ABOUT)
     if options.stop == Stop():
         raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
-    out = options.folder(f"sweep-{owner}", given.get("env"), several="a sweep goes on")
+    out = options.folder(f"sweep-{owner}", given.get("env"), in_place="a sweep")
     found = _trials(cls, owner, given, space, options, out)
     jobs = [job for trial in found for job in trial.jobs]
     done: list[Outcome | None] = [None] * len(jobs)

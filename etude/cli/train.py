@@ -186,7 +186,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
 def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> int:
     """Train with several seeds, each in a process of its own; gives the exit code."""
-    out = options.folder(owner, given.get("env"), several="a run of several seeds goes on")
+    out = options.folder(owner, given.get("env"), in_place="a run of several seeds")
     if options.trust:
         import_from_here()
     changes = {"engine": "local"} | typed(cls.Config, given, owner=owner)

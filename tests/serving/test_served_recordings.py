@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,26 @@ def test_an_episode_of_many_row_groups_is_in_one_file(tmp_path, monkeypatch):
     exp = etude.Recording.open(data).read().join()
     assert exp.lengths.tolist() == [30, 30]
     np.testing.assert_array_equal(exp.steps["reward"], [*rewards, *rewards])
+
+
+def test_a_recording_that_fails_keeps_no_other_from_the_disk(tmp_path):
+    data = tmp_path / "data"
+    policies = {"red": make_policy(), "blue": make_policy(action_space=spaces.Box(-1, 1, (2,), np.float32))}
+    own, found = PolicyService(policies, ServingConfig(record=str(data), flush_seconds=0.0)), []
+
+    async def served():
+        async with own.running():
+            for name in policies:
+                session = own.open({"policy": name})["session"]
+                await own.act({"session": session, "obs": [0, 0, 0]})
+                await own.act({"session": session, "reward": 1, "terminated": True})
+            shutil.rmtree(data / "red")
+            await own.look_after()
+            found.extend((data / "blue").glob("*.parquet"))
+
+    with pytest.raises(DataError, match="removed or moved"):
+        asyncio.run(served())
+    assert len(found) == 1
 
 
 def test_a_folder_has_one_server_and_one_that_can_not_begin_lets_go_of_it(tmp_path):
