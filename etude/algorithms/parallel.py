@@ -190,8 +190,12 @@ def train_all(
                     number = waiting.popleft()
                     if result := jobs[number].finished():
                         note(number, Outcome(result))
-                    else:
+                        continue
+                    try:
                         running[number] = _Child(jobs[number], sent[number])
+                    except OSError as error:  # such as for want of memory; the others go on
+                        note(number, Outcome(error=f"its process can't be started: {error}."))
+                    else:
                         board.begin(jobs[number].name)
                 if signals.is_set():
                     for child in running.values():

@@ -57,6 +57,15 @@ def test_a_seed_that_fails_is_told_with_its_error(tmp_path, capsys):
     assert "Nowhere" in (out / "seed-0" / "log.txt").read_text()
 
 
+def test_a_seed_that_can_not_begin_ends_no_other(tmp_path, capsys):
+    out = tmp_path / "runs"
+    out.mkdir()
+    (out / "seed-2").write_text("no folder")
+    assert main([*SMALL, "--seeds", "2", "--stop.updates", "4", "--out", str(out), "--quiet"]) == 1
+    assert "error: seed-2 failed: its process can't be started: " in capsys.readouterr().err
+    assert etude.load(out / "seed-1").updates == 4
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
