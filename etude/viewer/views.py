@@ -212,7 +212,8 @@ class RecordingView:
         """The segment of a part that has what an agent observed at step ``t`` of an episode; None if none has."""
         begin, end = spans(exp)
         is_own = (self._places[0].codes(exp) == self._codes[episode_id]) & (np.asarray(exp.segments.agent_id) == agent)
-        found = np.flatnonzero(is_own & (begin <= t) & (t < end + exp.segments.has_final_obs))
+        has_final = exp.segments.has_final_obs if exp.steps else True  # without columns, nobody knows
+        found = np.flatnonzero(is_own & (begin <= t) & (t < end + has_final))
         return int(found[0]) if len(found) else None
 
     def _named(self, episode_id: str) -> str:
@@ -226,13 +227,13 @@ class RecordingView:
             found.append(exp.select(np.flatnonzero(self._places[0].codes(exp) == self._codes[episode_id])))
         return in_order(Experience.concat(found), by_episode=True).join()
 
-    def _parts_of(self, episode_id: str) -> list[int]:
+    def _parts_of(self, episode_id: str) -> Sequence[int]:
         """The parts of the recording that an episode is in."""
         _, episodes, parts = self._places
         code = self._codes.get(episode_id)
         if code is None:
             raise DataError(f"{self.recording.path}: there is no episode {episode_id!r}.")
-        held: list[int] = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, "right")].tolist()
+        held: Sequence[int] = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, "right")].tolist()
         return held
 
     @cached_property
