@@ -36,14 +36,14 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], bool]] = {
     "bc": (OFFLINE, (BOX, CHOICE), True),
     "marwil": (OFFLINE, (BOX, CHOICE), True),
     "iql": (OFFLINE, (BOX, CHOICE), False),
-    "awac": (OFFLINE, (BOX, CHOICE), False),
+    "awac": (OFFLINE, (BOX,), False),
     "cql": (OFFLINE, (BOX, CHOICE), False),
     "td3_bc": (OFFLINE, (BOX,), False),
     "decision_transformer": (OFFLINE | TRANSFORMER, (BOX, CHOICE), False),
 }
 """By algorithm: its settings, where it acts, and whether it may have a recurrent network."""
 TRIED = [
-    (name, kind, is_recurrent)
+    pytest.param(name, kind, is_recurrent, marks=[pytest.mark.slow] * (is_recurrent or kind is not kinds[0]))
     for name, (_, kinds, may_be) in CASES.items()
     for kind in kinds
     for is_recurrent in (False, True)[: 1 + (may_be and kind is kinds[-1])]
@@ -91,7 +91,7 @@ def test_an_exported_policy_is_the_policy(
 
 
 def test_no_other_algorithm_has_a_recurrent_network(recordings: dict[Any, str]) -> None:
-    network = etude.NetworkConfig(hidden=(8,), **RECURRENT)
+    network = etude.NetworkConfig(**RECURRENT)
     for name in [name for name, (_, _, may_be) in CASES.items() if not may_be]:
         with pytest.raises(etude.EtudeError, match="recurrent"):
             ALGORITHMS[name](ALGORITHMS[name].Config(data=recordings[BOX], network=network)).train()
