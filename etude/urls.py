@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of files: splitting them, and showing and storing them without credentials."""
+"""URLs of files: splitting them, and showing and storing them without credentials; and what is served locally."""
 
+import errno
 import os
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
+
+from etude.errors import SettingsError
 
 _URL: Final = re.compile(r"\s*(?:[A-Za-z][\w+.-]*::?)*[A-Za-z][\w+.-]*://")  # fsspec chains: simplecache::s3://...
 _MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^/].*@)", re.DOTALL | re.IGNORECASE)
@@ -154,3 +157,20 @@ def without_secrets(text: str, url: str) -> str:
 def first_line(error: BaseException, length: int | None = 200) -> str:
     """The first line of an error's message, at most ``length`` characters of it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:length]
+
+
+# -- servers of this machine ------------------------------------------------------------------------------------------
+
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether the ``Host`` of an HTTP request, with a port or without, names the machine that it was made on."""
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() else host).strip("[]") in LOCAL_HOSTS
+
+
+def port_error(port: str, error: Exception) -> SettingsError:
+    """The error for a port, in words, that can't be listened at."""
+    what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
+    return SettingsError(f"{port} {what}: give another with --port, or 0 for any.")

@@ -77,6 +77,12 @@ def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
     return low, high
 
 
+def interval_of(values: Floats) -> tuple[float, float, float]:
+    """The interquartile mean of ``[n]`` values, and the lower and the upper bound of its 95 % interval."""
+    low, high = bootstrap_interval(values)
+    return float(interquartile_mean(values)), float(low), float(high)
+
+
 def read_runs(
     paths: Sequence[str | os.PathLike[str]], *, by: str, y: str = "return_mean", x: str = "env_steps"
 ) -> list[RunCurve]:
@@ -219,7 +225,5 @@ def compare(
     """
     out = []
     for (env, name), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
-        last = np.array([run.y[-1] for run in runs])
-        low, high = bootstrap_interval(last)
-        out.append(GroupEnd(name, env, len(runs), float(interquartile_mean(last)), float(low), float(high)))
+        out.append(GroupEnd(name, env, len(runs), *interval_of(np.array([run.y[-1] for run in runs]))))
     return sorted(out, key=lambda group: (group.env, -group.value))

@@ -24,7 +24,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.kept import Checkpoints
 from etude.algorithms.loading import load
-from etude.algorithms.progress import Board
+from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop
 from etude.algorithms.run import Log, check_free, check_logs, check_run_of, claimed, clear, holds_run
 from etude.algorithms.saving import name_of
@@ -36,11 +36,11 @@ from etude.threads import for_acting, usable_cores
 
 OUTPUT: Final = "log.txt"
 """The file in the folder of a run with what its process wrote to standard output and error."""
-_LOOK: Final = 0.25
-"""Seconds between two looks at the processes."""
-_ENDING: Final = 10.0
+_POLL: Final = 0.25
+"""Seconds between two checks of the processes."""
+_EXIT_TIME: Final = 10.0
 """Seconds for a process to end once it has said all; then it is killed."""
-_COMMAND: Final = spawning.command("etude.algorithms.parallel", "be_run")
+_COMMAND: Final = spawning.command("etude.algorithms.parallel", "run_job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +128,11 @@ def cores_of(config: AlgorithmConfig) -> int:
 def train_all(
     jobs: Sequence[TrainingJob],
     out: Path,
-    board: Board,
+    title: str,
     *,
     max_concurrent: int | None = None,
     quiet: bool = False,
+    say: Callable[[str], None] = say,
     ended: Callable[[int, Outcome], None] = lambda number, outcome: None,
 ) -> list[Outcome]:
     """Train all of these, several at a time, and give how they ended, in their order.
@@ -140,11 +141,12 @@ def train_all(
     once. If this process is killed, the runs save and end by themselves.
 
     Args:
-        jobs: The runs. Those that have ended already are not trained again.
+        jobs: The runs, at least one. Those that have ended already are not trained again.
         out: The folder that theirs are in; it is claimed.
-        board: Shows them; is closed.
+        title: What is trained, for what is shown.
         max_concurrent: How many are trained at a time, at least 1; None: as many as the cores allow.
-        quiet: Say nothing about signals.
+        quiet: Show nothing.
+        say: Takes lines, where nothing can be shown live.
         ended: Called with the number of each run that has ended.
 
     Raises:
@@ -160,6 +162,7 @@ def train_all(
         raise SettingsError(f"`max_concurrent` is {max_concurrent}, but must be at least 1.")
     at_once = max_concurrent or max(1, usable_cores() // max(cores_of(job.config) for job in jobs))
     running: dict[int, _Child] = {}
+    board = Board(title, [job.name for job in jobs], jobs[0].stop, quiet=quiet, say=say)
 
     def kill() -> None:
         for child in running.values():
@@ -178,7 +181,7 @@ def train_all(
 
         def note(number: int, outcome: Outcome) -> None:
             outcomes[number] = outcome
-            board.end(jobs[number].name, outcome.result, _word(outcome))
+            board.end(jobs[number].name, outcome.result, _state(outcome))
             ended(number, outcome)
 
         try:
@@ -187,13 +190,17 @@ def train_all(
                     number = waiting.popleft()
                     if result := jobs[number].finished():
                         note(number, Outcome(result))
-                    else:
+                        continue
+                    try:
                         running[number] = _Child(jobs[number], sent[number])
+                    except OSError as error:  # such as for want of memory; the others go on
+                        note(number, Outcome(error=f"its process can't be started: {error}."))
+                    else:
                         board.begin(jobs[number].name)
                 if signals.is_set():
                     for child in running.values():
                         child.interrupt()
-                connection.wait([child.hears for child in running.values() if not child.hears.closed], _LOOK)
+                connection.wait([child.hears for child in running.values() if not child.hears.closed], _POLL)
                 for number, child in list(running.items()):
                     for result in child.results():
                         board.show(jobs[number].name, result)
@@ -205,7 +212,7 @@ def train_all(
     return [outcomes.get(number, Outcome(is_interrupted=True)) for number in range(len(jobs))]
 
 
-def _word(outcome: Outcome) -> str:
+def _state(outcome: Outcome) -> str:
     return "failed" if outcome.error is not None else "interrupted" if outcome.is_interrupted else "done"
 
 
@@ -233,7 +240,7 @@ class _Child:
 
     def __init__(self, job: TrainingJob, sent: tuple[Mapping[str, Any], bytes]) -> None:
         self._outcome: Outcome | None = None
-        self._is_told = False
+        self._is_interrupted = False
         self._silent_since = 0.0
         mode = "ab" if job.goes_on else "wb"
         job.out.mkdir(parents=True, exist_ok=True)
@@ -257,13 +264,13 @@ class _Child:
 
     def interrupt(self) -> None:
         """Let it save and end."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_interrupted:
+            self._is_interrupted = True
             self._process.terminate()
 
     def has_ended(self) -> bool:
         """Whether it has; it is killed where it does not end though it has said all."""
-        if self.hears.closed and time.monotonic() - self._silent_since > _ENDING:
+        if self.hears.closed and time.monotonic() - self._silent_since > _EXIT_TIME:
             self.kill()
         return self._process.poll() is not None and self.hears.closed
 
@@ -272,7 +279,7 @@ class _Child:
         if self._outcome is not None:
             return self._outcome
         code = self._process.returncode
-        if self._is_told:  # it ended before it could train, or was killed by its guard
+        if self._is_interrupted:  # it ended before it could train, or was killed by its guard
             return Outcome(is_interrupted=True)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         hint = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
@@ -290,7 +297,7 @@ class _Child:
 # -- in the process of a run ------------------------------------------------------------------------------------------
 
 
-def be_run() -> None:
+def run_job() -> None:
     """Be the process of a run: train it, report, and end; also when the process that started it has ended."""
     number, (parent, fd, preparation, pickled) = spawning.received()
     os.close(number)
@@ -317,7 +324,7 @@ def be_run() -> None:
 def _end_with(parent: int) -> None:
     """Once the process that started this one is gone, end as by a signal: save first."""
     while os.getppid() == parent:
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -328,7 +335,7 @@ class _Reports:
         self._tells, self._sent_at = tells, 0.0
 
     def show(self, result: Result) -> None:
-        if time.monotonic() - self._sent_at >= 2 * _LOOK:
+        if time.monotonic() - self._sent_at >= 2 * _POLL:
             self._sent_at = time.monotonic()
             with contextlib.suppress(OSError):
                 self._tells.send(result)

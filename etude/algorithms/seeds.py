@@ -11,7 +11,6 @@ from typing import Any, Final
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.parallel import OUTPUT, Outcome, TrainingJob, train_all
-from etude.algorithms.progress import Board
 from etude.algorithms.results import Result, Stop
 from etude.algorithms.run import Log, folder_of
 from etude.envs import env_name
@@ -81,8 +80,8 @@ def fit_seeds(
     shared: dict[str, Any] = {"algorithm": kind, "stop": stop, "log": log, "save_interval": save_interval}
     shared |= {"resume": resume, "overwrite": overwrite}
     jobs = seed_jobs(numbers, folder, config, changes, **shared)
-    board = Board(title_of(kind, config, len(jobs)), [job.name for job in jobs], stop, quiet=not progress)
-    outcomes = train_all(jobs, folder, board, max_concurrent=max_concurrent, quiet=not progress)
+    title = title_of(kind, config, len(jobs))
+    outcomes = train_all(jobs, folder, title, max_concurrent=max_concurrent, quiet=not progress)
     for line in failures(jobs, outcomes):
         _LOG.warning(line)
     if any(outcome.is_interrupted for outcome in outcomes):

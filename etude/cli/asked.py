@@ -4,12 +4,15 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop
+from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop, run
 from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.parallel import TrainingJob
 from etude.algorithms.saving import imported
+from etude.algorithms.seeds import seed_jobs
 from etude.cli import flags, values
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
@@ -54,6 +57,53 @@ class RunOptions:
             raise SettingsError(f"`save_interval` is {self.save_interval}, but must be at least 0.")
 
 
+@settings
+class FolderOptions(RunOptions):
+    """What commands take, besides, that leave runs in folders of this machine."""
+
+    everyday: ClassVar[tuple[str, ...]] = ()
+
+    out: str | None = None
+    """Where to."""
+
+    resume: str | None = None
+    """Go on with what is in this folder."""
+
+    overwrite: bool = False
+    """Replace the runs that are in the folder."""
+
+    log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
+    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
+
+    def folder(self, name: str, env: Any, *, in_place: str | None = None) -> Path:
+        """Where to: the folder that is asked for, or a new one.
+
+        Args:
+            name: What is trained, for the name of a new one.
+            env: Where it is trained, likewise.
+            in_place: What can go on only in the folder where it is, such as ``a sweep``.
+        """
+        out = self.out if self.out is not None else self.resume
+        found = run.new_folder(name, env) if out is None else run.folder_of(out)
+        if in_place is not None and self.resume is not None and found.resolve() != Path(self.resume).resolve():
+            raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
+        return found
+
+    def jobs(
+        self,
+        cls: type[Algorithm[Any]],
+        seeds: Sequence[int],
+        out: Path,
+        config: AlgorithmConfig,
+        changes: Mapping[str, Any],
+        **more: Any,
+    ) -> list[TrainingJob]:
+        """The runs of these seeds; see `seed_jobs`."""
+        more |= {"algorithm": cls, "resume": self.resume is not None}
+        more |= {name: getattr(self, name) for name in ("stop", "overwrite", "log", "save_interval")}
+        return seed_jobs(seeds, out, config, changes, **more)
+
+
 O = TypeVar("O", bound=RunOptions)  # noqa: E741
 
 
@@ -71,7 +121,7 @@ def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm
                 f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first, as in etude {command} "
                 f"ppo --env CartPole-v1, or etude train ppo --resume runs/ppo."
             )
-        sys.stdout.write(usage.format(names=names))
+        sys.stdout.write(usage.format(names=names, command=command))
         return None
     name = args[0]
     for known, cls in ALGORITHMS.items():

@@ -25,7 +25,7 @@ COMMANDS = {
         "play",
         "Write a trained policy as ONNX (needs etude[export]): etude export runs/ppo --to p.onnx.",
     ),
-    "serve": ("serve", "Serve a trained run over HTTP (needs etude[serve]): etude serve runs/ppo --port 8080."),
+    "serve": ("play", "Serve a trained run over HTTP (needs etude[serve]): etude serve runs/ppo --port 8080."),
     "data": ("data", "Inspect, check and convert recordings: etude data info, etude data validate."),
     "show": ("data", "View recordings in the browser: figures, episodes, each step."),
     "plot": ("play", "Plot the learning curves of runs, singly or in groups with mean and interval."),

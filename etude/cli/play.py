@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude evaluate``, ``record``, ``watch``, ``export``, ``plot``, ``compare`` and ``demo``: using trained runs."""
+"""``etude evaluate``, ``record``, ``watch``, ``export``, ``serve``, ``plot``, ``compare`` and ``demo``."""
 
+import dataclasses
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -385,14 +386,38 @@ class Export:
         return 0
 
 
+def serve_command() -> type[flags.Command]:
+    """``etude serve``, whose options are those of `etude.serving`, which takes a while to import."""
+    from etude.serving import ServingConfig, serve
+
+    @settings
+    class Serve(ServingConfig):
+        """Serve the newest checkpoint of a run over HTTP (needs etude[serve]): POST an observation to /act."""
+
+        run: str
+        """The folder of the run, with its checkpoint."""
+
+        def execute(self) -> int:
+            """Serve until Ctrl-C or SIGTERM."""
+            config = {field.name: getattr(self, field.name) for field in dataclasses.fields(ServingConfig)}
+            try:
+                serve(self.run, ready=lambda url: show(f"{url} serves {redacted(self.run)}; Ctrl-C ends it."), **config)
+            except KeyboardInterrupt:
+                say("ended.")
+            return 0
+
+    return Serve
+
+
 COMMANDS: dict[str, type[flags.Command]] = {
     cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Export, Plot, Compare, Demo)
 }
 
 
 def main(command: str, args: list[str]) -> int:
-    """Run ``etude evaluate|record|watch|export|plot|compare RUN ...``, or ``etude demo``."""
-    return flags.run(COMMANDS[command], args, prog=f"etude {command}", positional=None if command == "demo" else "run")
+    """Run ``etude evaluate|record|watch|export|serve|plot|compare RUN ...``, or ``etude demo``."""
+    cls = serve_command() if command == "serve" else COMMANDS[command]
+    return flags.run(cls, args, prog=f"etude {command}", positional=None if command == "demo" else "run")
 
 
 def summary(found: "Evaluation") -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `etude tune` and `etude sweep` have in common: which settings are tried."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
 from etude.algorithms import Algorithm, AlgorithmConfig
@@ -13,7 +14,13 @@ from etude.errors import SettingsError
 from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
 
 SPACE = "--space."
-VALUES = """VALUES of a setting that is tried, for each of --samples:
+FAILED = 1
+USAGE = """usage: etude {command} ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
+
+ALGORITHM is one of {names}, or `module:Class` of your own.
+Its settings, and the options: etude {command} ALGORITHM --help, all of them: --help-all
+
+VALUES of a setting that is tried, for each of --samples:
   0.1,0.2,0.3           one of these, drawn (also choice:0.1,0.2,0.3)
   grid:0.1,0.2,0.3      each of these, with each of the other grids' values
   uniform:0.1,0.3       a number between these
@@ -51,13 +58,7 @@ S = TypeVar("S", bound=SearchOptions)
 
 
 def ask_space(
-    cls: type[Algorithm[Any]],
-    kind: type[S],
-    args: list[str],
-    command: str,
-    about: str,
-    *,
-    ready: Callable[[], None] = lambda: None,
+    cls: type[Algorithm[Any]], kind: type[S], args: list[str], command: str, about: str
 ) -> tuple[str, dict[str, Any], dict[str, Any], S]:
     """What a command line asks for; see `ask`.
 
@@ -67,7 +68,6 @@ def ask_space(
         args: The arguments.
         command: The command.
         about: What it does.
-        ready: Called once the flags are read: raises an error where the command can't be run.
 
     Returns:
         What the algorithm is called in messages; its settings; the search space by dotted names; the options.
@@ -75,8 +75,7 @@ def ask_space(
     tried, rest = split(args)
     owner, given, options = ask(cls, kind, rest, command, about)
     check_metric(options.metric)
-    ready()
-    space = _spaces(cls.Config, options.space, tried, owner)
+    space = _spaces(cls.Config, options.space, tried, owner, command)
     if not space and options.samples == 1:
         raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
     return owner, given, space, options
@@ -98,7 +97,9 @@ def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
     return tried, rest
 
 
-def _spaces(kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str) -> dict[str, Any]:
+def _spaces(
+    kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str, command: str
+) -> dict[str, Any]:
     """The search space of a file and of flags, by the settings' dotted names.
 
     Raises:
@@ -111,7 +112,7 @@ def _spaces(kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, s
     for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
         leaf = names.find(name)
         if leaf is None:
-            raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude tune {owner}")
+            raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude {command} {owner}")
         found[".".join(leaf.path)] = _space(value, leaf, owner)
     return found
 
@@ -127,3 +128,8 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
     if isinstance(value, list):
         return [values.made(leaf.hint, item, CONVERTERS) for item in value]
     return written(value, name, one) if isinstance(value, str) else value
+
+
+def rank(score: float | None, *, is_max: bool) -> float:
+    """What sorts trials by their scores, the best first and those without one last."""
+    return math.inf if score is None else -score if is_max else score

@@ -4,7 +4,6 @@
 import csv
 import dataclasses
 import io
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,38 +11,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from etude.algorithms import Algorithm, Stop, run
-from etude.algorithms.comparison import bootstrap_interval, interquartile_mean
+from etude.algorithms import Algorithm, Stop
+from etude.algorithms.comparison import interval_of
 from etude.algorithms.kept import score_of
 from etude.algorithms.parallel import Outcome, TrainingJob, train_all
-from etude.algorithms.progress import Board
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import trials, tried
-from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
+from etude.algorithms.seeds import failures, seeds_of, title_of
 from etude.checkpoints import load_meta
 from etude.cli import streams
-from etude.cli.asked import algorithm_class, config_of
-from etude.cli.searching import VALUES, SearchOptions, ask_space
+from etude.cli.asked import FolderOptions, algorithm_class, config_of
+from etude.cli.searching import FAILED, USAGE, SearchOptions, ask_space, rank
 from etude.errors import SettingsError
 from etude.files import write_atomically
+from etude.interruption import INTERRUPTED
 from etude.settings import settings
 
-FAILED, INTERRUPTED = 1, 130
 TABLE = "sweep.csv"
-USAGE = (
-    """usage: etude sweep ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
-
-ALGORITHM is one of {names}, or `module:Class` of your own.
-Its settings, and the options: etude sweep ALGORITHM --help, all of them: --help-all
-
-"""
-    + VALUES
-)
 ABOUT = "Train with many settings on this machine, and see which are best. What --space.NAME takes: etude sweep --help"
 
 
 @settings
-class SweepOptions(SearchOptions):
+class SweepOptions(SearchOptions, FolderOptions):
     """What `etude sweep` takes besides the settings of the algorithm."""
 
     out: str | None = None
@@ -56,12 +45,6 @@ class SweepOptions(SearchOptions):
     resume: str | None = None
     """Go on with the sweep in this folder, with the same command otherwise: trials that have ended are not trained
     again, the others go on from their checkpoints."""
-
-    overwrite: bool = False
-    """Replace the runs that are in the folder."""
-
-    log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
-    """Where metrics go, see `etude train`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,23 +60,21 @@ class Trial(NamedTuple):
     tried: Mapping[str, Any]
     jobs: Sequence[TrainingJob]
     """One for each seed."""
-    outcomes: Sequence[Outcome]
-    """Of those runs that have ended."""
 
-    def row(self, metric: str) -> dict[str, Any]:
-        """What is written of it."""
-        results = [outcome.result for outcome in self.outcomes if outcome.result is not None]
+    def row(self, outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
+        """What is written of it when these of its runs have ended."""
+        results = [outcome.result for outcome in outcomes if outcome.result is not None]
         scores = np.array([score_of(result.to_dict(), metric) for result in results])
         scores = scores[np.isfinite(scores)]
-        low, high = bootstrap_interval(scores) if scores.size else (None, None)
-        errors = {outcome.error for outcome in self.outcomes if outcome.error is not None}
-        done = [outcome for outcome in self.outcomes if outcome.error is None and not outcome.is_interrupted]
+        middle, low, high = interval_of(scores) if scores.size else (None, None, None)
+        errors = {outcome.error for outcome in outcomes if outcome.error is not None}
+        done = [outcome for outcome in outcomes if outcome.error is None and not outcome.is_interrupted]
         return {
             "trial": self.number,
             **{name: to_plain(value) for name, value in self.tried.items()},
-            metric: float(interquartile_mean(scores)) if scores.size else None,
-            "low": None if low is None else float(low),
-            "high": None if high is None else float(high),
+            metric: middle,
+            "low": low,
+            "high": high,
             "env_steps": sum(result.env_steps for result in results),
             "updates": sum(result.updates for result in results),
             "state": "failed" if errors else "done" if len(done) == len(self.jobs) else "interrupted",
@@ -110,10 +91,7 @@ def main(command: str, args: list[str]) -> int:
     owner, given, space, options = ask_space(cls, SweepOptions, args, "sweep", ABOUT)
     if options.stop == Stop():
         raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
-    if None not in (options.out, options.resume) and options.out != options.resume:
-        raise SettingsError("a sweep goes on where it is: give --resume alone, without --out.")
-    asked = options.out if options.out is not None else options.resume
-    out = run.folder_of(asked) if asked is not None else run.new_folder(f"sweep-{owner}", given.get("env"))
+    out = options.folder(f"sweep-{owner}", given.get("env"), in_place="a sweep")
     found = _trials(cls, owner, given, space, options, out)
     jobs = [job for trial in found for job in trial.jobs]
     done: list[Outcome | None] = [None] * len(jobs)
@@ -123,8 +101,8 @@ def main(command: str, args: list[str]) -> int:
         rows = []
         for i, trial in enumerate(found):
             ends = done[i * options.seeds : (i + 1) * options.seeds]
-            rows.append(trial._replace(outcomes=[end for end in ends if end is not None]).row(options.metric))
-        return sorted(rows, key=lambda row: _rank(row[options.metric], is_max=options.best_is == "max"))
+            rows.append(trial.row([end for end in ends if end is not None], options.metric))
+        return sorted(rows, key=lambda row: rank(row[options.metric], is_max=options.best_is == "max"))
 
     def note(number: int, outcome: Outcome) -> None:
         done[number] = outcome
@@ -132,9 +110,8 @@ def main(command: str, args: list[str]) -> int:
 
     title = title_of(cls, jobs[0].config, len(found), "trial")
     title += f", {options.seeds} seeds each" if options.seeds > 1 else ""
-    board = Board(title, [job.name for job in jobs], options.stop, quiet=options.quiet, say=streams.say)
-    how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "ended": note}
-    outcomes = train_all(jobs, out, board, **how)
+    how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "say": streams.say}
+    outcomes = train_all(jobs, out, title, ended=note, **how)
     return _report(table(), out, options, jobs, outcomes)
 
 
@@ -150,23 +127,13 @@ def _trials(
     base, found = config_of(cls, given, owner), []
     for number, values in enumerate(trials(space, options.samples, base.seed or 0)):
         config = tried(base, values, owner)
-        jobs = seed_jobs(
-            seeds_of(config.seed, options.seeds),
-            out / f"trial-{number}",
-            config,
-            {field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
-            prefix=f"trial-{number}/",
-            algorithm=cls,
-            stop=options.stop,
-            resume=options.resume is not None,
-            overwrite=options.overwrite,
-            log=options.log,
-            save_interval=options.save_interval,
-        )
+        changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        name, seeds = f"trial-{number}", seeds_of(config.seed, options.seeds)
+        jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")
         for job in jobs:
             if job.goes_on:
                 _check_same(job, values)
-        found.append(Trial(number, values, jobs, ()))
+        found.append(Trial(number, values, jobs))
     return found
 
 
@@ -186,10 +153,6 @@ def _at(place: Any, name: str) -> Any:
     for part in name.split("."):
         place = place.get(part) if isinstance(place, Mapping) else None
     return place
-
-
-def _rank(score: float | None, *, is_max: bool) -> float:
-    return math.inf if score is None else -score if is_max else score
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

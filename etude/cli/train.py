@@ -8,7 +8,7 @@ import dataclasses
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,16 +17,15 @@ import numpy as np
 
 from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
 from etude.algorithms.clips import check_clips, clip
-from etude.algorithms.comparison import bootstrap_interval, interquartile_mean
+from etude.algorithms.comparison import interval_of
 from etude.algorithms.kept import check_metric
 from etude.algorithms.loading import load_settings
 from etude.algorithms.parallel import train_all
-from etude.algorithms.progress import Board
 from etude.algorithms.saving import name_of, names_code
-from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
+from etude.algorithms.seeds import failures, seeds_of, title_of
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
-from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError
 from etude.interruption import INTERRUPTED, Signals, interruptible
@@ -77,7 +76,7 @@ class KeepOptions:
 
 
 @settings
-class TrainOptions(RunOptions):
+class TrainOptions(FolderOptions):
     """Options of `etude train`, besides the settings of the algorithm."""
 
     everyday: ClassVar[tuple[str, ...]] = ("out", "resume")
@@ -92,12 +91,6 @@ class TrainOptions(RunOptions):
 
     trust: bool = False
     """Import and call whatever the resumed checkpoint names: this runs code from the file."""
-
-    overwrite: bool = False
-    """Replace the run that is in the folder."""
-
-    log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
-    """Sinks of metrics: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     checkpoints: KeepOptions = KeepOptions()
     """Which further checkpoints are kept."""
@@ -137,7 +130,7 @@ def main(command: str, args: list[str]) -> int:
         return _train_seeds(cls, owner, given, options)
     if options.resume is not None:
         run.check_run_of(options.resume, name_of(cls), owner)
-    out = _folder(owner, given, options)
+    out = options.folder(owner, given.get("env"))
     run.check_logs(options.log)
     # Claimed before a checkpoint is read: the folder's owner may save a newer one meanwhile.
     with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(out):
@@ -151,11 +144,6 @@ def main(command: str, args: list[str]) -> int:
             if options.overwrite:
                 run.clear(out)
             return train(algorithm, out, options, signals)
-
-
-def _folder(owner: str, given: Mapping[str, Any], options: TrainOptions) -> Path:
-    asked = options.out if options.out is not None else options.resume
-    return run.folder_of(asked) if asked is not None else run.new_folder(owner, given.get("env"))
 
 
 def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> Algorithm[Any]:
@@ -198,9 +186,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
 def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> int:
     """Train with several seeds, each in its own process; return the exit code."""
-    out = _folder(owner, given, options)
-    if options.resume is not None and out.resolve() != Path(options.resume).resolve():
-        raise SettingsError("several seeds go on where they are: give --resume alone, without --out.")
+    out = options.folder(owner, given.get("env"), in_place="a run of several seeds")
     if options.trust:
         import_from_here()
     changes = {"engine": "local"} | typed(cls.Config, given, owner=owner)
@@ -214,23 +200,10 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
         config = config_of(cls, given, owner)
         first = config.seed
     seeds = seeds_of(first, options.seeds)
-    jobs = seed_jobs(
-        seeds,
-        out,
-        config,
-        changes,
-        algorithm=cls,
-        stop=options.stop,
-        resume=options.resume is not None,
-        overwrite=options.overwrite,
-        trust=options.trust,
-        log=options.log,
-        save_interval=options.save_interval,
-        kept_in=options.checkpoints.kept_in,
-    )
-    title = title_of(cls, config, len(jobs))
-    board = Board(title, [job.name for job in jobs], options.stop, quiet=options.quiet, say=streams.say)
-    outcomes = train_all(jobs, out, board, max_concurrent=options.max_concurrent, quiet=options.quiet)
+    more = {"trust": options.trust, "kept_in": options.checkpoints.kept_in}
+    jobs = options.jobs(cls, seeds, out, config, changes, **more)
+    how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "say": streams.say}
+    outcomes = train_all(jobs, out, title_of(cls, config, len(jobs)), **how)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     cut, failed = any(outcome.is_interrupted for outcome in outcomes), failures(jobs, outcomes)
     met = [options.stop.goals_met(result) for result in results]
@@ -257,7 +230,7 @@ def _over_seeds(results: Sequence[Result]) -> str:
     returns = np.array([result.return_mean for result in results if result.returns_counted])
     if not returns.size:
         return f"{len(results)} seeds are done"
-    (low, high), middle = bootstrap_interval(returns), interquartile_mean(returns)
+    middle, low, high = interval_of(returns)
     return f"{len(results)} seeds are done, with a return of {middle:,.1f} ({low:,.1f} to {high:,.1f})"
 
 

@@ -17,23 +17,14 @@ from etude.algorithms import Algorithm, AlgorithmConfig
 from etude.algorithms.saving import to_plain
 from etude.cli import flags
 from etude.cli.asked import algorithm_class, config_of, import_from_here
-from etude.cli.searching import VALUES, SearchOptions, ask_space
-from etude.cli.streams import print_json, say, show
+from etude.cli.searching import FAILED, USAGE, SearchOptions, ask_space, rank
+from etude.cli.streams import print_json, say, show, table
 from etude.errors import EngineError, SettingsError, how_to_install
+from etude.interruption import INTERRUPTED
 from etude.settings import settings
 from etude.urls import inside, is_url
 
-FAILED, INTERRUPTED = 1, 130
-USAGE = (
-    """usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
-       etude tune --resume OUT --trust
-
-ALGORITHM is one of {names}, or `module:Class` of your own.
-Its settings, and the options: etude tune ALGORITHM --help, all of them: --help-all
-
-"""
-    + VALUES
-)
+AGAIN = "       etude tune --resume OUT --trust\n"
 ABOUT = "Train with many settings, and see which are best. What --space.NAME takes: etude tune --help"
 
 
@@ -91,7 +82,7 @@ class Resume:
                 "nobody else could write there."
             )
         import_from_here()
-        with _told(quiet=self.quiet):
+        with _redirected(quiet=self.quiet):
             found = resume_tuning(self.resume, address=self.cluster)
         return report(found, self.resume if is_url(self.resume) else None, as_json=self.json)
 
@@ -100,7 +91,7 @@ def main(command: str, args: list[str]) -> int:
     """Run ``etude tune ALGORITHM ...``, or ``etude tune --resume OUT``."""
     if args and args[0].partition("=")[0] == "--resume":
         return flags.run(Resume, args, prog="etude tune")
-    cls = algorithm_class(args, "tune", USAGE)
+    cls = algorithm_class(args, "tune", USAGE.replace("\n", f"\n{AGAIN}", 1))
     if cls is None:
         return 0
     config, space, options = asked(cls, args)
@@ -110,14 +101,15 @@ def main(command: str, args: list[str]) -> int:
     how: dict[str, Any] = {name: getattr(options, name) for name in same}
     how |= {"num_samples": options.samples, "mode": options.best_is, "address": options.cluster}
     how["verbose"] = 0 if options.quiet else 1
-    with _told(quiet=options.quiet):
+    with _redirected(quiet=options.quiet):
         found = tune(config, space, algorithm=cls, **how)
     return report(found, options.out if options.out and is_url(options.out) else None, as_json=options.json)
 
 
 def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
     """Parse the settings that all trials share, the search space and the options from a command line."""
-    owner, given, space, options = ask_space(cls, TuneOptions, args, "tune", ABOUT, ready=_check_ray)
+    owner, given, space, options = ask_space(cls, TuneOptions, args, "tune", ABOUT)
+    _check_ray()
     return config_of(cls, given, owner), space, options
 
 
@@ -142,16 +134,14 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
         _trial(result, metric, is_max, lambda path: inside(out, path.removeprefix(found.experiment_path).lstrip("/")))
         for result in results
     ]
-    ranked = sorted(
-        trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"] if is_max else trial["score"]
-    )
+    ranked = sorted(trials, key=lambda trial: rank(trial["score"], is_max=is_max))
     best = ranked[0] if ranked and ranked[0]["score"] is not None else None
     is_interrupted = any(trial["error"] is None and not trial["result"].get("done") for trial in trials)
     if as_json:
         about = {"metric": metric, "out": out, "interrupted": is_interrupted}
         print_json({**about, "best": best and trials.index(best), "trials": trials})
     else:
-        show(_table(ranked, metric))
+        show(table(_rows(ranked, metric)))
         if best is not None:
             show(f"\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}")
     if is_interrupted:
@@ -186,7 +176,8 @@ def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]
     }
 
 
-def _table(trials: list[dict[str, Any]], metric: str) -> str:
+def _rows(trials: list[dict[str, Any]], metric: str) -> list[list[str]]:
+    """The cells of a table of trials, and its head."""
     names = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
     rows = [[*names, metric, "iterations", "env_steps", "updates", ""]]
     for trial in trials:
@@ -195,13 +186,11 @@ def _table(trials: list[dict[str, Any]], metric: str) -> str:
         tried = [trial["settings"].get(name, "") for name in names]
         shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in tried]
         rows.append([*shown, "" if trial["score"] is None else f"{trial['score']:,.5g}", *counts, end])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = ["  ".join([*(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    return rows
 
 
 @contextlib.contextmanager
-def _told(*, quiet: bool) -> Iterator[None]:
+def _redirected(*, quiet: bool) -> Iterator[None]:
     """Send what Tune writes to standard error, or nowhere; SIGTERM and SIGHUP then end the trials as Ctrl-C does."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]

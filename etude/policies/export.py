@@ -56,9 +56,9 @@ class TracedPolicy(nn.Module):
         check_connectors(connectors)
         self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._connectors = connectors.copy()
-        self._paths = {f"{col.STATE_IN}/{'/'.join(path)}": path for path, _ in _leaves(state)}
+        self._paths = {f"{col.STATE_IN}/{'/'.join(path)}": path for path, _ in state_leaves(state)}
         self.initial_state: dict[str, NDArray[Any]] = {
-            f"{col.STATE_IN}/{'/'.join(path)}": np.asarray(leaf[0]) for path, leaf in _leaves(state)
+            f"{col.STATE_IN}/{'/'.join(path)}": np.asarray(leaf[0]) for path, leaf in state_leaves(state)
         }
         """The state at the start of an episode, for one row, by input name."""
         leaves = Flattener(obs_space, col.OBS).leaves
@@ -91,7 +91,7 @@ class TracedPolicy(nn.Module):
         acted: Any = self._connectors.act(chosen)  # type: ignore[arg-type]
         last = {"first": torch.zeros_like(first), "memory": after, "connectors": kept}
         last["action"] = {name: chosen[name] for name in before}
-        found = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in _leaves(last)}
+        found = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in state_leaves(last)}
         return (*(acted[name] for name in self.acted), *(found[name] for name in self.initial_state))
 
     def _chosen(self, obs: dict[str, Any], memory: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -264,10 +264,11 @@ def _after(name: str) -> str:
     return f"{col.STATE_OUT}{name.removeprefix(col.STATE_IN)}"
 
 
-def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def state_leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What is in a state, with the keys that lead to it."""
     for key, part in tree.items():
         if isinstance(part, Mapping):
-            yield from _leaves(part, (*path, key))
+            yield from state_leaves(part, (*path, key))
         else:
             yield (*path, key), part
 

@@ -42,7 +42,11 @@ def serve(policies: Policies, *, ready: Callable[[str], None] | None = None, **c
         KeyboardInterrupt: it was interrupted, and all is closed.
     """
     settings = ServingConfig(**config)
-    server = WebServer(PolicyService(policies, settings), settings.host, settings.port)
-    if ready is not None:
-        ready(server.url)
-    server.serve()
+    service = PolicyService(policies, settings)
+    try:
+        server = WebServer(service, settings.host, settings.port)
+        if ready is not None:
+            ready(server.url)
+        server.serve()
+    finally:
+        service.finish_recording()  # also where the port is taken

@@ -16,16 +16,17 @@ from etude.columns import Columns
 from etude.display import short
 from etude.envs import Kind, Turn
 from etude.errors import EnvError
-from etude.serving.protocol import SESSION, RequestError, Step, check_fields, read_step
+from etude.serving.protocol import SESSION, RequestError, Step, as_lists, check_fields, read_step
 from etude.serving.sessions import Session, Sessions
-from etude.serving.web import LOCAL, ServingMetrics, WebServer, repeat
+from etude.serving.web import ServingMetrics, WebServer, repeating
 from etude.settings import check_range
 from etude.spaces import Nester, Space, leaf_dtype, leaf_shape, leaves, space_to_json
+from etude.urls import LOCAL_HOSTS
 
 if TYPE_CHECKING:
     import torch
 
-_NAP: Final = 1.0
+_POLL: Final = 1.0
 """Seconds after which a run that waits for clients sees whether there is a server still."""
 
 
@@ -127,13 +128,8 @@ class ClientService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
-        task = asyncio.create_task(repeat(min(1.0, self._sessions.seconds), self._look_after))
-        try:
+        async with repeating(min(1.0, self._sessions.seconds), self._look_after):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def _look_after(self) -> None:
         with self._changed:
@@ -151,7 +147,7 @@ class ClientService:
         """
         with self._changed:
             while not (self._ended or self._waiting):
-                self._changed.wait(_NAP)
+                self._changed.wait(_POLL)
                 if not server.is_alive():
                     raise EnvError("the server of this ExternalEnv has ended: make another.")
             found = self._lost, self._ended, self._waiting
@@ -263,7 +259,7 @@ class ExternalEnv:
         self._is_reset = False
         self._num_lost = 0
         spaces = (observation_space, action_space)
-        self._service = ClientService(*spaces, num_envs, session_seconds, max_body, is_local=host in LOCAL)
+        self._service = ClientService(*spaces, num_envs, session_seconds, max_body, is_local=host in LOCAL_HOSTS)
         self._server = WebServer(self._service, host, port)
         self.url = self._server.url
         """Where clients connect."""
@@ -322,8 +318,7 @@ class ExternalEnv:
         if turn is not self._open:
             raise EnvError("this turn waits for no answer: send() takes the turn of the last recv() that waits, once.")
         self._open = None
-        lists = {name: column.tolist() for name, column in action.items()}
-        rows = range(len(turn.slots))
+        lists, rows = as_lists(self.kinds[0].action_space, action, col.ACTION), range(len(turn.slots))
         actions = [self._nest({name: values[row] for name, values in lists.items()}) for row in rows]
         self._service.answer(turn.slots.tolist(), actions)
 

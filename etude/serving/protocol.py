@@ -7,6 +7,7 @@
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import EtudeError, SpaceError
-from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape
+from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -89,7 +90,8 @@ def check_fields(fields: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise a RequestError for the first field that is not one of ``known``."""
     for name in fields:
         if name not in known:
-            raise RequestError(str(name)[:100], f"is not a field of this request: it takes {', '.join(known)}.")
+            takes = ", ".join(known) or "none"
+            raise RequestError(str(name)[:100], f"is not a field of this request: it takes {takes}.")
 
 
 def _kind(value: Any) -> str:
@@ -107,9 +109,8 @@ def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Colu
     """A value of a space, or a batch of them, as flat columns ``[B, ...]``; and whether it is a batch.
 
     A Dict is an object, a Tuple an array, all others are numbers in nested arrays; those of a `NamedDiscrete` may be
-    texts. In a batch, each part has one more
-    axis, in front. In msgpack, an array may also be ``{"shape": [...], "data": bytes}``: little-endian numbers of the
-    dtype of the space, in C order.
+    texts. In a batch, each part has one more axis, in front. In msgpack, an array may also be ``{"shape": [...],
+    "data": bytes}``: little-endian numbers of the dtype of the space, in C order.
 
     Raises:
         RequestError: it does not fit the space; the part is named.
@@ -162,19 +163,20 @@ def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, An
 
 def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     """An array of the leaf's dtype, of whatever shape, whose numbers are finite and in the space (but for bounds)."""
-    dtype = leaf_dtype(leaf)
+    dtype, texts = leaf_dtype(leaf), value if isinstance(value, list) else [value]
     if isinstance(value, Mapping):
         array = _unpacked(name, value, dtype)
-    else:
+    elif isinstance(leaf, NamedDiscrete) and {*map(type, texts)} == {str}:
         try:
-            array = np.asarray(value)
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
-    if isinstance(leaf, NamedDiscrete) and array.dtype.kind == "U":
-        try:
-            array = leaf.numbers(array)
+            array = leaf.numbers(value)
         except SpaceError as error:
             raise RequestError(name, f"has a name that is not known: {error}") from None
+    else:
+        is_numbers = _types_in(value) <= {bool, int, float}  # in an array, each text would take the room of the longest
+        try:
+            array = np.asarray(value if is_numbers else None)
+        except (ValueError, OverflowError):
+            raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
     if array.dtype.kind not in "biuf":
         what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
         raise RequestError(name, f"is {what}, but must be numbers.")
@@ -193,6 +195,16 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     if not _is_choice(leaf, array):
         raise RequestError(name, f"is outside its space {leaf}.")
     return array
+
+
+def _types_in(value: Any) -> set[type]:
+    """The types of all that is in nested lists."""
+    found, level = set[type](), [value]
+    while level:
+        types = {*map(type, level)}
+        found |= types - {list}
+        level = [*chain.from_iterable(one for one in level if type(one) is list)] if list in types else []
+    return found
 
 
 def _is_choice(leaf: Space, array: NDArray[Any]) -> bool:
@@ -215,7 +227,19 @@ def _unpacked(name: str, value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDAr
     size = math.prod(shape) * dtype.itemsize
     if size != len(data):
         raise RequestError(name, f"has {len(data)} bytes, but {dtype} of shape {shape} has {size}.")
-    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
+    try:
+        return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
+    except ValueError:  # of no bytes at all
+        raise RequestError(name, f"has the shape {shape}, which is too large.") from None
+
+
+def as_lists(space: Space, columns: Columns, root: str) -> dict[str, list[Any]]:
+    """Flat columns ``[B, ...]`` of a space as lists of numbers; of texts, where the space has names."""
+    parts = leaves(space, root).items()
+    return {
+        name: (leaf.named(columns[name]) if isinstance(leaf, NamedDiscrete) else columns[name]).tolist()
+        for name, leaf in parts
+    }
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

@@ -144,8 +144,9 @@ class EpisodeRecorder:
 
     def _flush(self) -> None:
         self._due, self._bytes = None, 0
-        for writer in self._writers.values():
-            writer.flush()
+        with ExitStack() as others:  # which are flushed also where one fails
+            for writer in self._writers.values():
+                others.callback(writer.flush)
 
     def close(self) -> None:
         """Put all episodes that have ended on the disk.

@@ -17,12 +17,14 @@ from etude.checkpoints import Where, load_meta, state_name
 from etude.columns import Columns
 from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
 from etude.policies import Chosen, Policy, PolicyState
-from etude.serving.protocol import POLICY, SESSION, RequestError, Step, check_fields, read_step, read_value
+from etude.policies.export import state_leaves
+from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
-from etude.serving.web import LOCAL, ServingMetrics, repeat
+from etude.serving.web import ServingMetrics, repeating
 from etude.settings import check_rules, settings
-from etude.spaces import NamedDiscrete, Nester, leaves, space_to_json
+from etude.spaces import Nester, space_to_json
+from etude.urls import LOCAL_HOSTS
 
 Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
 """A policy; several by name; or the path or URL of a run, whose newest checkpoint is served."""
@@ -120,7 +122,7 @@ class PolicyService:
 
     def __init__(self, policies: Policies, config: ServingConfig) -> None:
         self.config = config
-        self.max_body, self.is_local = config.max_body, config.host in LOCAL
+        self.max_body, self.is_local = config.max_body, config.host in LOCAL_HOSTS
         self.metrics = ServingMetrics()
         self.run: Where | None = None
         self.saved_as = ""
@@ -181,7 +183,7 @@ class PolicyService:
     async def act(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         if fields.get(SESSION) is not None:
             return await self._act_in(self.sessions.find(fields[SESSION]), fields)
-        check_fields(fields, (col.OBS, POLICY))
+        check_fields(fields, (col.OBS, POLICY, SESSION))
         name = self._name_of(fields)
         policy = self.policies[name]
         if policy.remembers:
@@ -189,8 +191,8 @@ class PolicyService:
         if fields.get(col.OBS) is None:
             raise RequestError(col.OBS, "is missing.")
         obs, is_batch = read_value(policy.obs_space, fields[col.OBS], col.OBS, self.config.max_batch)
-        action = (await self._choose(name, obs, {}, None, is_recorded=False)).action
-        return {col.ACTION: _listed(policy, action if is_batch else {n: column[0] for n, column in action.items()})}
+        choice = await self._choose(name, obs, {}, None, is_recorded=False)
+        return {col.ACTION: _nested(policy, choice.action, is_batch=is_batch)}
 
     async def _act_in(self, session: ServedSession, fields: Mapping[str, Any]) -> dict[str, Any]:
         policy, episode = self.policies[session.policy], session.episode
@@ -210,7 +212,7 @@ class PolicyService:
             choice = await self._choose(session.policy, step.obs, session.state, step.reward, is_recorded=is_recorded)
             session.state = choice.state
             episode.add(step, choice if is_recorded else None)
-            return {col.ACTION: _listed(policy, {name: column[0] for name, column in choice.action.items()})}
+            return {col.ACTION: _nested(policy, choice.action, is_batch=False)}
         finally:
             session.is_busy = False
             self.sessions.touch(session)
@@ -310,16 +312,17 @@ class PolicyService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(repeat(HOUSEKEEPING, self.look_after))
         try:
-            yield
+            async with repeating(HOUSEKEEPING, self.look_after):
+                yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
             self.sessions.clear()
-            if self.recorder is not None:
-                await asyncio.to_thread(self.recorder.close)
+            await asyncio.to_thread(self.finish_recording)
+
+    def finish_recording(self) -> None:
+        """Put all episodes that have ended on the disk, and let go of the folder. Does nothing the second time."""
+        if self.recorder is not None:
+            self.recorder.close()
 
     async def look_after(self) -> None:
         """Take a newer checkpoint, if there is one; close sessions that are over; put episodes on the disk."""
@@ -373,17 +376,11 @@ def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
 def _form(policy: Policy) -> tuple[Any, ...]:
     """What sessions and recordings depend on: two policies that are equal in it can take each other's place."""
     spaces = (policy.obs_space, policy.action_space, policy.module.action_space)
-    shapes = {path: np.asarray(leaf).shape for path, leaf in _leaves(policy.initial_state(1))}
+    shapes = {path: np.asarray(leaf).shape for path, leaf in state_leaves(policy.initial_state(1))}
     return *(repr(space_to_json(space)) for space in spaces), shapes
 
 
 # -- states as trees of arrays ----------------------------------------------------------------------------------------
-
-
-def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
-    if isinstance(tree, Mapping):
-        return [leaf for key, part in tree.items() for leaf in _leaves(part, (*path, key))]
-    return [(path, tree)]
 
 
 def _can_join(policy: Policy) -> bool:
@@ -391,7 +388,7 @@ def _can_join(policy: Policy) -> bool:
     return all(
         isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)
         for rows in (2, 3)
-        for _, leaf in _leaves(policy.initial_state(rows))
+        for _, leaf in state_leaves(policy.initial_state(rows))
     )
 
 
@@ -413,11 +410,8 @@ def _rows(choice: Chosen, rows: slice) -> Chosen:
     return Chosen(action, chosen, state, None if choice.logp is None else choice.logp[rows])
 
 
-def _listed(policy: Policy, action: Columns) -> Any:
-    """An action, or a batch of them, as nested lists of numbers; of texts, where actions have names."""
-    shown = {
-        name: space.named(action[name]) if isinstance(space, NamedDiscrete) else action[name]
-        for name, space in leaves(policy.action_space, col.ACTION).items()
-    }
-    listed = {name: np.asarray(column).tolist() for name, column in shown.items()}
-    return Nester(policy.action_space, col.ACTION)(listed)
+def _nested(policy: Policy, action: Columns, *, is_batch: bool) -> Any:
+    """A batch of actions, or the one in it, as they are answered."""
+    lists = as_lists(policy.action_space, action, col.ACTION)
+    nest = Nester(policy.action_space, col.ACTION)
+    return nest(lists if is_batch else {name: rows[0] for name, rows in lists.items()})

@@ -4,27 +4,32 @@
 import asyncio
 import bisect
 import contextlib
-import errno
 import itertools
+import logging
 import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from etude.errors import EtudeError, SettingsError, how_to_install
 from etude.serving.protocol import CONTENT_TYPE, JSON, MSGPACK, RequestError, decode, encode
+from etude.urls import is_this_machine, port_error
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-LOCAL: Final = ("localhost", "127.0.0.1", "[::1]", "::1")
+_log = logging.getLogger("etude.serving")
+
 GRACE: Final = 5
 """Seconds that requests may take to end when the server is stopped."""
+PROMETHEUS: Final = "text/plain; version=0.0.4"
+"""The type of metrics."""
 KEEP_ALIVE: Final = 75
 """Seconds after which a connection that is not used is closed."""
 
@@ -76,50 +81,32 @@ def make_app(service: Service) -> "Starlette":
     """
     check_packages()
     from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect
-    from starlette.responses import PlainTextResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 
-    async def answered(
-        request: "Request", work: Callable[[Mapping[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
-    ) -> "Response":
-        begin = time.perf_counter()
-        kind = request.headers.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
-        try:
-            if service.is_local:
-                _check_host(request.headers.get("Host", ""))
-            found = work(decode(await _body(request, service.max_body), kind))
-            answer, status = found if isinstance(found, dict) else await found, 200
-        except RequestError as error:
-            answer, status = {"error": str(error), "field": error.field}, error.status
-        except EtudeError as error:
-            answer, status = {"error": str(error)}, 500
-        except ClientDisconnect:
-            answer, status = {"error": "the client has gone."}, 499
-        path = request.scope["path"].split("/", 2)[1]
-        service.metrics.count("etude_requests_total", path=path, status=str(status))
-        if path == "act":
-            service.metrics.observe("etude_act_seconds", time.perf_counter() - begin)
-        kind = MSGPACK if kind == MSGPACK else JSON
-        return Response(encode(answer, kind), status, media_type=kind)
+    def route(path: str, method: str, work: Callable[..., str | dict[str, Any] | Awaitable[dict[str, Any]]]) -> Route:
+        """Answers requests by ``work``, which takes the fields, and by name what stands in the path."""
+        label = path.split("/")[1]
 
-    async def health(request: "Request") -> "Response":
-        return await answered(request, lambda _: {"status": "ok"})
+        async def answered(request: "Request") -> "Response":
+            begin = time.perf_counter()
+            kind = request.headers.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
+            try:
+                if service.is_local and not is_this_machine(host := request.headers.get("Host", "")):
+                    raise RequestError("Host", f"is {host[:100]!r}, but this server is for its own machine alone.", 403)
+                found = work(decode(await _body(request, service.max_body), kind), **request.path_params)
+                answer = found if isinstance(found, str | dict) else await found
+                body, status = answer.encode() if isinstance(answer, str) else encode(answer, kind), 200
+            except Exception as error:  # noqa: BLE001  such as one of a user's own network
+                status, answer = _failure(error, path)
+                body = encode(answer, kind)
+            service.metrics.count("etude_requests_total", path=label, status=str(status))
+            if label == "act":
+                service.metrics.observe("etude_act_seconds", time.perf_counter() - begin)
+            is_text = isinstance(answer, str)
+            return Response(body, status, media_type=PROMETHEUS if is_text else MSGPACK if kind == MSGPACK else JSON)
 
-    async def policies(request: "Request") -> "Response":
-        return await answered(request, lambda _: service.about())
-
-    async def metrics(request: "Request") -> "Response":
-        return PlainTextResponse(service.metrics.text(service.gauges()), media_type="text/plain; version=0.0.4")
-
-    async def sessions(request: "Request") -> "Response":
-        return await answered(request, service.open)
-
-    async def closed(request: "Request") -> "Response":
-        return await answered(request, lambda _: service.close(request.path_params["session"]))
-
-    async def act(request: "Request") -> "Response":
-        return await answered(request, service.act)
+        return Route(path, answered, methods=[method])
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -128,15 +115,29 @@ def make_app(service: Service) -> "Starlette":
 
     return Starlette(
         routes=[
-            Route("/act", act, methods=["POST"]),
-            Route("/sessions", sessions, methods=["POST"]),
-            Route("/sessions/{session}", closed, methods=["DELETE"]),
-            Route("/policies", policies),
-            Route("/health", health),
-            Route("/metrics", metrics),
+            route("/act", "POST", service.act),
+            route("/sessions", "POST", service.open),
+            route("/sessions/{session_id}", "DELETE", lambda fields, session_id: service.close(session_id)),
+            route("/policies", "GET", lambda fields: service.about()),
+            route("/health", "GET", lambda fields: {"status": "ok"}),
+            route("/metrics", "GET", lambda fields: service.metrics.text(service.gauges())),
         ],
         lifespan=lifespan,
     )
+
+
+def _failure(error: Exception, path: str) -> tuple[int, dict[str, Any]]:
+    """The status and the answer for a request to ``path`` that failed."""
+    from starlette.requests import ClientDisconnect
+
+    if isinstance(error, RequestError):
+        return error.status, {"error": str(error), "field": error.field}
+    if isinstance(error, EtudeError):
+        return 500, {"error": str(error)}
+    if isinstance(error, ClientDisconnect):
+        return 499, {"error": "the client has gone."}
+    _log.error("a request to %s failed:\n%s", path, "".join(traceback.format_exception(error)))
+    return 500, {"error": "the server failed; its log says how."}
 
 
 async def _body(request: "Request", most: int) -> bytes:
@@ -148,12 +149,6 @@ async def _body(request: "Request", most: int) -> bytes:
         if size > most:
             raise RequestError("body", f"has more than {most:,} bytes, the most that this server takes.", 413)
     return b"".join(parts)
-
-
-def _check_host(host: str) -> None:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    if name not in LOCAL:
-        raise RequestError("Host", f"is {host[:100]!r}, but this server is for its own machine alone.", 403)
 
 
 class ServingMetrics:
@@ -236,8 +231,7 @@ class WebServer:
             self._socket.listen(1024)
         except (OSError, OverflowError) as error:
             self._socket.close()
-            what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
-            raise SettingsError(f"port {port} of {host} {what}: give another with --port, or 0 for any.") from error
+            raise port_error(f"port {port} of {host}", error) from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server: uvicorn.Server = uvicorn.Server(
@@ -276,8 +270,19 @@ class WebServer:
             thread.join()
 
 
-async def repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work every so many seconds, until cancelled."""
-    while True:
-        await asyncio.sleep(seconds)
-        await work()
+@contextlib.asynccontextmanager
+async def repeating(seconds: float, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Do some work every so many seconds while the context lasts."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await work()
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

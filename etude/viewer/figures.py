@@ -41,9 +41,9 @@ def statistics(values: Values) -> dict[str, Any]:
     finite = numbers[np.isfinite(numbers)]
     out: dict[str, Any] = {"steps": len(values), "missing": int(np.isnan(numbers).sum())}
     out["distinct"] = len(np.unique(finite))
-    for how in ("min", "max", "mean", "std"):
-        out[how] = float(getattr(finite, how)()) if len(finite) else None
-    return out
+    with np.errstate(over="ignore", invalid="ignore"):  # of the largest numbers, such as those that stand for "none"
+        found = np.array([finite.min(), finite.max(), finite.mean(), finite.std()] if len(finite) else [np.nan] * 4)
+    return out | dict(zip(("min", "max", "mean", "std"), plain(found), strict=True))
 
 
 def histogram(columns: Sequence[Values]) -> dict[str, Any]:
@@ -64,7 +64,8 @@ def histogram(columns: Sequence[Values]) -> dict[str, Any]:
         counts = [[int((values == one).sum()) for one in distinct] for values in finite]
         return {"labels": [str(one) for one in distinct.tolist()], "counts": counts}
     low, high = (float(distinct[0]), float(distinct[-1])) if len(distinct) else (0.0, 0.0)
-    edges = np.linspace(low, high, NUM_BINS + 1) if low < high else np.array([low - 0.5, low + 0.5])
+    # Halved, so that the width of the largest numbers is one.
+    edges = np.linspace(low / 2, high / 2, NUM_BINS + 1) * 2 if low < high else np.array([low - 0.5, low + 0.5])
     return {"edges": edges.tolist(), "counts": [np.histogram(values, edges)[0].tolist() for values in finite]}
 
 

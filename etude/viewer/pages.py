@@ -2,7 +2,6 @@
 """The page of some recordings: served to a browser on this machine, or saved whole as one file."""
 
 import base64
-import errno
 import json
 import os
 import threading
@@ -15,13 +14,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 from etude.errors import EtudeError, SettingsError
 from etude.files import RemotePath, located, replace
+from etude.urls import is_this_machine, port_error
 from etude.viewer.views import RecordingView, compared
 
 _EMBEDDED: Final = "/*ANSWERS*/ null"
 """Stands in the page where a saved one has the answers to what it asks."""
 MAX_PAGE_BYTES: Final = 64 * 2**20
 """A saved page holds no more episodes when it is as large as this."""
-_LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 
 Request = Mapping[str, str]
 
@@ -54,7 +53,7 @@ class _Answers:
             raise SettingsError(f"there is nothing at /api/{name}.")
         try:
             return self._known[name](asked)
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError, IndexError, OSError) as error:  # a file may have gone
             raise SettingsError(f"/api/{name} can't answer {dict(asked)!r}: {error}.") from error
 
     def _view(self, asked: Request) -> RecordingView:
@@ -155,9 +154,9 @@ class PageServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
                 parts = urlsplit(self.path)
-                if host not in _LOCAL:  # a page from elsewhere whose name was made to lead here
+                if not is_this_machine(self.headers.get("Host", "")):
+                    # It is from a page elsewhere, whose name was made to lead here.
                     self._send(403, "text/plain", b"This page is for this machine alone.")
                 elif parts.path == "/":
                     self._send(200, "text/html; charset=utf-8", _page(None).encode())
@@ -198,8 +197,7 @@ class PageServer:
         try:
             self._server = Quiet(("127.0.0.1", port), Handler)
         except (OSError, OverflowError) as error:
-            what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
-            raise SettingsError(f"port {port} {what}: give another with --port, or 0 for any.") from error
+            raise port_error(f"port {port}", error) from error
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
         """Where the page is."""
 

@@ -17,7 +17,7 @@ from etude.recordings.pieces import in_order
 from etude.recordings.recording import Recording
 from etude.recordings.where import STEP_FACTS, Expression, step_values
 from etude.settings import choice
-from etude.spaces import leaves
+from etude.spaces import NamedDiscrete, Space, leaves
 from etude.viewer import figures
 
 MAX_EPISODES: Final = 5_000
@@ -37,11 +37,10 @@ class RecordingView:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._leaves = {
-            **leaves(recording.obs_space, col.OBS),
-            **leaves(recording.action_space, col.ACTION),
-        }
+        self._leaves = spaces_of(recording)
         self._loaded = lru_cache(4)(self._load)
+        self._part = lru_cache(2)(recording.part)
+        self._keys = lru_cache(1024)(lambda k: recording.part(k, ()))
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ class RecordingView:
         stride = max(round(self.episodes.num_steps / SAMPLED_STEPS), 1)
         for k in sorted(range(num), key=lambda k: (k % stride, k)):
             exp = recording.part(k, [name], finals=False)
-            found.append(np.array(exp.trained_steps()[name]))
+            found.append(in_words(self._leaves.get(name), np.array(exp.trained_steps()[name])))
             rows += len(found[-1])
             if rows >= SAMPLED_STEPS:
                 break
@@ -164,7 +163,8 @@ class RecordingView:
         num = len(exp.t()[exp.trained()])
         stride = max(-(-num // MAX_POINTS), 1)
         for name, values in steps.items():
-            for part, column in figures.scalars(name, np.asarray(values)).items():
+            shown = in_words(self._leaves.get(name), np.asarray(values))
+            for part, column in figures.scalars(name, shown).items():
                 (texts if column.dtype == object else curves)[part] = figures.plain(column[::stride])
         segment = exp.segments
         return {
@@ -194,36 +194,67 @@ class RecordingView:
         """
         if column not in self.images:
             raise DataError(f"{self.recording.path}: `{column}` holds no images. {choice(column, self.images)}")
-        exp = self._loaded(episode_id, (column,))
-        if not 0 <= agent < exp.num_segments:
-            raise DataError(f"{self._named(episode_id)} has {exp.num_segments} agents, so there is no agent {agent}.")
-        one = exp[agent]
-        images = np.asarray(one.trained_steps()[column])
-        if 0 <= t < len(images):
-            return figures.png(images[t])
-        if t == len(images) and one.segments.has_final_obs[0]:
-            return figures.png(np.asarray(one.final_obs[column][0]))
-        raise DataError(f"{self._named(episode_id)} has {len(images)} steps, so there is no step {t}.")
+        whole = self._loaded(episode_id, ())
+        if not 0 <= agent < whole.num_segments:
+            raise DataError(f"{self._named(episode_id)} has {whole.num_segments} agents, so there is no agent {agent}.")
+        (begin,), (end,), (name,) = *spans(whole[agent]), whole[agent].segments.agent_id
+        for k in self._parts_of(episode_id) if 0 <= t <= end - begin else ():
+            # All images of an episode may be too many at once, so only a part with this one is read.
+            if self._segment_at(self._keys(k), episode_id, name, begin + t) is None:
+                continue
+            part = self._part(k, (column,))
+            if (i := self._segment_at(part, episode_id, name, begin + t)) is not None:
+                images, at = part[i].trained_steps()[column], begin + t - int(spans(part[i])[0][0])
+                return figures.png(np.asarray(images[at] if at < len(images) else part[i].final_obs[column][0]))
+        raise DataError(f"{self._named(episode_id)} has {end - begin} steps, so there is no step {t}.")
+
+    def _segment_at(self, exp: Experience, episode_id: str, agent: str | None, t: int) -> int | None:
+        """The segment of a part that has what an agent observed at step ``t`` of an episode; None if none has."""
+        begin, end = spans(exp)
+        is_own = (self._places[0].codes(exp) == self._codes[episode_id]) & (np.asarray(exp.segments.agent_id) == agent)
+        has_final = exp.segments.has_final_obs if exp.steps else True  # without columns, nobody knows
+        found = np.flatnonzero(is_own & (begin <= t) & (t < end + has_final))
+        return int(found[0]) if len(found) else None
 
     def _named(self, episode_id: str) -> str:
         return f"{self.recording.path}: episode {episode_id!r}"
 
     def _load(self, episode_id: str, names: tuple[str, ...]) -> Experience:
         """An episode's segments, one for each agent (several where steps are missing), with these columns."""
-        table, episodes, parts = self._places
+        found = []
+        for k in self._parts_of(episode_id):
+            exp = self.recording.part(k, names)
+            found.append(exp.select(np.flatnonzero(self._places[0].codes(exp) == self._codes[episode_id])))
+        return in_order(Experience.concat(found), by_episode=True).join()
+
+    def _parts_of(self, episode_id: str) -> Sequence[int]:
+        """The parts of the recording that an episode is in."""
+        _, episodes, parts = self._places
         code = self._codes.get(episode_id)
         if code is None:
             raise DataError(f"{self.recording.path}: there is no episode {episode_id!r}.")
-        held = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, side="right")]
-        found = []
-        for k in held.tolist():
-            exp = self.recording.part(k, names)
-            found.append(exp.select(np.flatnonzero(table.codes(exp) == code)))
-        return in_order(Experience.concat(found), by_episode=True).join()
+        held: Sequence[int] = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, "right")].tolist()
+        return held
 
     @cached_property
     def _codes(self) -> dict[str, int]:
         return {name: code for code, name in enumerate(self.episodes.ids)}
+
+
+def spans(exp: Experience) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each segment, the first step of its own, lookback left out, and the step after its last, as their ``t``."""
+    own = exp.segments
+    return own.t_start + own.lookback, own.t_start + exp.lengths
+
+
+def spaces_of(recording: Recording) -> dict[str, Space]:
+    """The simple spaces of a recording by column."""
+    return {**leaves(recording.obs_space, col.OBS), **leaves(recording.action_space, col.ACTION)}
+
+
+def in_words(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Values of a space, which is None for other columns: names in place of numbers, where it has some."""
+    return np.array(leaf.names, object)[values] if isinstance(leaf, NamedDiscrete) else values
 
 
 def first_rows(recording: Recording, count: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -238,12 +269,14 @@ def first_rows(recording: Recording, count: int, columns: Sequence[str] | None =
         DataError: a column does not exist, or something can't be read.
     """
     rows: list[dict[str, Any]] = []
+    known = spaces_of(recording)
     for exp in recording.stream(columns=columns, max_rows=max(count, 1024)):
         facts = step_values(exp, STEP_FACTS)
         if not any(name is not None for name in exp.segments.agent_id.names):
             facts = {name: facts[name] for name in facts if name not in (col.AGENT_ID, col.MODULE_ID)}
         ends = {name: facts.pop(name) for name in (col.TERMINATED, col.TRUNCATED)}
-        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **exp.steps, **ends}
+        steps = {name: in_words(known.get(name), np.asarray(values)) for name, values in exp.steps.items()}
+        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **steps, **ends}
         for i in np.flatnonzero(exp.trained())[: count - len(rows)].tolist():
             rows.append({name: _value(values[i]) for name, values in there.items()})
         if len(rows) == count:

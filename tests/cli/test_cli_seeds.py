@@ -58,13 +58,22 @@ def test_a_seed_that_fails_is_told_with_its_error(tmp_path, capsys):
     assert "Nowhere" in (out / "seed-0" / "log.txt").read_text()
 
 
+def test_a_seed_that_can_not_begin_ends_no_other(tmp_path, capsys):
+    out = tmp_path / "runs"
+    out.mkdir()
+    (out / "seed-2").write_text("no folder")
+    assert main([*SMALL, "--seeds", "2", "--stop.updates", "4", "--out", str(out), "--quiet"]) == 1
+    assert "error: seed-2 failed: its process can't be started: " in capsys.readouterr().err
+    assert etude.load(out / "seed-1").updates == 4
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--seeds", "2", "--clip-interval", "1"], "`clip_interval` is for one run"),
         (["--max-concurrent", "2"], "`max_concurrent` is about the runs of several seeds"),
         (["--seeds", "-1"], "`seeds` is -1, but must be at least 0"),
-        (["--seeds", "2", "--out", "a", "--resume", "b"], "several seeds go on where they are"),
+        (["--seeds", "2", "--out", "a", "--resume", "b"], "a run of several seeds goes on where it is"),
     ],
 )
 def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
@@ -118,6 +127,7 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     ("args", "message"),
     [
         (["ppo", "--space.lrr", "1,2"], "the search space of ppo has no setting `lrr`. Nearest: `lr`"),
+        (["ppo", "--space.lrr", "1,2"], "All settings: etude sweep ppo --help-all"),
         (["ppo", "--env", "X-v0"], "ppo has nothing to try: give --space.lr"),
         (["ppo", "--env", "X-v0", "--space.lr", "1e-3,1e-4"], "`stop` is not set"),
         (["ppo", "--space.lr", "1", "--metric", "returns"], "`metric` is 'returns', but results have no such"),

@@ -17,6 +17,7 @@ import etude
 from etude.envs import Arena, make_arena
 from etude.errors import EnvError, SettingsError
 from etude.modules import make_module
+from etude.spaces import NamedDiscrete
 
 OBS, ACTION = spaces.Box(-10, 10, (1,), np.float32), spaces.Discrete(2)
 PLAIN = Path(__file__).with_name("plain_client.py")
@@ -108,6 +109,21 @@ def test_turns_are_what_clients_say(players):
     assert begun.first.tolist() == [True]
     env.send(begun, {"action": np.array([1])})
     assert answer.result()[0] == 200
+
+
+def test_names_go_to_clients_as_texts():
+    with (
+        closing(etude.ExternalEnv(NamedDiscrete(["day", "night"]), NamedDiscrete(["work", "sleep"]))) as env,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        env.reset()
+        player = Player(env.url, threads)
+        answer = player.ask("night")
+        (turn,) = env.recv()
+        assert turn.obs["obs"].tolist() == [1]
+        env.send(turn, {"action": np.array([1])})
+        assert answer.result() == (200, {"action": "sleep"})
+        player.context.__exit__(None, None, None)
 
 
 def test_a_client_that_vanishes_costs_its_unfinished_episode():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,10 @@ from http_clients import connected
 
 import etude
 from etude.cli.main import main
-from etude.errors import DataError
+from etude.errors import DataError, SettingsError
 from etude.modules import make_module
 from etude.policies import Policy
-from etude.serving import PolicyService, ServingConfig, WebServer
+from etude.serving import PolicyService, ServingConfig, WebServer, serve
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
 
@@ -132,6 +133,38 @@ def test_an_episode_of_many_row_groups_is_in_one_file(tmp_path, monkeypatch):
     exp = etude.Recording.open(data).read().join()
     assert exp.lengths.tolist() == [30, 30]
     np.testing.assert_array_equal(exp.steps["reward"], [*rewards, *rewards])
+
+
+def test_a_recording_that_fails_keeps_no_other_from_the_disk(tmp_path):
+    data = tmp_path / "data"
+    policies = {"red": make_policy(), "blue": make_policy(action_space=spaces.Box(-1, 1, (2,), np.float32))}
+    own, found = PolicyService(policies, ServingConfig(record=str(data), flush_seconds=0.0)), []
+
+    async def served():
+        async with own.running():
+            for name in policies:
+                session = own.open({"policy": name})["session"]
+                await own.act({"session": session, "obs": [0, 0, 0]})
+                await own.act({"session": session, "reward": 1, "terminated": True})
+            shutil.rmtree(data / "red")
+            await own.look_after()
+            found.extend((data / "blue").glob("*.parquet"))
+
+    with pytest.raises(DataError, match="removed or moved"):
+        asyncio.run(served())
+    assert len(found) == 1
+
+
+def test_a_folder_has_one_server_and_one_that_can_not_begin_lets_go_of_it(tmp_path):
+    data = str(tmp_path / "data")
+    with serving(make_policy(), tmp_path / "other") as url:
+        with pytest.raises(SettingsError, match="is taken"):
+            serve(make_policy(), port=int(url.rpartition(":")[2]), record=data)
+        with serving(make_policy(), data) as second, connected(second) as client:
+            with pytest.raises(DataError, match="another writer is at work here"):
+                serve(make_policy(), port=0, record=data)
+            play(client, client.open(), np.zeros((3, 3)), [1.0, 2.0], truncated=True)
+    assert etude.Recording.open(data).read().num_steps == 2
 
 
 def test_an_episode_has_a_limit(tmp_path):

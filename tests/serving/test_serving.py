@@ -224,10 +224,33 @@ def test_other_refusals(served):
             403,
             {"error": "`Host` is 'evil.example:80', but this server is for its own machine alone.", "field": "Host"},
         )
+        assert client("/metrics", method="GET", Host="evil.example:80")[0] == 403
+        assert client("/act", {"obs": [0, 0, 0], "policy": "plain", "session": None})[0] == 200
         assert client("/sessions/none", method="DELETE")[0] == 404
         assert client("/elsewhere", method="GET")[0] == 404
         assert client("/act", method="GET")[0] == 405
         assert client("/health", method="GET") == (200, {"status": "ok"})
+
+
+class Broken(torch.nn.Module):
+    """A network of a user's own that fails once it is served."""
+
+    def __init__(self, obs_space, action_space):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 5)
+
+    def forward(self, obs):
+        raise RuntimeError("a bug of its own")
+
+
+def test_what_fails_in_a_network_of_ones_own_is_an_error_of_the_server(caplog):
+    policy = Policy(make_module(Broken, BOX, spaces.Discrete(5)).eval())
+    with WebServer(service(policy), "127.0.0.1", 0).running() as server, connected(server.url) as client:
+        assert client("/act", {"obs": [0, 0, 0]}) == (500, {"error": "the server failed; its log says how."})
+        assert client("/health", method="GET")[0] == 200
+        lines = client("/metrics", method="GET")[1].splitlines()
+    assert 'etude_requests_total{path="act",status="500"} 1' in lines
+    assert "RuntimeError: a bug of its own" in caplog.text
 
 
 JSONS = st.recursive(

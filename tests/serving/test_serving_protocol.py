@@ -9,8 +9,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.serving.protocol import JSON, MSGPACK, RequestError, decode, encode, read_step, read_value
-from etude.spaces import Flattener, leaf_dtype
+from etude.serving.protocol import JSON, MSGPACK, RequestError, check_fields, decode, encode, read_step, read_value
+from etude.spaces import Flattener, NamedDiscrete, leaf_dtype
 
 SIMPLE = (
     spaces.Box(-1, 1, (2, 3), np.float32),
@@ -98,6 +98,9 @@ def test_arrays_may_be_bytes_in_msgpack(space):
         (SIMPLE[5], [0, 1, 2, 0, 0], "obs", "outside its space"),
         (SIMPLE[0], {"shape": [2, 3], "data": b"123"}, "obs", "3 bytes"),
         (SIMPLE[0], {"shape": [-1], "data": b""}, "obs", "must be numbers"),
+        (SIMPLE[0], {"shape": [0, 2**62], "data": b""}, "obs", "too large"),
+        (NamedDiscrete(["a", "b"]), [["a"], ["b", "a"]], "obs", "something else than numbers"),
+        (NamedDiscrete(["a", "b"]), ["a", 1], "obs", "something else than numbers"),
         (SPACE, [], "obs", "an object with camera"),
         (SPACE, {"camera": [[[0]] * 4] * 4, "more": {"x": [0, 0]}}, "obs/state", "is missing"),
         (SPACE, {"camera": [[[0]] * 4] * 4, "state": [0], "more": {"x": [0, 0]}}, "obs/state", "an array of 2 parts"),
@@ -111,6 +114,17 @@ def test_what_does_not_fit_is_named(space, value, field, word):
         read_value(space, value, "obs", 8)
     assert refused.value.field == field
     assert 400 <= refused.value.status < 500
+
+
+@pytest.mark.parametrize("space", [SIMPLE[0], NamedDiscrete(["a", "b"])], ids=lambda space: type(space).__name__)
+def test_a_long_text_among_short_ones_takes_no_more_room_than_it_has(space):
+    with pytest.raises(RequestError, match="`obs`"):
+        read_value(space, ["a" * 8_000_000, *[""] * 2_000_000], "obs", 8)  # 64 TB, as an array of texts
+
+
+def test_a_request_without_fields_says_so():
+    with pytest.raises(RequestError, match="`policy` is not a field of this request: it takes none"):
+        check_fields({"policy": "main"}, ())
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,17 @@ def test_the_server_answers_what_the_views_say(views, url):
     assert b"<title>" in get(url)
 
 
+def test_that_a_file_has_gone_is_said(tmp_path):
+    view = RecordingView(Recording.open(write(tmp_path / "data", [episode(0, 4)])))
+    view.summary()  # which reads what it counts
+    with PageServer([view]).running() as server:
+        view.recording.files[0].unlink()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(server.url, "api/recordings")
+        with refused.value as answer:
+            assert "No such file" in json.load(answer)["error"]
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "word"),
     [

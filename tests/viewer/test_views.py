@@ -89,6 +89,23 @@ def test_frames_are_what_was_observed_and_the_final_one_is_the_last(view):
         view.episode("e9")
 
 
+def test_a_frame_is_read_from_the_part_that_has_it_alone(tmp_path, monkeypatch):
+    pieces = episode(0, 9).split(4)
+    pieces[0].segments.terminated[:] = False
+    recording, read = Recording.open(write(tmp_path / "data", pieces)), []
+    part = recording.part
+
+    def noted(k, columns=None, **how):
+        read.extend([k] if "obs/camera" in (columns or ()) else [])
+        return part(k, columns, **how)
+
+    monkeypatch.setattr(recording, "part", noted)
+    view = RecordingView(recording)
+    for t in (2, 3, 9, 5):
+        assert pixels(view.frame("e0", 0, "obs/camera", t))[0, 0].tolist() == [10 * t, 0, 0]
+    assert read == [0, 1]
+
+
 def test_long_episodes_are_drawn_with_fewer_points(view, monkeypatch):
     monkeypatch.setattr("etude.viewer.views.MAX_POINTS", 3)
     (agent,) = view.episode("e2")["agents"]
@@ -124,6 +141,18 @@ def test_a_column_that_one_recording_lacks_has_no_figures_there(view, tmp_path):
     assert log.episode(log.list()["episode_id"][0])["agents"][0]["texts"] == {"info/note": ["x", "y"]}
 
 
+def test_names_are_shown_in_place_of_numbers():
+    table = {"episode_id": ["a"] * 3, "obs": ["wet", "dry", "dry"], "action": ["left", "stay", "left"]}
+    table |= {"reward": [0.0, 1.0, 2.0], "terminated": [False, False, True]}
+    view = RecordingView(Recording.open(Source(pa.table(table), columns={name: name for name in table})))
+    (action,) = compared([view], "action")
+    assert (action["labels"], action["counts"]) == (["left", "stay"], [[2, 1]])
+    (agent,) = view.episode(view.list()["episode_id"][0])["agents"]
+    assert agent["texts"] == {"obs": ["wet", "dry", "dry"], "action": ["left", "stay", "left"]}
+    assert [(row["obs"], row["action"]) for row in first_rows(view.recording, 2)] == [("wet", "left"), ("dry", "stay")]
+    assert view.describe()["action"] == {"steps": 3, "missing": 0, "distinct": 2}
+
+
 def test_figures_of_large_columns_are_made_of_parts_from_all_over(tmp_path, monkeypatch):
     path = write(tmp_path / "data", [episode(i, 10, reward=i) for i in range(8)])
     view = RecordingView(Recording.open(path))
@@ -143,6 +172,9 @@ def test_statistics_and_histograms_leave_out_what_is_missing():
     assert sum(figures.histogram([values])["counts"][0]) == 2
     assert figures.statistics(np.array([np.nan]))["mean"] is None
     assert figures.histogram([np.array([], np.float32)])["counts"] == [[0]]
+    largest = np.array([1.0, 2.0, np.finfo(np.float64).max, np.finfo(np.float64).min])  # such as "no reading"
+    assert (figures.statistics(largest)["max"], figures.statistics(largest)["std"]) == (largest[2], None)
+    assert sum(figures.histogram([largest])["counts"][0]) == 4
     texts = np.array(["b", None, "a", "b"], object)
     assert figures.histogram([texts]) == {"labels": ["b", "a"], "counts": [[2, 1]]}
     assert figures.statistics(texts) == {"steps": 4, "missing": 1, "distinct": 2}
