@@ -161,7 +161,7 @@ def test_a_folder_has_one_server_and_one_that_can_not_begin_lets_go_of_it(tmp_pa
         with pytest.raises(SettingsError, match="is taken"):
             serve(make_policy(), port=int(url.rpartition(":")[2]), record=data)
         with serving(make_policy(), data) as second, connected(second) as client:
-            with pytest.raises(DataError, match="another writer is at work here"):
+            with pytest.raises(DataError, match="another writer is using this folder"):
                 serve(make_policy(), port=0, record=data)
             play(client, client.open(), np.zeros((3, 3)), [1.0, 2.0], truncated=True)
     assert etude.Recording.open(data).read().num_steps == 2
