@@ -316,7 +316,7 @@ class ExternalEnv:
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
         if turn is not self._open:
-            raise EnvError("this turn does not wait for actions: send() takes the turn of the last recv() that waits, once.")
+            raise EnvError("this turn does not wait for actions: send() takes the turn of the last recv() once.")
         self._open = None
         lists, rows = as_lists(self.kinds[0].action_space, action, col.ACTION), range(len(turn.slots))
         actions = [self._nest({name: values[row] for name, values in lists.items()}) for row in rows]

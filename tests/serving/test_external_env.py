@@ -90,7 +90,7 @@ def test_turns_are_what_clients_say(players):
     assert (turn.slots.tolist(), turn.first.tolist(), turn.waits) == ([0], [True], True)
     env.send(turn, {"action": np.array([1])})
     assert answer.result() == (200, {"action": 1})
-    with pytest.raises(EnvError, match="waits for no answer"):
+    with pytest.raises(EnvError, match="does not wait for actions"):
         env.send(turn, {"action": np.array([1])})
 
     answer = first.ask([2.5], reward=3)
