@@ -356,13 +356,12 @@ _OTHER_NAMES = {
 
 _SAID_ELSEWHERE = {
     **{
-        name: f"When to stop is given to fit, as in fit(Stop({name}=...)), and for `stop: {{{name}: ...}}` in a file"
+        name: f"Tell fit when to stop, as in fit(Stop({name}=...)), or write `stop: {{{name}: ...}}` in a file"
         for name in ("env_steps", "updates", "return_mean", "seconds")
     },
-    "out": "A folder is given to algorithm.save(folder), and to etude.metrics.TensorBoard(folder) in a loop over "
-    "iterate(); only `etude train` has --out",
-    "resume": "etude.load(folder) gives the algorithm that was saved",
-    "quiet": "iterate() gives each result: print what you want to see",
+    "out": "Give the folder to fit, as in algorithm.fit(stop, out=folder), or to `etude train` as --out",
+    "resume": "etude.load(folder) returns the algorithm that was saved",
+    "quiet": "fit prints nothing unless you give it progress=True",
 }
 """What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
 

@@ -31,14 +31,14 @@ class WorldModel(etude.Task[etude.TaskConfig]):
 
     def forward(self, module: nn.Module, batch: etude.Batch) -> Tensor:
         """What follows the first observation of each sample, ``[B, num_samples, 3]``, given all its actions."""
-        return foretold(module, batch.obs[:, 0], batch.action)
+        return predicted(module, batch.obs[:, 0], batch.action)
 
     def loss(self, module: nn.Module, batch: etude.Batch, output: Tensor) -> etude.Loss:
         """Mean squared error, without what is behind the end of a segment, where a sample is shorter."""
         return etude.Loss(error=F.mse_loss(output[batch.mask], batch.next_obs[batch.mask]))
 
 
-def foretold(module: nn.Module, obs: Tensor, actions: Tensor) -> Tensor:
+def predicted(module: nn.Module, obs: Tensor, actions: Tensor) -> Tensor:
     """Observations after each of the actions ``[B, T, 1]``, from those before the first of them, ``[B, 3]``."""
     out = [obs]
     for action in actions.unbind(1):
@@ -54,8 +54,8 @@ for result in model.iterate(etude.Stop(env_steps=20_000)):
 unseen = etude.ReplayDataset(10, next_obs=True)
 unseen.add(model.collect(num_steps=2000)["main"])
 batch = next(iter(DataLoader(unseen, batch_size=len(unseen))))
-steps = foretold(model.module.net, batch["obs"][:, 0], batch["action"]).detach()
-for what, guess in (("foretold", steps), ("nothing changes", batch["obs"][:, :1])):
+steps = predicted(model.module.net, batch["obs"][:, 0], batch["action"]).detach()
+for what, guess in (("predicted", steps), ("nothing changes", batch["obs"][:, :1])):
     error = (guess - batch["next_obs"])[batch["mask"]].square().mean()
     print(f"error on unseen steps, {what}: {error:.4f}")
 
