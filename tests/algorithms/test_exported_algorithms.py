@@ -34,7 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[Any, ...], bool]] = {
     "sac": (REPLAY, (BOX,), True),
     "td3": (REPLAY, (BOX,), True),
     "bc": (OFFLINE, (BOX, CHOICE), True),
-    "marwil": (OFFLINE, (BOX, CHOICE), True),
+    "marwil": (OFFLINE, (BOX, CHOICE), False),
     "iql": (OFFLINE, (BOX, CHOICE), False),
     "awac": (OFFLINE, (BOX,), False),
     "cql": (OFFLINE, (BOX, CHOICE), False),

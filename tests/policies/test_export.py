@@ -16,7 +16,7 @@ from onnx_alone import OnnxAlone
 from etude.algorithms.cql import ConservativeModule
 from etude.algorithms.decision_transformer import DecisionTransformerConfig, ReturnTransformer
 from etude.algorithms.qr_dqn import QuantileGreedy, QuantileModule
-from etude.algorithms.td3 import DeterministicModule
+from etude.algorithms.td3 import DeterministicModule, NoisyTanh
 from etude.connectors import Connector, History, Pipeline, ReturnToGo
 from etude.errors import ModuleError, SettingsError
 from etude.modules import NetworkConfig, make_module
@@ -72,11 +72,8 @@ def policy_of(obs: Any, action: Any, connectors: list[Any], make: Any = None, **
 
 def td3(seen: Any, chosen: Any) -> Any:
     config = NetworkConfig()
-    return DeterministicModule(Network(seen, chosen, config, _Two(), value=False), seen, chosen, config)
-
-
-class _Two:
-    num_inputs, log_std = 2, np.empty(0, np.int64)
+    dist = NoisyTanh(chosen, "action")
+    return DeterministicModule(Network(seen, chosen, config, dist, value=False), seen, chosen, config)
 
 
 def cql(seen: Any, chosen: Any) -> Any:
