@@ -26,7 +26,7 @@ def steps_to(
 
 
 def test_ppo_masters_cartpole_in_time() -> None:
-    # Measured: 70,000 for each of three seeds; 78,000 to 102,000 without normalised advantages, which is too near to tell.
+    # Measured: 70,000 for each of three seeds. It is 78,000 to 102,000 without normalised advantages, too near.
     assert steps_to(450, etude.PPO, etude.preset("ppo", "CartPole-v1"), 100_000) < 84_000
 
 
