@@ -35,10 +35,10 @@ async def page(request: Request) -> FileResponse:
 
 
 def look(url: str, server: uvicorn.Server) -> None:
-    """Let a headless browser show the page for 15 seconds of its time, keep a picture, and print what the page says."""
+    """Let a headless browser show the page for 6 seconds of its time, keep a picture, and print what the page says."""
     browser = next(filter(None, map(shutil.which, BROWSERS)))
     args = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tempfile.mkdtemp()}"]
-    args += ["--window-size=640,480", "--virtual-time-budget=15000", "--screenshot=served_page.png", "--dump-dom", url]
+    args += ["--window-size=640,480", "--virtual-time-budget=6000", "--screenshot=served_page.png", "--dump-dom", url]
     try:
         done = subprocess.run([browser, *args], capture_output=True, text=True, timeout=200)
         said = re.search(r'id="said">(.*?)<', done.stdout)
