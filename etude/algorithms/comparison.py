@@ -90,7 +90,7 @@ def read_runs(
 
     Args:
         paths: Folders of runs, or folders of such folders.
-        by: What runs of one group have in common: ``algorithm`` (or ``algo``), ``folder`` (in which they lie), or a
+        by: What runs of one group have in common: ``algorithm`` (or ``algo``), ``folder`` (of ``paths``), or a
             setting, such as ``lr`` or ``optimizer.grad_clip``.
         y: A figure of `Result`; ``losses/policy`` is an entry of one.
         x: One of `CLOCKS`.
@@ -101,10 +101,11 @@ def read_runs(
     """
     if x not in CLOCKS:
         raise SettingsError(f"`x` is {x!r}. {choice(x, CLOCKS)}")
-    return [_run(path, by, y, x) for path in _folders(paths)]
+    return [_run(path, given, by, y, x) for path, given in _folders(paths)]
 
 
-def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Path]]:
+    """The folder of each run, and the path in which it was found."""
     if not paths:
         raise DataError("no run to compare: give one run folder or more.")
     found = []
@@ -112,11 +113,11 @@ def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         inner = [path] if (path / METRICS_FILE).exists() else sorted(p.parent for p in path.glob(f"*/{METRICS_FILE}"))
         if not inner:
             raise DataError(f"{path} holds no run: there is no {METRICS_FILE} in it, nor in a folder in it.")
-        found += inner
+        found += [(run, path) for run in inner]
     return found
 
 
-def _run(path: Path, by: str, y: str, x: str) -> RunCurve:
+def _run(path: Path, given: Path, by: str, y: str, x: str) -> RunCurve:
     rows = read_jsonl(path / METRICS_FILE)
     pairs = [(row.get(x), _figure(row, y)) for row in rows]
     known: dict[float, float] = {at: value for at, value in pairs if _is_number(at) and _is_number(value)}
@@ -129,7 +130,7 @@ def _run(path: Path, by: str, y: str, x: str) -> RunCurve:
     settings = _settings(meta)
     return RunCurve(
         str(path),
-        _group(path, settings, by),
+        str(given) if by == "folder" else _group(path, settings, by),
         str(settings.get("env")),
         at,
         np.array([known[t] for t in at.tolist()], np.float64),
@@ -161,8 +162,6 @@ def _settings(meta: Any) -> dict[str, Any]:
 
 
 def _group(path: Path, settings: Mapping[str, Any], by: str) -> str:
-    if by == "folder":
-        return str(path.parent)
     by = "algorithm" if by == "algo" else by
     found = [name for name in settings if name == by or name.endswith(f".{by}")]
     if not found:

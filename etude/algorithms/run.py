@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from etude.algorithms.results import Result
 from etude.checkpoints import MANIFEST, load_meta, remove_tree
@@ -20,6 +20,7 @@ from etude.files import InUseError, Lock
 from etude.metrics import JSONLines, MLflow, TensorBoard, WandB, cut_jsonl, write_csv
 from etude.metrics.plot import METRICS_FILE
 from etude.metrics.trackers import tracker
+from etude.settings import choice
 from etude.urls import redacted
 
 TENSORBOARD = "tensorboard"
@@ -183,7 +184,11 @@ _SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
 
 
 def check_logs(names: Sequence[Log]) -> None:
-    """Raise a SettingsError if a package that one of these sinks needs is missing."""
+    """Raise a SettingsError if a name is not that of a sink, or a package that a sink needs is missing."""
+    known = get_args(Log)
+    wrong = [names] if isinstance(names, str) else [name for name in names if name not in known]
+    if wrong:
+        raise SettingsError(f"`log` is {names!r}, but must be a tuple of names. {choice(str(wrong[0]), known)}")
     for name in {"wandb", "mlflow"}.intersection(names):
         tracker(name)
 

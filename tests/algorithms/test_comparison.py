@@ -69,6 +69,13 @@ def test_what_the_runs_of_a_group_have_in_common(runs, by):
     assert [group.name for group in groups] == names
 
 
+def test_folders_group_runs_as_they_are_given(runs):
+    single = sorted((runs / "ppo").iterdir())[:2]
+    groups = compare([*single, runs / "dqn"], by="folder")
+    wanted = {str(path): 1 for path in single} | {str(runs / "dqn"): 5}
+    assert {group.name: group.num_runs for group in groups} == wanted
+
+
 def test_nested_settings_group_by_their_own_name_or_path(runs):
     run(runs / "ppo" / "seed-9", [1.0], grad_clip=9.0)
     for by in ("grad_clip", "optimizer.grad_clip"):

@@ -64,6 +64,12 @@ def test_what_is_logged_and_which_checkpoints_are_kept(tmp_path):
     assert not (out / "tensorboard").exists()
 
 
+@pytest.mark.parametrize("log", ["csv", ("csv", "jsonls")])
+def test_a_sink_that_does_not_exist_is_refused_before_training(log, tmp_path):
+    with pytest.raises(etude.SettingsError, match=r"`log` is .*, but must be a tuple of names. (There are|Nearest)"):
+        etude.PPO(SMALL).fit(etude.Stop(updates=8), out=tmp_path / "run", log=log)
+
+
 def test_progress_is_told_on_standard_error(capsys):
     etude.PPO(SMALL).fit(etude.Stop(updates=2), progress=True)
     first, *_, last = capsys.readouterr().err.splitlines()
