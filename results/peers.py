@@ -160,6 +160,8 @@ def offline(preset: Preset, stop: Mapping[str, int], seed: int, data: Sequence[s
         timeouts=exp.at_ends(~exp.segments.terminated).astype(np.float32),
     )
     learner.build_with_dataset(dataset)
+    if learner.observation_scaler is not None:
+        learner.observation_scaler.fit_with_transition_picker(dataset.episodes, dataset.transition_picker)
     make, _ = env_maker(preset.env)
     curve: Curve = []
     parts = 10

@@ -156,7 +156,7 @@ class LocalEngine:
     """Runs everything in this process, with env workers if the settings ask for them.
 
     Args:
-        algorithm: An `Algorithm`. The type is Any because that class imports this file; likewise in `engine_of`.
+        algorithm: An `Algorithm`. The type is Any because that class imports this file, as in `engine_of`.
     """
 
     is_asked = True

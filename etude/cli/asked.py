@@ -80,7 +80,7 @@ class FolderOptions(RunOptions):
 
         Args:
             name: What is trained, for the name of a new one.
-            env: Where it is trained, likewise.
+            env: The env it is trained on.
             in_place: What can go on only in the folder where it is, such as ``a sweep``.
         """
         out = self.out if self.out is not None else self.resume

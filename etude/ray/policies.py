@@ -88,7 +88,7 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise SettingsError(
             f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. For the env, give "
-            "a function or an id, not an env object; likewise for callbacks and connectors."
+            "a function or an id, not an env object. The same goes for callbacks and connectors."
         ) from error
 
 
