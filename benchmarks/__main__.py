@@ -40,6 +40,7 @@ ROWS = {
     "memory": "data:memory",
     "pipeline": "pipeline:rows",
     "readers": "readers:rows",
+    "formats-memory": "held:rows",
     "recording": "data:recording",
     "checkpoints": "checkpoints:rows",
     "gae": "returns:rows",

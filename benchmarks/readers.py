@@ -253,7 +253,7 @@ def _converting(options: Options) -> Iterator[Row]:
     rates: dict[str, list[float]] = {"both": [], "converting": [], "validating": []}
     peaks: dict[int, list[float]] = {}
     for times in (1, 4) if options.quick else (4, 40):
-        source = _repeated(times, options)
+        source = repeated(times, options)
         target = options.folder / "converted"
         for _ in range(1 if options.quick else 3):
             done = python(f"import sys\nsys.argv = ['', {str(source)!r}, {str(target)!r}]\n{_CONVERT}")
@@ -280,7 +280,7 @@ def _converting(options: Options) -> Iterator[Row]:
     )
 
 
-def _repeated(times: int, options: Options) -> Path:
+def repeated(times: int, options: Options) -> Path:
     """The table of the expert several times over, each with ids of its own."""
     path = options.folder / f"table-{times}"
     if not path.exists():

@@ -39,7 +39,7 @@ def test_all_readers_find_the_same_steps(options: Options) -> None:
 
 
 def test_a_repeated_table_holds_episodes_of_its_own(options: Options) -> None:
-    recording = Recording.open(readers._repeated(3, options))
+    recording = Recording.open(readers.repeated(3, options))
     assert (recording.num_steps, recording.num_episodes) == (48, 9)
 
 

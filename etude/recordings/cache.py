@@ -103,22 +103,32 @@ class Made:
     Args:
         origin: The files that they are made from.
         make: Fills a new folder, which it gets as its argument.
-        in_memory: Keep them in memory.
+        in_memory: Keep them in memory, unless they are larger than `LEAST_BYTES`: images may be packed a hundredfold.
     """
 
     def __init__(self, origin: Origin, make: Callable[[Path], None], *, in_memory: bool) -> None:
         self._origin, self._make = origin, make
         self._held: dict[str, bytes] | None = None
-        if in_memory:
-            with tempfile.TemporaryDirectory(prefix="etude-") as folder:
-                make(Path(folder))
-                self._held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+        if not in_memory or is_there(origin.key):
+            return
+        with tempfile.TemporaryDirectory(prefix="etude-") as made:
+            make(Path(made))
+            files = list(Path(made).iterdir())
+            if sum(file.stat().st_size for file in files) < LEAST_BYTES:
+                self._held = {file.name: file.read_bytes() for file in files}
+            else:
+                origin.entry(lambda folder: _move(files, folder))
 
     def opened(self, name: str) -> pa.NativeFile:
         """Open one of the files without copying it; the caller must close it."""
         if self._held is not None:
             return pa.BufferReader(self._held[name])
         return input_file(self._origin.entry(self._make) / name, mapped=True)
+
+
+def _move(files: Sequence[Path], folder: Path) -> None:
+    for file in files:
+        shutil.move(file, folder / file.name)
 
 
 def changed(file: AnyPath, what: str = "") -> DataError:
@@ -136,6 +146,11 @@ def _state(file: AnyPath) -> tuple[int, int]:
             return file.stat().st_size, file.system.get_file_info(file.inner).mtime_ns or 0
     except OSError as error:
         raise DataError(f"{file}: can't be read ({error.strerror or error}).") from error
+
+
+def is_there(key: str) -> bool:
+    """Whether the entry ``key`` exists."""
+    return (folder() / key).is_dir()
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:

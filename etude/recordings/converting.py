@@ -18,7 +18,7 @@ from etude.experience.experience import offsets_of, without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
 from etude.recordings.editing import check_apart, check_free, writer_like
 from etude.recordings.episodes import Assembler
-from etude.recordings.faults import clashes, in_time, span_at, spans_of
+from etude.recordings.faults import clashes, sorted_by_time, span_at, spans_of
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
@@ -68,7 +68,7 @@ def survey(recording: Recording, max_rows: int) -> Survey:
         agents |= dict.fromkeys(np.asarray(exp.segments.agent_id).tolist())
         ids = exp.segments.episode_id.mapped(hash, np.int64)  # steps of several agents in one episode would clash
         runs.append(spans_of(k, exp, ids))
-    spans = in_time(runs)
+    spans = sorted_by_time(runs)
     found = clashes(spans)
     for at in (*found["duplicate"].tolist(), *found["after_end"].tolist()):
         raise _several(recording, episode_of(at), list(agents))

@@ -2,7 +2,7 @@
 """Episodes: figures for each, counted in one pass; and joining their pieces to whole episodes."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -267,6 +267,28 @@ class Waiting:
     """The (agent, module) pairs that have not ended yet."""
 
 
+@dataclasses.dataclass
+class _Chunk:
+    """The segments of one `Assembler.add` call that are still held, and some that are not."""
+
+    exp: Experience
+    indices: NDArray[np.int64]
+    """int64 ``[segments]``: the index in the call of each segment of ``exp``; increasing."""
+    is_held: NDArray[np.bool_]
+    """bool ``[segments]``."""
+
+    def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """The positions in ``exp`` of segments, by their indices in the call."""
+        return np.searchsorted(self.indices, np.asarray(indices, np.int64))
+
+    def let_go(self, indices: Sequence[int]) -> None:
+        """Hold these segments no longer; the rest is copied once most of the rows are not held."""
+        self.is_held[self.positions(indices)] = False
+        if 2 * int(self.exp.lengths[self.is_held].sum()) < self.exp.num_steps:
+            self.exp = copied(self.exp.select(self.is_held))
+            self.indices, self.is_held = self.indices[self.is_held], self.is_held[self.is_held]
+
+
 class Assembler:
     """Joins the pieces of episodes, holding copies until no piece is missing.
 
@@ -283,7 +305,7 @@ class Assembler:
     ) -> None:
         self._together, self._lengths, self._max_bytes = together, lengths or {}, max_bytes
         self._size = self._num_adds = 0
-        self._chunks: dict[int, list[Any]] = {}  # by `add` call: its pieces, and how many of them are still held
+        self._chunks: dict[int, _Chunk] = {}  # by `add` call
         self.waiting: dict[Any, Waiting] = {}
         """By episode, or by episode and agent; the most recently updated last."""
 
@@ -308,7 +330,8 @@ class Assembler:
         """Hold ``exp``; returns the keys in it and, unless agents wait for each other, the whole episodes."""
         if not exp.num_segments:
             return [], []
-        self._chunks[self._num_adds] = [exp, exp.num_segments]
+        every = np.arange(exp.num_segments)
+        self._chunks[self._num_adds] = _Chunk(exp, every, np.ones(len(every), bool))
         self._size += _bytes_of(exp)
         self._num_adds += 1
         s, out = exp.segments, []
@@ -333,20 +356,31 @@ class Assembler:
 
     def _released(self, keys: list[Any]) -> list[Experience]:
         """Return these episodes, and hold them no longer; an empty list if there are none."""
-        out = self._joined(keys)
+        out, by_chunk = self._joined(keys), self._places_of(keys)
         for key in keys:
-            for k, _ in self.waiting.pop(key).places:
-                self._chunks[k][1] -= 1
-                if not self._chunks[k][1]:
-                    self._size -= _bytes_of(self._chunks.pop(k)[0])
+            del self.waiting[key]
+        for k, some in by_chunk.items():
+            chunk = self._chunks[k]
+            self._size -= _bytes_of(chunk.exp)
+            chunk.let_go(some)
+            if chunk.is_held.any():
+                self._size += _bytes_of(chunk.exp)
+            else:
+                del self._chunks[k]
         return out
 
-    def _joined(self, keys: list[Any]) -> list[Experience]:
+    def _places_of(self, keys: list[Any]) -> dict[int, list[int]]:
+        """The segments of some episodes, by `add` call."""
         by_chunk: dict[int, list[int]] = {}
         for key in keys:
             for k, i in self.waiting[key].places:
                 by_chunk.setdefault(k, []).append(i)
-        parts = [self._chunks[k][0].select(some) for k, some in by_chunk.items()]
+        return by_chunk
+
+    def _joined(self, keys: list[Any]) -> list[Experience]:
+        parts = [
+            self._chunks[k].exp.select(self._chunks[k].positions(some)) for k, some in self._places_of(keys).items()
+        ]
         return [in_order(Experience.concat(parts), by_episode=True).join()] if parts else []
 
     def state_dict(self) -> dict[str, Any] | None:

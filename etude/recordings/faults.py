@@ -26,18 +26,19 @@ class Fault(NamedTuple):
     """A fault that affects some rows."""
 
     kind: str
-    """The kind, as in `etude.recordings.Problem`: ``nan``, ``out_of_space`` or ``no_final_obs``."""
+    """The kind of fault, as in `etude.recordings.Problem`: ``nan``, ``out_of_space``, ``no_final_obs`` or
+    ``impossible_logp``."""
     column: str
     rows: Index
     """The row indices, increasing; for a final observation, the last rows of its segments."""
     what: str
     """A description of the first row's fault."""
     harmless: bool = False
-    """Whether it only matters if requested: ``next_obs`` after a segment that was truncated."""
+    """Whether it is only a warning: an unknown final observation after a segment that was truncated."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it concerns final observations."""
+        """Whether the fault is in a final observation."""
         return col.is_under(self.column, col.FINAL_OBS)
 
 
@@ -45,42 +46,42 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
     """Find every fault in observations, actions, rewards and final observations.
 
     Args:
-        exp: The experience to check. The sum of each column shows whether it is finite; only if not, rows are checked.
+        exp: The experience to check. Rows of a column are checked only if the sum of the column is not finite.
         leaves: The simple spaces of observations and actions by column.
     """
     last = exp.offsets[1:] - 1
     known = np.flatnonzero(exp.segments.has_final_obs)
     for name, values in exp.steps.items():
         if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
-            yield from _of_values(name, np.asarray(values), leaves.get(name))
+            yield from _faults_of(name, np.asarray(values), leaves.get(name))
     for name, values in exp.final_obs.items():
         renamed = col.FINAL_OBS + name[len(col.OBS) :]
-        for fault in _of_values(renamed, np.asarray(values)[known], leaves.get(name)):
+        for fault in _faults_of(renamed, np.asarray(values)[known], leaves.get(name)):
             yield fault._replace(rows=last[known[fault.rows]])
     is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated
     for harmless, how in ((False, "continues, because no flag marks its end there"), (True, "was truncated")):
         unknown = np.flatnonzero(is_unknown & (exp.segments.truncated == harmless))
         if exp.final_obs and len(unknown):
-            what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"
+            what = f"is unknown after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"
             name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
             yield Fault("no_final_obs", name, last[unknown], what, harmless)
 
 
-def _of_values(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[Fault]:
+def _faults_of(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[Fault]:
     rows = not_finite(values)
     if len(rows):
         first = values[rows[0]].reshape(-1)
         at = int(np.argmax(~np.isfinite(first)))
         where = f" in component {at}" if values.ndim > 1 else ""
         yield Fault("nan", name, rows, f"holds {first[at]}{where}".replace("nan", "NaN"))
-    outside = outside_of(values, leaf)
+    outside = rows_outside(values, leaf)
     if outside is not None and len(outside):
         what = f"is {values[outside[0]]}, outside its space {leaf}"
         yield Fault("out_of_space", name, outside, what)
 
 
-def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
-    """The rows of a discrete column that are outside its space; None if it is not discrete."""
+def rows_outside(values: NDArray[Any], leaf: Space | None) -> Index | None:
+    """The indices of the rows of a discrete column that are outside its space; None if the space is not discrete."""
     if isinstance(leaf, spaces.Discrete):
         low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
     elif isinstance(leaf, spaces.MultiDiscrete):
@@ -96,19 +97,52 @@ def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
     return np.flatnonzero(((values < low) | (values > high)).reshape(len(values), -1).any(axis=1))
 
 
+def impossible_logp(exp: Experience, leaves: Mapping[str, Space]) -> Index:
+    """The rows whose `logp`, if there is one, can't belong to an action that was sampled.
+
+    It must be finite; and if all action spaces are discrete, at most 0, up to rounding.
+    """
+    logp = np.asarray(exp.steps.get(col.LOGP, np.zeros(0)))
+    if logp.ndim != 1 or logp.dtype.kind not in "fiu":
+        return np.zeros(0, np.int64)
+    actions = [leaf for name, leaf in leaves.items() if col.is_under(name, col.ACTION)]
+    is_density = not actions or any(isinstance(leaf, spaces.Box) for leaf in actions)
+    return np.flatnonzero(~np.isfinite(logp) | (logp > (np.inf if is_density else _ROUNDED)))
+
+
+def logp_fault(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
+    """Find log-probabilities that only `etude.evaluation.evaluate_on` refuses; training does not need them."""
+    rows = impossible_logp(exp, leaves)
+    if len(rows):
+        what = f"is {exp.steps[col.LOGP][rows[0]]}, which is not the logarithm of a probability"
+        yield Fault("impossible_logp", col.LOGP, rows, what, harmless=True)
+
+
+_ROUNDED: Final = 1e-3
+"""How far above 0 a log-probability may be by rounding, such as in bfloat16."""
+
 _REMEDIES: Final = {
-    "nan": "Leave the episode out with a filter, or mend the env that gave it.",
-    "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
+    "nan": "Remove the episode with a filter, or fix the env that produced it.",
+    "out_of_space": "Was it recorded with another space? Remove these rows with a filter, or correct them.",
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
-    "Where the episode ended by its own rules, it is `terminated`, and nothing is missing.",
-    "duplicate": "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id.",
-    "after_end": "Two episodes may share one id: give each its own.",
-    "out_of_order": "Put the files in order by their names, or read it with on_bad='repair'.",
+    "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
+    "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
+    "are mapped as `propensity`.",
+    "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
+    "after_end": "Two episodes may share an id. Give each its own.",
+    "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
 
 def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
-    """Describe a fault of some rows of unit ``k``, which is ``exp``."""
+    """Describe a fault as a `Problem`.
+
+    Args:
+        units: The recording.
+        k: The index of the unit with the fault.
+        exp: The experience of that unit.
+        fault: The fault.
+    """
     row, count = int(fault.rows[0]), len(fault.rows)
     place = units.place(k, row, exp)
     more = f" ({count:,} rows like it)" if count > 1 else ""
@@ -164,21 +198,28 @@ _DTYPE: Final = np.dtype(
         *(("terminated", "?"), ("truncated", "?"), ("known", "?")),
     ]
 )
-_ODD: Final = 0x5851F42D4C957F2D
-"""Any large odd number: sums with hashes multiplied by it collide as rarely as hashes do."""
+_ODD_FACTOR: Final = 0x5851F42D4C957F2D
+"""A large odd number. Multiplying one of two hashes by it keeps collisions of their sum as rare as those of hashes."""
 
 
 def keys_of(segments: Segments) -> Index:
-    """Hash the episode and agent of each segment; equal ones have equal hashes within one process.
+    """Hash the episode and agent of each segment, int64 ``[segments]``.
 
-    Hashes take a fifth of the memory of the names. Before acting on equal hashes, compare the names.
+    Hashes take a fifth of the memory of the names. Equal names have equal hashes within one process; the reverse need
+    not hold, so compare the names as well.
     """
-    keys: Index = segments.episode_id.mapped(hash, np.int64) * _ODD + segments.agent_id.mapped(hash, np.int64)
+    keys: Index = segments.episode_id.mapped(hash, np.int64) * _ODD_FACTOR + segments.agent_id.mapped(hash, np.int64)
     return keys
 
 
 def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
-    """The segments of part ``k`` that have steps of their own, with ``keys`` or by default those from `keys_of`."""
+    """The spans of part ``k``, which is ``exp``; segments with lookback only have none.
+
+    Args:
+        k: The index of the part.
+        exp: The part.
+        keys: The key of each segment, int64 ``[segments]``; None: those from `keys_of`.
+    """
     s = exp.segments
     spans = np.zeros(len(s), _DTYPE)
     spans["key"] = keys_of(s) if keys is None else keys
@@ -189,8 +230,8 @@ def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
     return spans if is_own.all() else spans.take(np.flatnonzero(is_own))
 
 
-def in_time(runs: Iterable[Spans]) -> Spans:
-    """Sort spans by key, then by time."""
+def sorted_by_time(runs: Iterable[Spans]) -> Spans:
+    """Join spans, and sort them by key, then by start, then by place."""
     raw = np.dtype((np.void, _DTYPE.itemsize))  # plain bytes are copied in one go
     spans = np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(_DTYPE)
     order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast if the runs are sorted
@@ -205,10 +246,13 @@ def in_time(runs: Iterable[Spans]) -> Spans:
 
 
 def clashes(spans: Spans) -> dict[str, Index]:
-    """For each of `KINDS`, the spans that conflict with the next one, in stored order of the latter.
+    """Find the conflicts between neighbouring spans.
 
     Args:
-        spans: Sorted by `in_time`.
+        spans: Spans sorted by `sorted_by_time`.
+
+    Returns:
+        For each of `KINDS`, the indices of the spans that conflict with the next one, in stored order of the next one.
     """
     a, b = spans[:-1], spans[1:]
     same = a["key"] == b["key"]
@@ -224,14 +268,14 @@ def clashes(spans: Spans) -> dict[str, Index]:
 
 
 def span_at(spans: Spans, i: int) -> Span:
-    """Return one of the spans."""
+    """Return span ``i``."""
     return Span(*(spans[name][i].item() for name in Span._fields))
 
 
 class Timeline:
-    """The spans of all steps seen so far, to find those that conflict.
+    """Collects the spans of all parts seen so far, and finds conflicts between them.
 
-    It takes about 60 bytes of memory per segment, and the time to sort them. Not thread-safe.
+    It needs about 60 bytes of memory per segment, and the time to sort them. Not thread-safe.
 
     Args:
         units: The recording.
@@ -242,9 +286,9 @@ class Timeline:
         self._units, self._kinds = units, kinds
         self._spans: dict[int, Spans] = {}  # by part
         self._runs: list[tuple[Index, Index]] = []  # sorted keys, and the places of their spans
-        self._several = [np.zeros(0, np.int64)]  # keys with several spans, as they were found
+        self._shared_keys = [np.zeros(0, np.int64)]  # keys with several spans, as they were found
         self._names: dict[int, Experience] = {}  # by part; only of parts with conflicts
-        self._told: str | None = None
+        self._conflict: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -259,26 +303,28 @@ class Timeline:
         """
         if k not in self._spans:
             spans = self._spans[k] = spans_of(k, exp)
-            if self._kinds and self._told is None:
-                several = self._several_among(spans)
-                self._several.append(several)
-                found = self._problems(self._all_of(several), self._kinds)
-                self._told = next((problem.message for problem in found), None)
-        if self._told is not None:
-            raise DataError(self._told)
+            if self._kinds and self._conflict is None:
+                shared = self._add_run(spans)
+                self._shared_keys.append(shared)
+                found = self._problems(self._spans_of_keys(shared), self._kinds)
+                self._conflict = next((problem.message for problem in found), None)
+        if self._conflict is not None:
+            raise DataError(self._conflict)
 
     def spans(self) -> Spans:
-        """All spans seen, sorted by `in_time`."""
-        return in_time(self._spans.values())
+        """All spans seen, sorted by `sorted_by_time`."""
+        return sorted_by_time(self._spans.values())
 
     def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
-        """All conflicts of these kinds in what was seen: one for each kind, episode and agent."""
-        for problem in self._problems(self._all_of(distinct(*self._several)) if self._kinds else self.spans(), kinds):
+        """The conflicts of these kinds in all parts seen: one for each kind, episode and agent."""
+        for problem in self._problems(
+            self._spans_of_keys(distinct(*self._shared_keys)) if self._kinds else self.spans(), kinds
+        ):
             remedy = _REMEDIES.get(problem.kind)
             yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
 
-    def _several_among(self, spans: Spans) -> Index:
-        """The keys in ``spans``, which are new, that have several spans now."""
+    def _add_run(self, spans: Spans) -> Index:
+        """Add new spans to the sorted runs; returns the keys among them that have several spans now."""
         keys = np.ascontiguousarray(spans["key"])
         order = np.argsort(keys, kind="stable")
         keys, places = keys[order], spans["place"][order]
@@ -294,8 +340,8 @@ class Timeline:
             self._runs.append((keys, places))
         return distinct(*found)
 
-    def _all_of(self, keys: Index) -> Spans:
-        """The spans of these keys, sorted by `in_time`."""
+    def _spans_of_keys(self, keys: Index) -> Spans:
+        """The spans of these keys, sorted by `sorted_by_time`."""
         found = [np.zeros(0, np.int64)]
         for known, places in self._runs if len(keys) else ():
             starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
@@ -307,19 +353,19 @@ class Timeline:
         for here in np.split(places, heads) if len(places) else ():
             spans = self._spans[int(here[0]) >> _ROW_BITS]
             runs.append(spans.take(np.searchsorted(spans["place"], here)))
-        return in_time(runs)
+        return sorted_by_time(runs)
 
     def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
-        """Like `problems`, for spans sorted by `in_time`, and without the remedy."""
+        """Like `problems`, but for spans sorted by `sorted_by_time`, and without the remedies."""
         for kind, at in clashes(spans).items():
-            told: set[int] = set()
+            reported: set[int] = set()
             for i in at.tolist() if kind in kinds else ():
                 a, b, key = span_at(spans, i), span_at(spans, i + 1), int(spans["key"][i])
-                if key not in told and self._whose(a) == self._whose(b):  # not only equal hashes
-                    told.add(key)
+                if key not in reported and self._owner(a) == self._owner(b):  # not only equal hashes
+                    reported.add(key)
                     yield self._problem(kind, a, b)
 
-    def _whose(self, span: Span) -> tuple[str, str | None]:
+    def _owner(self, span: Span) -> tuple[str, str | None]:
         """The episode and agent of a span."""
         if span.part not in self._names:
             self._names[span.part] = self._units.keys(span.part)
@@ -330,15 +376,15 @@ class Timeline:
     def _problem(self, kind: str, a: Span, b: Span) -> Problem:
         """Describe a conflict of two spans of one agent in one episode; ``a`` is the earlier in time."""
         steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
-        episode, agent = self._whose(b)
+        episode, agent = self._owner(b)
         first = self._units.place(a.part, a.row + steps, self._names[a.part])
         second = self._units.place(b.part, b.row, self._names[b.part])
         who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
         what = {
-            "duplicate": f"has step t {b.start} a second time; it is in {first.words} already",
+            "duplicate": f"has step t {b.start} a second time; the first one is in {first.words}",
             "after_end": f"continues at t {b.start}, after its end in {first.words}",
-            "out_of_order": f"continues at t {b.start} before its beginning, which is in {first.words}: it is out of "
-            "order",
+            "out_of_order": f"continues at t {b.start}, but is stored before its earlier steps, which are in "
+            f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
         text, is_gap = f"{second.words}: {who} {what}.", kind == "gap"
@@ -347,6 +393,6 @@ class Timeline:
 
 
 def distinct(*keys: Index) -> Index:
-    """All keys once, sorted. NumPy's own function can take minutes for hashes."""
+    """The distinct keys, sorted. It replaces `numpy.unique`, which can take minutes for hashes."""
     found = np.sort(np.concatenate(keys))
     return found[np.append(True, found[1:] != found[:-1])] if len(found) else found

@@ -18,6 +18,8 @@ from etude.settings import nearest
 
 MAX_ROWS: Final = 65_536
 """The most steps that a unit should have, unless one episode, file or row group has more."""
+MAX_BYTES: Final = 64 * 2**20
+"""The approximate size limit of a unit in memory, in bytes, with the same exceptions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +182,11 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
                 hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")
     return [name for name in columns if any(col.is_under(name, root) for root in wanted)]
+
+
+def most_rows(row_bytes: float) -> int:
+    """Return the most rows of this size that a unit should have, at least 1."""
+    return max(1, min(MAX_ROWS, int(MAX_BYTES // max(1, row_bytes))))
 
 
 def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from etude import columns as col
@@ -20,6 +21,7 @@ from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
+from etude.recordings.formats.table_inputs import is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.units import Described, Units
@@ -184,11 +186,14 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
 
 
 def _check_described(paths: Sequence[AnyPath]) -> None:
-    """Raise a TableError if there are tables without a description of their columns."""
+    """Raise a TableError if there are tables without a description of their columns, and what is wrong with those
+    that can't be read."""
     try:
         guess = guess_columns(list(paths)) if paths else None
-    except DataError:  # not a table
-        return
+    except DataError:
+        if any(path.is_file() and is_table_by_name(path) for path in paths):
+            raise
+        return  # not a table
     if guess is not None:
         raise TableError(str(paths[0]), guess)
 
@@ -252,15 +257,28 @@ def joined(members: Sequence[Described]) -> Units:
     """Join the units of all ``members``.
 
     Raises:
-        DataError: their spaces or columns differ; the message names both.
+        DataError: their spaces or columns differ, or a file is in two of them; the message names both.
     """
     if len(members) == 1:
         return Units(members, members[0].contents.header)
+    _check_files(members)
     for other in members[1:]:
         _check_columns(members[0], other)
     envs = {member.contents.header.env for member in members}
     env = envs.pop() if len(envs) == 1 else None
     return Units(members, Header(_space(members, col.OBS), _space(members, col.ACTION), env, _meta(members)))
+
+
+def _check_files(members: Sequence[Described]) -> None:
+    known: set[AnyPath] = set()
+    for member in members:
+        own = {file.resolve() if isinstance(file, Path) else file for file in member.contents.files}
+        if twice := own & known:
+            raise DataError(
+                f"{min(map(str, twice))} was given twice, so its steps would count twice: give each folder and "
+                "file once, and none that is in a folder that is given, too."
+            )
+        known |= own
 
 
 def _check_columns(first: Described, other: Described) -> None:

@@ -40,8 +40,8 @@ class Recording:
     """A recording on disk, in Etude's format or another tool's; open one with `Recording.open`.
 
     For Etude's format, only file footers are read until data is requested. All methods but `read` hold at most one
-    part in memory: a row group of up to 65,536 rows, or about 64 MiB where rows are large. For other formats, a part is
-    a file or as many rows.
+    part in memory: a row group of up to 65,536 rows, or about 64 MiB where rows are large. For other formats, a part
+    has as many rows, but at least one episode; the row group of a Parquet file that holds it is decoded as a whole.
     """
 
     is_in_memory = False
@@ -179,7 +179,7 @@ class Recording:
     @property
     def met(self) -> dict[str, int]:
         """The number of faults that ``on_bad`` has found so far by kind, including repaired ones."""
-        return self._screened.met
+        return self._screened.fault_counts
 
     @property
     def warnings(self) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs of the ``repair`` and ``skip`` modes: cutting out steps, and the survey of a whole recording for that."""
+"""Repairs for the modes ``repair`` and ``skip``: removing steps, and planning repairs of the order of steps."""
 
 import dataclasses
 from collections import Counter, defaultdict, deque
@@ -21,13 +21,18 @@ from etude.recordings.units import Units
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-def mended(exp: Experience, faults: Sequence[Fault], *, whole_segments: bool) -> tuple[Experience, Counter[str]]:
-    """Remove what is faulty from ``exp``; returns the rest, and the number of steps removed by kind of fault.
+def without_faults(
+    exp: Experience, faults: Sequence[Fault], *, whole_segments: bool
+) -> tuple[Experience, Counter[str]]:
+    """Remove the faulty steps from ``exp``.
 
     Args:
         exp: The experience to repair.
         faults: Its faults.
-        whole_segments: Remove whole segments with a fault, rather than single steps.
+        whole_segments: Whether to remove whole segments with a fault, rather than single steps.
+
+    Returns:
+        The remaining experience, and the number of steps removed by kind of fault.
     """
     lost = np.zeros(exp.num_steps, bool)
     counts: Counter[str] = Counter()
@@ -39,16 +44,16 @@ def mended(exp: Experience, faults: Sequence[Fault], *, whole_segments: bool) ->
 
 
 def _segments_with(exp: Experience, fault: Fault) -> Index:
-    """The rows of all segments that have the fault."""
+    """The rows of all segments with the fault, increasing."""
     which = np.unique(np.searchsorted(exp.offsets, fault.rows, side="right") - 1)
     return ranges(exp.offsets[which], exp.lengths[which])
 
 
 def _steps_lost(exp: Experience, fault: Fault) -> Index:
-    """The steps that a fault removes, in increasing order.
+    """The rows to remove because of a fault, increasing.
 
-    These are the faulty steps; the step before a bad observation, because that is its outcome; and the last step of a
-    segment with an unknown continuation, unless the episode terminated there.
+    These are the faulty rows; the row before a bad observation, because the observation is its outcome; and, for a bad
+    or unknown final observation, the last row of the segment, unless the episode terminated there.
     """
     segment = np.searchsorted(exp.offsets, fault.rows, side="right") - 1
     if fault.is_final:
@@ -60,14 +65,14 @@ def _steps_lost(exp: Experience, fault: Fault) -> Index:
 
 
 def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
-    """Remove steps from ``exp``. The steps after a gap form a segment of their own, with the same episode and ``t``.
+    """Remove steps from ``exp``. The steps after a gap form a new segment with the same episode and ``t``.
 
-    The observation of a removed step becomes the final observation of the segment before it. Nothing else is invented.
+    The observation of a removed step becomes the final observation of the segment before it. No other data is made up.
 
     Args:
         exp: The experience.
         lost: The steps to remove, bool ``[num_steps]``.
-        faults: Final observations with a fault are treated as unknown.
+        faults: The faults of ``exp``. Final observations among them are treated as unknown.
     """
     segments, offsets = exp.segments, exp.offsets
     known = segments.has_final_obs.copy()
@@ -82,8 +87,8 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
     parent = np.searchsorted(offsets, start, side="right") - 1
     into = start - offsets[:-1][parent]
     lookback = np.clip(segments.lookback[parent] - into, 0, stop - start)
-    some = (lookback < stop - start) | (segments.lookback[parent] == exp.lengths[parent])
-    start, stop, parent, into, lookback = start[some], stop[some], parent[some], into[some], lookback[some]
+    used = (lookback < stop - start) | (segments.lookback[parent] == exp.lengths[parent])
+    start, stop, parent, into, lookback = start[used], stop[used], parent[used], into[used], lookback[used]
     at_end = stop == offsets[1:][parent]
     outcome_lost = stop == offsets[1:][parent] - 1
     own = segments[parent]
@@ -91,7 +96,7 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
         t_start=own.t_start + into,
         lookback=lookback,
         terminated=own.terminated & at_end,
-        truncated=own.truncated & (at_end | outcome_lost),  # a time limit a step earlier: still bootstrapped
+        truncated=own.truncated & (at_end | outcome_lost),  # truncated one step earlier: still bootstrapped
         has_final_obs=np.where(at_end, known[parent], True),
     )
     rows = ranges(start, stop - start)
@@ -99,10 +104,10 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
     return Experience({name: take(c, rows) for name, c in exp.steps.items()}, offsets_of(stop - start), cut, finals)
 
 
-def _finals(exp: Experience, name: str, parent: Index, stop: Index, given: Mask, at_end: Mask) -> NDArray[Any]:
+def _finals(exp: Experience, name: str, parent: Index, stop: Index, known: Mask, at_end: Mask) -> NDArray[Any]:
     final = np.asarray(exp.final_obs[name])
     values = np.full((len(parent), *final.shape[1:]), None if final.dtype == object else 0, final.dtype)
-    values[given] = final[parent[given]]
+    values[known] = final[parent[known]]
     values[~at_end] = np.asarray(exp.steps[name])[stop[~at_end]]
     return values
 
@@ -116,21 +121,22 @@ class Changes:
 
     left_out: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Ranges of rows to leave out: the first row, and the row after the last."""
-    links: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-    """(last row of a segment, part, row): the segment's final observation is found in that row of that part."""
+    continuations: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    """(last row of a segment, part, row): that row of that part holds the final observation of the segment."""
     in_order: bool = False
-    """Whether its segments must be sorted."""
+    """Whether the segments must be sorted by time."""
 
 
-class Mending:
-    """A plan, from one pass over the key columns, of what to leave out, link and sort in each part.
+class RepairPlan:
+    """Plans, in one pass over the key columns, what to leave out, link and sort in each part.
 
-    Of identical duplicate steps, the first stay. Of duplicates that differ, none can be trusted: both segments are left
-    out. Segments after the end of their episode are left out as well.
+    The first of several identical duplicate steps is kept. If duplicates differ, none can be trusted, and both segments
+    are left out. Segments after the end of their episode are left out as well.
 
     Args:
         units: The recording.
-        keep_order: Leave out segments that are out of order, and leave unknown final observations unknown.
+        keep_order: Whether to leave out segments that are out of order instead of sorting them, and to leave unknown
+            final observations unknown.
     """
 
     def __init__(self, units: Units, *, keep_order: bool) -> None:
@@ -140,26 +146,26 @@ class Mending:
         self._plans: dict[int, Changes] = defaultdict(Changes)
         self.left_out: Counter[str] = Counter()
         """Rows left out, by kind of fault."""
-        self.met: Counter[str] = Counter(problem.kind for problem in units.problems)
-        """Faulty segments by kind, including problems that the format's reader found."""
+        self.fault_counts: Counter[str] = Counter(problem.kind for problem in units.problems)
+        """The number of faulty segments by kind, and of problems that the format's reader found."""
         timeline = Timeline(units)
         for k in range(len(units)):
             try:
                 exp = units.keys(k)
-            except DataError:  # found again, and counted, when it is loaded
+            except DataError:  # counted when the part is loaded
                 self._rows.append(0)
                 continue
             self._rows.append(exp.num_steps)
             timeline.add(k, exp)
         spans = timeline.spans()
-        ill, twice = _ill(spans)
-        prints = self._prints([span for key in twice for span in ill[key]])
-        for group in ill.values():
-            self._settle(group, prints)
+        to_repair, twice = _episodes_to_repair(spans)
+        hashes = self._hashes([span for key in twice for span in to_repair[key]])
+        for group in to_repair.values():
+            self._plan_episode(group, hashes)
         self._plans = dict(self._plans)
 
-    def _prints(self, spans: Sequence[Span]) -> dict[Span, Index]:
-        """For each span, int64 ``[steps]``: a hash of the contents of each step. Each part is read once."""
+    def _hashes(self, spans: Sequence[Span]) -> dict[Span, Index]:
+        """Hash the contents of each step of the spans, int64 ``[steps]`` for each span. Each part is read once."""
         roots = (col.OBS, col.ACTION, col.REWARD)
         names = [name for root in roots for name in col.under(self._units.columns, root)]
         by_part: dict[int, list[Span]] = defaultdict(list)
@@ -176,16 +182,21 @@ class Mending:
                 if exp is None or exp.num_steps != self._rows[k]:
                     out[span] = np.arange(count) + hash((span, "unread"))  # equal to no other
                 else:
-                    out[span] = _prints_of(exp, span.row, span.row + count)
+                    out[span] = _hashes_of(exp, span.row, span.row + count)
         return out
 
-    def _settle(self, spans: Sequence[Span], prints: Mapping[Span, Index]) -> None:
-        """Plan what is left out and what stays of one agent's episode."""
+    def _plan_episode(self, spans: Sequence[Span], hashes: Mapping[Span, Index]) -> None:
+        """Plan the repairs of one agent's episode.
+
+        Args:
+            spans: All spans of the episode.
+            hashes: For the spans of episodes with duplicates, the hashes of their steps.
+        """
         kept: list[tuple[Span, int]] = []  # with the number of leading steps to leave out
         refused: list[Span] = []
         for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
             length = span.stop - span.start
-            kind, cut = _verdict(span, kept, refused, prints)
+            kind, cut = _verdict(span, kept, refused, hashes)
             if kind == "contradiction":
                 for other in [s for s, _ in kept if s.stop > span.start]:
                     refused.append(other)
@@ -201,7 +212,7 @@ class Mending:
             if span.start < latest and self._keep_order:
                 self._leave_out(span, span.stop - span.start, "out_of_order")
             elif span.start < latest:
-                self.met["out_of_order"] += 1
+                self.fault_counts["out_of_order"] += 1
                 self._plans[span.part].in_order = True
             latest = max(latest, span.start)
         heads = {} if self._keep_order else {span.start + cut: (span, cut) for span, cut in kept}
@@ -209,44 +220,44 @@ class Mending:
             if not span.known and span.stop in heads:
                 after, skipped = heads[span.stop]
                 last = span.row + span.stop - span.start - 1
-                self._plans[span.part].links.append((last, after.part, after.row + skipped))
+                self._plans[span.part].continuations.append((last, after.part, after.row + skipped))
 
     def _leave_out(self, span: Span, steps: int, kind: str) -> None:
         """Plan to leave out the first steps of a span, and their lookback."""
         first = span.row - span.lookback if steps else span.row
         self._plans[span.part].left_out.append((first, span.row + steps))
         self.left_out[kind] += span.row + steps - first
-        self.met[kind] += 1
+        self.fault_counts[kind] += 1
 
-    # -- used when parts are loaded ---------------------------------------------------------------------------
+    # -- applying the plan ------------------------------------------------------------------------------------
 
     def rows(self, k: int) -> int:
-        """The rows of part ``k`` except those left out; 0 if nothing of it can be read."""
+        """The number of rows of part ``k``, without those left out; 0 if the part can't be read."""
         plan = self._plans.get(k)
         return self._rows[k] - (sum(stop - start for start, stop in plan.left_out) if plan else 0)
 
-    def rows_there(self, k: int) -> int:
-        """The rows of part ``k``; 0 if nothing of it can be read."""
+    def rows_stored(self, k: int) -> int:
+        """The number of rows of part ``k``; 0 if the part can't be read."""
         return self._rows[k]
 
     def applied(self, k: int, exp: Experience) -> Experience:
-        """Apply the plan to part ``k``, which is ``exp``."""
+        """Return part ``k``, which is ``exp``, after the planned repairs."""
         if not exp.num_segments or k not in self._plans:
             return exp
         plan, at = self._plans[k], self._places(k, exp)
-        if plan.links and exp.final_obs:
-            exp = self._linked(plan, exp, at)
+        if plan.continuations and exp.final_obs:
+            exp = self._fill_final_obs(plan, exp, at)
         lost = np.zeros(exp.num_steps, bool)
         for start, stop in plan.left_out:
             lost |= (at >= start) & (at < stop)
         exp = without(exp, lost, ()) if lost.any() else exp
         return in_order(exp).join() if plan.in_order else exp
 
-    def _linked(self, plan: Changes, exp: Experience, at: Index) -> Experience:
-        """Fill in unknown final observations from where the episode continues."""
+    def _fill_final_obs(self, plan: Changes, exp: Experience, at: Index) -> Experience:
+        """Fill in unknown final observations from the rows where the episodes continue."""
         segments = exp.segments[np.arange(exp.num_segments)]
         finals = {name: np.array(column) for name, column in exp.final_obs.items()}
-        for last, j, row in plan.links:
+        for last, j, row in plan.continuations:
             here = np.flatnonzero(at[exp.offsets[1:] - 1] == last)
             if not len(here) or segments.has_final_obs[here[0]]:
                 continue
@@ -258,9 +269,9 @@ class Mending:
         return Experience(exp.steps, exp.offsets, segments, finals)
 
     def _places(self, k: int, exp: Experience) -> Index:
-        """int64 ``[num_steps]``: for each row of ``exp``, the row of part ``k`` when the plan was made.
+        """For each row of ``exp``, the row of part ``k`` at the time of planning, int64 ``[num_steps]``.
 
-        They differ only if less could be read with these columns; -1 is a row that was not there.
+        They differ only if fewer rows could be read with these columns; -1 marks rows that were not there then.
         """
         if exp.num_steps == self._rows[k]:
             return np.arange(exp.num_steps)
@@ -273,7 +284,7 @@ class Mending:
         return np.maximum(at, -1)
 
     def _obs_at(self, k: int, row: int, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
-        """The observation in a row of part ``k``; None if it can't be read."""
+        """The observation in a row of part ``k``, by column; None if it can't be read."""
         if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
             try:
                 exp = self._units.load_rest(k, names)[0]
@@ -289,9 +300,13 @@ def _heads(exp: Experience) -> list[tuple[Any, ...]]:
     return list(zip(s.episode_id.tolist(), s.agent_id.tolist(), s.t_start.tolist(), strict=True))
 
 
-def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
-    """Return the spans, by key, of episodes with a conflict or with an unknown final observation before a continuation;
-    and the keys of the episodes with duplicate steps."""
+def _episodes_to_repair(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
+    """Find the episodes that need repairs.
+
+    Returns:
+        By key, the spans of each episode with a conflict, or with an unknown final observation where it continues; and
+        the keys of the episodes with duplicate steps.
+    """
     found = clashes(spans)
     unknown = (spans["key"][:-1] == spans["key"][1:]) & ~spans["known"][:-1]
     at = [found[kind] for kind in KINDS if kind != "gap"]
@@ -299,14 +314,24 @@ def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
     known = np.ascontiguousarray(spans["key"])
     starts, stops = (np.searchsorted(known, keys, side=side).tolist() for side in ("left", "right"))
     groups = zip(keys.tolist(), starts, stops, strict=True)
-    ill = {key: [span_at(spans, i) for i in range(start, stop)] for key, start, stop in groups}
-    return ill, distinct(spans["key"][found["duplicate"]]).tolist()
+    to_repair = {key: [span_at(spans, i) for i in range(start, stop)] for key, start, stop in groups}
+    return to_repair, distinct(spans["key"][found["duplicate"]]).tolist()
 
 
 def _verdict(
-    span: Span, kept: Sequence[tuple[Span, int]], refused: Sequence[Span], prints: Mapping[Span, Index]
+    span: Span, kept: Sequence[tuple[Span, int]], refused: Sequence[Span], hashes: Mapping[Span, Index]
 ) -> tuple[str, int]:
-    """Why a span is left out, and how many of its leading steps; an empty reason leaves nothing out."""
+    """Decide whether to leave out a span.
+
+    Args:
+        span: The span.
+        kept: The earlier spans of the episode that are kept, with the number of leading steps that are left out.
+        refused: The earlier spans of the episode that contradict others.
+        hashes: The hashes of the steps of all these spans.
+
+    Returns:
+        The kind of fault, and the number of leading steps to leave out; an empty text and 0 if it is kept whole.
+    """
     length = span.stop - span.start
     if any(other.stop > span.start for other in refused):
         return "contradiction", length
@@ -316,7 +341,7 @@ def _verdict(
     for other in twice:
         stop = min(other.stop, span.stop)
         same = np.array_equal(
-            prints[other][span.start - other.start : stop - other.start], prints[span][: stop - span.start]
+            hashes[other][span.start - other.start : stop - other.start], hashes[span][: stop - span.start]
         )
         ends_twice = other.stop == span.stop and other.done and span.done
         ends = ends_twice and (other.terminated, other.truncated) != (span.terminated, span.truncated)
@@ -328,8 +353,8 @@ def _verdict(
     return "duplicate", min(length, max(other.stop for other in twice) - span.start)
 
 
-def _prints_of(exp: Experience, start: int, stop: int) -> Index:
-    """int64 ``[steps]``: a hash of the contents of each row from ``start`` to ``stop``; stable within one process."""
+def _hashes_of(exp: Experience, start: int, stop: int) -> Index:
+    """Hash the contents of each row from ``start`` to ``stop``, int64 ``[steps]``. Stable within one process."""
     parts = []
     for name, column in exp.steps.items():
         if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:

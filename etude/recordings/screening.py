@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screening: the checks that data must pass when it is loaded, and what happens to data that fails.
+"""Screening: the checks of data that is loaded, and what happens to bad data.
 
 Reading, info, convert, merge, training and off-policy evaluation all load units through `ScreenedUnits`; `validate`
 lists what it would refuse. The checks, from `etude.recordings.faults`, look for NaN and infinity in observations,
@@ -7,8 +7,8 @@ actions and rewards; discrete values outside their space; segments with an unkno
 after the end of their episode, and steps out of order; and unreadable data. Values are checked in the requested columns
 only.
 
-Some problems are harmless (`Problem.harmless`), such as a copy that is read once. The logger ``etude.recordings`` logs
-the first of each kind as a warning.
+Some problems are harmless (`Problem.harmless`), such as a copy of a file, which is read once. The logger
+``etude.recordings`` logs the first problem of each kind as a warning.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
-from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, problem_of
+from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.opening import found, joined, place_of
 from etude.recordings.pieces import filtered
-from etude.recordings.repair import Mending, mended
+from etude.recordings.repair import RepairPlan, without_faults
 from etude.recordings.units import Units
 from etude.recordings.where import RowFilter
 
@@ -41,16 +41,16 @@ MODES: Final = ("strict", "repair", "skip")
 
 @dataclasses.dataclass
 class Findings:
-    """What was found when a part was loaded."""
+    """The faults found when a part was loaded."""
 
     lost: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Rows left out, by kind of fault."""
-    met: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Faults, by kind."""
+    """The number of rows left out, by kind of fault."""
+    fault_counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    """The number of faults, by kind."""
     harmless: tuple[Problem, ...] = ()
     """Problems that are only warnings."""
     keys: Experience | None = None
-    """The segments of the part, if it was loaded in another process."""
+    """The segments of the part without columns, if it was loaded in another process."""
 
 
 _log = logging.getLogger("etude.recordings")
@@ -59,27 +59,27 @@ _log = logging.getLogger("etude.recordings")
 def check_mode(mode: str | None) -> None:
     """Raise a SettingsError if ``mode`` is neither one of `MODES` nor None."""
     if mode is not None and mode not in MODES:
-        raise SettingsError(f"on_bad is {mode!r}; known are {', '.join(MODES)}, and None for not looking at values.")
+        raise SettingsError(f"on_bad is {mode!r}, but must be one of {', '.join(MODES)}, or None to skip most checks.")
 
 
 class ScreenedUnits:
-    """Loads parts of a recording without bad data.
+    """Loads the parts of a recording, and refuses, repairs or leaves out bad data.
 
     ``strict`` raises a DataError at the first fault. ``repair`` repairs what it can without inventing data, and leaves
     out the rest. ``skip`` leaves out whole segments (or the piece, if a segment is stored in pieces) and unreadable
-    files. Rows left out are counted. None checks only for duplicate steps, which no mode lets through: they would
-    become episodes that never happened.
+    files. Rows left out are counted. None checks only for duplicate steps, which no mode accepts: they would be read as
+    episodes that never happened.
 
     ``repair`` and ``skip`` must know where each episode's steps are, so they read the key columns of all parts once
-    before the first part. For Etude's own recordings that is little; other formats may have to decode their rows.
-    ``strict`` and None learn it as parts are loaded. It takes about 60 bytes of memory per segment. Thread-safe.
+    before the first part. For Etude's own recordings this is cheap; other formats may have to decode their rows.
+    ``strict`` and None collect it as parts are loaded. It takes about 60 bytes of memory per segment. Thread-safe.
 
     Args:
         units: The units to check.
         mode: ``strict``, ``repair``, ``skip`` or None.
-        path: Path of the recording, for messages.
+        path: The path of the recording, for messages.
         has_path: Whether a shell command can use ``path``; a `Source`, for instance, exists in Python only.
-        faults: Problems with what could not be opened and is not among ``units``.
+        faults: Problems with files that could not be opened and are not among ``units``.
     """
 
     def __init__(
@@ -99,43 +99,46 @@ class ScreenedUnits:
         self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
         self._leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
         self._lock = threading.RLock()
-        self._mending: Mending | None = None
+        self._plan: RepairPlan | None = None
         self._timeline = self.pass_over()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
-        self._is_elsewhere = False
+        self._is_in_worker = False
         self._logged: set[str] = set()
         self._has_begun = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with what single parts do not tell, computed now, for worker processes."""
-        mending = self._learned() if self._timeline is None else None
-        return _elsewhere, (self.units, self.mode, self._path, self._faults, self._has_path, mending)
+        """Pickle it for a worker process, including the plan of repairs, which needs all parts and is made now."""
+        plan = self._repair_plan() if self._timeline is None else None
+        return _in_worker, (self.units, self.mode, self._path, self._faults, self._has_path, plan)
 
     def rows(self, k: int) -> int:
-        """The steps of part ``k`` except those left out for their order; rows with bad values count until loaded."""
-        return self.units.rows(k) if self._timeline is not None else self._learned().rows(k)
+        """The number of rows of part ``k``, without those left out for their order.
 
-    # -- what was found ---------------------------------------------------------------------------------------
+        Rows with bad values are included, because they are found only when the part is loaded.
+        """
+        return self.units.rows(k) if self._timeline is not None else self._repair_plan().rows(k)
+
+    # -- faults found -----------------------------------------------------------------------------------------
 
     @property
     def left_out(self) -> dict[str, int]:
         """The number of rows left out so far, by kind of fault. Loading a part again does not count it again."""
         with self._lock:
             found = [findings.lost for findings in self._found.values()]
-            found += [self._mending.left_out] if self._mending is not None else []
+            found += [self._plan.left_out] if self._plan is not None else []
         return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
-    def met(self) -> dict[str, int]:
+    def fault_counts(self) -> dict[str, int]:
         """The number of faults found so far by kind, including repaired ones: segments, rows or files."""
         with self._lock:
-            found = [findings.met for findings in self._found.values()]
-            found += [self._mending.met] if self._mending is not None else []
+            found = [findings.fault_counts for findings in self._found.values()]
+            found += [self._plan.fault_counts] if self._plan is not None else []
         return _total(*found, Counter(problem.kind for problem in self._faults))
 
     @property
     def warnings(self) -> list[str]:
-        """Harmless findings so far, one text for each kind."""
+        """The harmless problems found so far, one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
         with self._lock:
             for findings in self._found.values():
@@ -145,40 +148,42 @@ class ScreenedUnits:
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
     def counts(self, k: int) -> Findings:
-        """What was found when part ``k`` was loaded, to be passed to `count` in another process."""
+        """The faults found when part ``k`` was loaded, to be passed to `count` in another process."""
         with self._lock:
             found = self._found.get(k, Findings())
             if found.keys is not None:
-                self._found[k] = dataclasses.replace(found, keys=None)  # they are passed on once
+                self._found[k] = dataclasses.replace(found, keys=None)  # they are sent only once
             return found
 
     def count(self, k: int, more: Findings) -> None:
-        """Add what was found when part ``k`` was loaded, here or in another process; nothing is counted twice.
+        """Add the faults found when part ``k`` was loaded, here or in another process. Nothing is counted twice.
 
-        The first harmless finding of each kind is logged.
+        The first harmless problem of each kind is logged.
 
         Raises:
             DataError: a segment of the part conflicts with a segment of another part.
         """
         with self._lock:
-            if more.keys is not None and not self._is_elsewhere:
+            if more.keys is not None and not self._is_in_worker:
                 self._add(k, more.keys, self._timeline)
             found = self._found.setdefault(k, Findings())
             found.lost |= more.lost  # the larger count of each kind: the columns may differ
-            found.met |= more.met
+            found.fault_counts |= more.fault_counts
             found.harmless = tuple(dict.fromkeys([*found.harmless, *more.harmless]))
-            found.keys = more.keys if self._is_elsewhere else None
-            for problem in found.harmless if not self._is_elsewhere and self.mode is not None else ():
+            found.keys = more.keys if self._is_in_worker else None
+            for problem in found.harmless if not self._is_in_worker and self.mode is not None else ():
                 if problem.kind not in self._logged:
                     self._logged.add(problem.kind)
                     _log.warning("%s", problem.message)
 
     def report(self) -> str:
-        """A summary of what was found and left out so far; empty if nothing was found."""
-        met, lost = self.met, self.left_out
-        if not met:
+        """A summary of the faults found and the rows left out so far; empty if there are no faults."""
+        fault_counts, lost = self.fault_counts, self.left_out
+        if not fault_counts:
             return ""
-        listed = [f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in met.items()]
+        listed = [
+            f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in fault_counts.items()
+        ]
         return f"{self._path}: {', '.join(listed)}. `{self._lists}` lists them."
 
     # -- loading ----------------------------------------------------------------------------------------------
@@ -197,20 +202,20 @@ class ScreenedUnits:
         Args:
             k: Index of the part.
             columns: Full names of the step columns.
-            where: Keep only rows for which this holds: a pyarrow expression, or the text of a `RowFilter`, of which
-                Parquet applies what it can to Etude's own files.
-            clashes: From `pass_over`, if ``where`` is given: checks the order of the remaining rows.
-            finals: If False, final observations may be left out; those of images take long to decode.
+            where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
+                Etude's own files, Parquet applies as much of it as it can.
+            clashes: Checks the order of the remaining rows, from `pass_over`; needed only with ``where``.
+            finals: If False, final observations may be left out; those of images are slow to decode.
 
         Raises:
-            DataError: in the mode ``strict``, there is a fault; the message says where, how many rows have it, and
-                what to do. In all modes but ``repair`` and ``skip``, a step is duplicated.
-            SettingsError: ``where`` is a text that is not a condition on the steps of this recording.
+            DataError: there is a fault (mode ``strict``) or a duplicate step (modes ``strict`` and None). The message
+                says where it is, how many rows have it, and what to do.
+            SettingsError: ``where`` is a text that is not a valid condition on the steps of this recording.
         """
         where = RowFilter(where) if isinstance(where, str) else where
         if self._timeline is not None:
             return self._checked(k, columns, where, clashes, finals)
-        exp = self._mended(k, columns if where is None else None)
+        exp = self._load_repaired(k, columns if where is None else None)
         if isinstance(where, RowFilter):
             return _filtered(exp, where, columns)
         return exp if where is None else filtered(exp, where, columns)
@@ -228,15 +233,15 @@ class ScreenedUnits:
         """See `etude.recordings.units.Units.nothing`."""
         return self.units.nothing(self.units.columns if columns is None else columns)
 
-    def _learned(self) -> Mending:
+    def _repair_plan(self) -> RepairPlan:
         with self._lock:
-            if self._mending is None:
+            if self._plan is None:
                 self._begin()
-                self._mending = Mending(self.units, keep_order=self.mode == "skip")
-            return self._mending
+                self._plan = RepairPlan(self.units, keep_order=self.mode == "skip")
+            return self._plan
 
-    def _mended(self, k: int, columns: Sequence[str] | None) -> Experience:
-        mending = self._learned()
+    def _load_repaired(self, k: int, columns: Sequence[str] | None) -> Experience:
+        plan = self._repair_plan()
         try:
             exp, problems = self.units.load_rest(k, columns)
         except DataError:
@@ -247,20 +252,20 @@ class ScreenedUnits:
             for problem in problems:
                 if not problem.harmless:
                     found.lost[problem.kind] += problem.count
-                    found.met[problem.kind] += 1
-        exp = mending.applied(k, exp)
+                    found.fault_counts[problem.kind] += 1
+        exp = plan.applied(k, exp)
         faults = list(find(exp, self._leaves))
         for fault in faults:
-            found.met[fault.kind] += len(fault.rows)
-        exp, lost = mended(exp, faults, whole_segments=self.mode == "skip")
+            found.fault_counts[fault.kind] += len(fault.rows)
+        exp, lost = without_faults(exp, faults, whole_segments=self.mode == "skip")
         found.lost += lost
         self.count(k, found)
         return exp
 
     def _rows_lost(self, k: int) -> int:
-        """The number of rows of an unreadable part, as far as it is known."""
+        """The number of rows of an unreadable part; 0 if it is unknown."""
         try:
-            return self._learned().rows_there(k) or self.units.rows(k)
+            return self._repair_plan().rows_stored(k) or self.units.rows(k)
         except DataError:
             return 0
 
@@ -290,18 +295,19 @@ class ScreenedUnits:
                 raise DataError(bad.message)
         with self._lock:
             self._add(k, exp, clashes if where is not None else self._timeline)
-        for fault in find(exp, self._leaves) if self.mode == "strict" else ():
+        faults = (*find(exp, self._leaves), *logp_fault(exp, self._leaves)) if self.mode == "strict" else ()
+        for fault in faults:
             if fault.kind == "no_final_obs" and where is not None:
                 continue  # the filter cut the segment there
             if not fault.harmless:
-                raise DataError(self._said(k, exp, fault))
+                raise DataError(self._message(k, exp, fault))
             problems.append(problem_of(self.units, k, exp, fault))
-        keys = Experience({}, exp.offsets, exp.segments, {}) if where is None and self._is_elsewhere else None
+        keys = Experience({}, exp.offsets, exp.segments, {}) if where is None and self._is_in_worker else None
         self.count(k, Findings(harmless=tuple(problems) if self.mode == "strict" else (), keys=keys))
         return exp
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
-        """Columns of the steps of part ``k`` for which ``where`` holds."""
+        """Load these columns of the steps of part ``k`` for which ``where`` holds."""
         where.check_names((), self.units.columns)
         names = list(dict.fromkeys([*columns, *where.columns_in(self.units.columns)]))
         in_arrow = None
@@ -311,7 +317,7 @@ class ScreenedUnits:
         return _filtered(self.units.load(k, names, in_arrow), where, columns)
 
     def _begin(self) -> None:
-        """Check what is known of the whole recording before the first part is loaded."""
+        """Before the first part is loaded, raise or count the problems that concern the whole recording."""
         with self._lock:
             if self._faults and self.mode == "strict":
                 raise DataError(self._faults[0].message)
@@ -334,7 +340,7 @@ class ScreenedUnits:
         if clashes is self._timeline and clashes.is_complete and not was_complete and self.mode == "strict":
             self.count(-1, Findings(harmless=tuple(clashes.problems(["gap"]))))
 
-    def _said(self, k: int, exp: Experience, fault: Fault) -> str:
+    def _message(self, k: int, exp: Experience, fault: Fault) -> str:
         row, count = int(fault.rows[0]), len(fault.rows)
         rows = (
             f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
@@ -343,17 +349,17 @@ class ScreenedUnits:
         return f"{place.words}: `{fault.column}` {fault.what}. {rows}. {_REMEDY}"
 
 
-def _elsewhere(
+def _in_worker(
     units: Units,
     mode: OnBad | None,
     path: str,
     faults: Sequence[Problem],
     has_path: bool,
-    mending: Mending | None,
+    plan: RepairPlan | None,
 ) -> ScreenedUnits:
-    """Restore it in a worker process. The main process counts what it finds (`ScreenedUnits.count`)."""
+    """Unpickle a `ScreenedUnits` in a worker process. The main process counts its findings (`ScreenedUnits.count`)."""
     screened = ScreenedUnits(units, mode, path, faults, has_path=has_path)
-    screened._mending, screened._is_elsewhere = mending, True
+    screened._plan, screened._is_in_worker = plan, True
     return screened
 
 
@@ -365,13 +371,13 @@ def _total(*counted: Counter[str]) -> dict[str, int]:
 
 
 def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Experience:
-    """Some columns of the steps for which ``where`` holds; removed steps cut segments."""
+    """These columns of the steps of ``exp`` for which ``where`` holds. Segments are cut where steps are removed."""
     exp = where.chosen(exp, looks_ahead=False)
     final_obs = {name: column for name, column in exp.final_obs.items() if name in columns}
     return Experience({name: exp.steps[name] for name in columns}, exp.offsets, exp.segments, final_obs)
 
 
-_REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or mend the file."
+_REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or fix the file."
 
 
 # -- validation ------------------------------------------------------------------------------------------------------
@@ -418,9 +424,9 @@ class Report:
         for kind in sorted({problem.kind for problem in self.errors}):
             alike = [problem for problem in self.errors if problem.kind == kind]
             able = sum(problem.repairable for problem in alike)
-            some = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
+            repair = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
             rows = sum(problem.count for problem in alike)
-            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows != 1)}; {some}"
+            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows != 1)}; {repair}"
         return out
 
     def to_json(self) -> dict[str, Any]:
@@ -431,14 +437,14 @@ class Report:
 def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     """Check every row of a recording, in bounded memory; ``path`` is anything `Recording.open` takes.
 
-    The checks are those of reading and training (`etude.recordings.screening`): if the report is `ok`, they take the
-    recording as it is. It also finds files that are missing, truncated, undecodable, of another format or with other
-    spaces or columns than the rest, or with another number of rows than listed. What can't be read does not hide
-    other problems. `Problem.repairable` says whether ``on_bad`` can repair the problem, or leave it out and use the
-    rest; `Problem.harmless` marks warnings.
+    The checks are those of reading and training (`etude.recordings.screening`), so a recording whose report is `ok` can
+    be read and trained on without ``on_bad``. It also finds files that are missing, truncated or undecodable, that have
+    another format, other spaces or other columns than the rest, or another number of rows than listed. An unreadable
+    file does not hide other problems. `Problem.repairable` says whether ``on_bad`` can repair a problem, or leave out
+    the bad rows and use the rest; `Problem.harmless` marks warnings.
 
     Raises:
-        DataError: nothing at ``path`` could be a recording.
+        DataError: there is no recording at ``path``.
     """
     faults: list[Problem] = []
     try:
@@ -455,15 +461,15 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     except DataError as error:
         problems.append(Problem("not_together", str(error), where, count=0))
         together = [joined([member]) for member in members]
-    looks = [_look(units, problems) for units in together]
+    counts_of_units = [_check_units(units, problems) for units in together]
     files = {str(file) for units in together for file in units.files}
     unread = {problem.file for problem in faults if problem.row is None}
-    rows, episodes = (sum(counts) for counts in zip(*looks, strict=True))
+    rows, episodes = (sum(counts) for counts in zip(*counts_of_units, strict=True))
     return Report(where, len(files | unread), rows, episodes, tuple(problems))
 
 
-def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
-    """Check every unit and add the problems to ``problems``; returns the numbers of rows and of episodes."""
+def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
+    """Check every unit, and add its problems to ``problems``. Returns the numbers of readable rows and episodes."""
     problems += units.problems
     rows, episodes, timeline = 0, [np.zeros(0, np.int64)], Timeline(units)
     leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
@@ -475,7 +481,8 @@ def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
             continue
         rows += exp.num_steps
         problems += more
-        problems += (problem_of(units, k, exp, fault) for fault in find(exp, leaves))
+        faults = (*find(exp, leaves), *logp_fault(exp, leaves))
+        problems += (problem_of(units, k, exp, fault) for fault in faults)
         timeline.add(k, exp)
         episodes.append(distinct(exp.segments.episode_id.mapped(hash, np.int64)))
     problems += timeline.problems()

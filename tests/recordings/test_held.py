@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import tracemalloc
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import assert_same, numbered
 
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.recordings.episodes import Assembler
 
 
@@ -116,3 +118,25 @@ def test_an_assembler_knows_what_is_missing():
     assert late.add(third) == []
     (whole,) = late.add(second)
     assert whole.segments.t_start.tolist() == [3]
+
+
+def test_an_endless_episode_does_not_hold_the_others() -> None:
+    assembler = Assembler(together=True)
+    tracemalloc.start()
+    try:
+        for k in range(200):
+            segments = Segments.of(
+                10, episode_id=["endless", *(f"{k}-{i}" for i in range(9))], t_start=[k] + [0] * 9,
+                terminated=[False] + [True] * 9,
+            )  # fmt: skip
+            obs = np.full((91, 100), k, np.float32)
+            offsets = np.append(0, 1 + 10 * np.arange(10))
+            exp = Experience({"obs": obs}, offsets, segments, {"obs": obs[:10]})
+            assert sum(one.num_segments for one in assembler.add(exp)) == 9
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 200 * 91 * 100 * 4 / 3
+    (rest,) = assembler.rest()
+    assert rest.segments.episode_id.tolist() == ["endless"]
+    assert set(rest.steps["obs"][:, 0].astype(int).tolist()) == set(range(200))

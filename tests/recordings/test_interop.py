@@ -169,7 +169,7 @@ def test_steps_that_are_left_out_are_never_skipped_over(tmp_path: Path) -> None:
     for metadata in (table.schema.metadata, None):
         kept = shuffled(table.filter(pa.array(odd))).replace_schema_metadata(metadata)
         pq.write_table(kept, tmp_path / "out" / "x.parquet")
-        with pytest.raises(DataError, match="not known after the last step"):
+        with pytest.raises(DataError, match="unknown after the last step"):
             Recording.open(tmp_path / "out").read()
         exp = Recording.open(tmp_path / "out", on_bad=None).read()
         assert sorted(exp.segments.t_start.tolist()) == [1, 1, 3, 3, 5, 5, 7]

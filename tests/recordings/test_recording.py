@@ -52,6 +52,18 @@ def test_files_in_sub_folders_are_found_and_hidden_ones_are_not(tmp_path):
     assert_same(Recording.open(tmp_path).read(), numbered([3, 4], episode_id=["0-e0", "1-e1"]))
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path, monkeypatch):
+    record(tmp_path / "a", numbered([3]))
+    record(tmp_path / "b", numbered([4], first=1))
+    (tmp_path / "link").symlink_to("a")
+    monkeypatch.chdir(tmp_path)
+    for places in (["a", "a/"], [tmp_path, "b"], ["a/part-00000.parquet", "a"], ["b", "link", "a"]):
+        with pytest.raises(DataError, match=r"part-00000\.parquet was given twice"):
+            Recording.open(places)
+        assert "was given twice" in validate(places).problems[0].message
+    assert Recording.open(["a", "b"]).num_steps == 7
+
+
 def test_only_some_columns_and_roots(tmp_path):
     record(tmp_path, numbered([3, 4]))
     exp = Recording.open(tmp_path).read(columns=["action"])

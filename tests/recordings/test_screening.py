@@ -60,7 +60,7 @@ def test_clean_data_is_the_same_in_every_mode(tmp_path: Path) -> None:
 
 
 def test_an_unknown_mode(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="on_bad is 'mend'; known are strict, repair, skip"):
+    with pytest.raises(SettingsError, match="on_bad is 'mend', but must be one of strict, repair, skip"):
         Recording.open(tmp_path, on_bad="mend")  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
     assert str(caught.value) == (
         f"{tmp_path}/part-00000.parquet, row group 2, row 44: `obs` holds NaN in component 1. 3 of 20 rows are "
         f"affected (`etude data validate {shlex.quote(str(tmp_path))}` lists them). Repair with "
-        "--on-bad=repair, leave it out with --on-bad=skip, or mend the file."
+        "--on-bad=repair, leave it out with --on-bad=skip, or fix the file."
     )
     next(Recording.open(tmp_path, on_bad="strict").batches(4, columns=["reward"]))  # not what is asked for
 
@@ -140,7 +140,7 @@ def unfinished(lengths: list[int], which: list[int], **segments: Any) -> Experie
 
 def test_an_episode_whose_end_is_not_known_gives_up_its_last_step(tmp_path: Path) -> None:
     record(tmp_path, unfinished([5, 1, 4], [0, 1]))
-    with pytest.raises(DataError, match=r"row 4: `final_obs` is not known after the last step of episode 'e0'"):
+    with pytest.raises(DataError, match=r"row 4: `final_obs` is unknown after the last step of episode 'e0'"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
     assert mended.segments.episode_id.tolist() == ["e0", "e2"]
@@ -157,7 +157,7 @@ def test_copies_contradictions_and_overlaps(tmp_path: Path) -> None:
     part.segments.has_final_obs[:] = True
     part.final_obs["obs"][:] = [2, 4, 2004]
     record(tmp_path, numbered([5, 6]), numbered([5]), other, part, numbered([9], first=2))
-    with pytest.raises(DataError, match=r"episode 'e0' has step t 0 a second time; it is in .* already\. Repair with"):
+    with pytest.raises(DataError, match=r"'e0' has step t 0 a second time; the first one is in .*\. Repair with"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
     assert mended.segments.episode_id.tolist() == ["e0", "e2"]
@@ -179,7 +179,7 @@ def test_an_episode_that_goes_on_after_its_end(tmp_path: Path) -> None:
 
 def test_fragments_out_of_order_are_put_in_order_and_joined(tmp_path: Path) -> None:
     record(tmp_path, numbered([12]).cut(4).select([1, 2, 0]), max_rows_per_file=4)
-    with pytest.raises(DataError, match="before its beginning|stands behind|after later"):
+    with pytest.raises(DataError, match="before its earlier steps|stands behind|after later"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
     assert_same(mended, numbered([12]))

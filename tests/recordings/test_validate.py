@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from some_recording import OBS, numbered, record, record_format_1
+from some_recording import ACTION, OBS, numbered, record, record_format_1
 
 from etude.errors import DataError
 from etude.experience import Experience
@@ -133,7 +133,7 @@ def test_nan_observations(tmp_path):
         ("nan", 0, 14, "obs", 2),
         ("nan", 0, 10, "obs", 1),
     ]
-    assert "part-00000.parquet, row group 0, row 14: column `obs` holds NaN in component 1 (2 rows like it). Leave" in (
+    assert "part-00000.parquet, row group 0, row 14: column `obs` holds NaN in component 1 (2 rows like it)." in (
         problems[0].message
     )
 
@@ -147,11 +147,30 @@ def test_infinite_rewards_and_final_observations(tmp_path):
     assert found == [(7, "reward"), (59, "final_obs")]
 
 
+@pytest.mark.parametrize(
+    ("value", "discrete", "warns"), [(np.nan, False, True), (0.5, True, True), (0.5, False, False)]
+)
+def test_impossible_log_probabilities_are_a_warning(value, discrete, warns, tmp_path, caplog):
+    exp = numbered([5])
+    logp = np.full(5, -0.5)
+    logp[2:4] = value
+    space = ACTION if discrete else gym.spaces.Box(-1, 1, (), np.float32)
+    exp = exp.with_steps(logp=logp, action=exp.steps["action"].astype(space.dtype))
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=space) as writer:
+        writer.write(exp)
+    problems = validate(tmp_path).problems
+    found = [(p.kind, p.row, p.column, p.count, p.harmless) for p in problems]
+    assert found == [("impossible_logp", 2, "logp", 2, True)] * warns
+    Recording.open(tmp_path).read()
+    assert ("not the logarithm of a probability" in caplog.text) is warns
+    assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 5
+
+
 def test_an_episode_twice(tmp_path):
     record(tmp_path, numbered([3, 4]), numbered([4], first=1), max_rows_per_file=4)
     problem = only(validate(tmp_path), "duplicate")
-    assert "part-00002.parquet, row group 0, row 0: episode 'e1' has step t 0 a second time; it" in problem.message
-    assert "part-00001.parquet, row group 0, row 0 already. Was a file copied" in problem.message
+    assert "part-00002.parquet, row group 0, row 0: episode 'e1' has step t 0 a second time" in problem.message
+    assert "part-00001.parquet, row group 0, row 0. Was a file copied" in problem.message
     assert problem.count == 4
 
 
@@ -248,8 +267,7 @@ def test_an_end_without_a_final_observation(tmp_path):
     assert (report.ok, report.errors, report.warnings) == (True, (), (problem,))  # it was truncated
     assert str(report).startswith(f"{tmp_path}: 1 files, 12 rows, 3 episodes: no problems, 1 warning(s).")
     assert (
-        "is not known after the last step of episode 'e1', which was truncated. Value functions can't"
-        in problem.message
+        "is unknown after the last step of episode 'e1', which was truncated. Value functions can't" in problem.message
     )
     exp.segments.truncated[:] = False
     record(tmp_path / "b", exp)

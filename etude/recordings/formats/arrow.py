@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.recordings.format import MAX_ROWS
+from etude.recordings.format import most_rows
 
 MOST_AXES: Final = 32
 """The most lists or structs inside each other; NumPy arrays can't have more axes."""
@@ -178,19 +178,34 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         check_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
+def plain(table: pa.Table) -> pa.Table:
+    """Decode dictionaries, each of which would only be valid for one batch."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
+            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
+    return table
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
 def write_batches(target: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write an Arrow file of record batches with at most `MAX_ROWS` rows each."""
+    """Write an Arrow file of record batches of bounded size; see `most_rows`."""
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         waiting: list[pa.Table] = []
-        rows = 0
+        rows = size = 0
+
+        def flush() -> None:
+            nonlocal rows, size
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting).combine_chunks(), most_rows(size / max(1, rows)))
+            waiting.clear()
+            rows = size = 0
+
         for table in tables:
             waiting.append(table)
             rows += table.num_rows
-            if rows >= MAX_ROWS:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)
-                waiting, rows = [], 0
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)
+            size += table.nbytes
+            if rows and rows >= most_rows(size / rows):
+                flush()
+        flush()

@@ -32,7 +32,7 @@ from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import cache
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped, most_rows
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
@@ -120,7 +120,7 @@ class FlatArrays(FileFormat):
         units: list[Unit] = []
         for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
             prefix = f"{f}-" if len(found.files) > 1 else ""
-            bounds = grouped(pieces.stop - pieces.start).tolist()  # a unit is in a single file
+            bounds = grouped(pieces.stop - pieces.start, found.most).tolist()  # a unit is in a single file
             for first, stop in itertools.pairwise(bounds):
                 own = pieces[first:stop]
                 row = int(own.start[0])
@@ -158,6 +158,8 @@ class _ArrayDescription:
         self.files = files
         self._dropped: dict[str, str] = {}
         self.columns = self._found(files[0], self._dropped)
+        self.most = most_rows(sum(math.prod(c.shape) * c.dtype.itemsize for c in self.columns.values()))
+        """The most rows in a unit."""
         self._num_rows = [self._check(file) for file in files]
         self.pieces = [self._pieces(file, rows) for file, rows in zip(files, self._num_rows, strict=True)]
 
@@ -255,7 +257,7 @@ class _ArrayDescription:
         terminated, truncated = self._flags_of(file, rows)
         ends = np.flatnonzero(terminated | truncated) + 1
         offsets = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
-        parent, start, stop = cut_long(offsets)
+        parent, start, stop = cut_long(offsets, self.most)
         is_last = stop == offsets[1:][parent]
         flags = terminated[stop - 1], truncated[stop - 1]
         return _SegmentTable(start, stop, start - offsets[:-1][parent], parent, is_last, *flags)

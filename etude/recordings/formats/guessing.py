@@ -27,9 +27,19 @@ import pyarrow.compute as pc
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats.arrow import is_text
-from etude.recordings.formats.source import DONE, EVERY_ROW, FLAGS, LAST_ROW, PROPENSITY
+from etude.recordings.formats.source import (
+    DATE_ORDERS,
+    DAY_FIRST,
+    DONE,
+    EVERY_ROW,
+    FLAGS,
+    LAST_ROW,
+    MONTH_FIRST,
+    PROPENSITY,
+)
 from etude.recordings.formats.table_index import is_time
-from etude.recordings.formats.table_inputs import BROKEN, groups_of, unreadable
+from etude.recordings.formats.table_inputs import BROKEN, groups_of, no_rows, unreadable
+from etude.recordings.formats.texts import date_orders, times, truths
 
 MOST_ROWS: Final = 65_536
 MOST_CHOICES: Final = 100
@@ -42,14 +52,17 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
         ),
         col.AGENT_ID: ("agent_id agent",),
         col.T_INDEX: (
-            "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime date",
+            "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime date when",
         ),
         col.ACTION: (
             "action actions act action_id action_taken chosen_action command arm treatment decision choice chosen",
             "offer a",
         ),
-        col.REWARD: ("reward rewards rew score payoff outcome profit click clicked conversion converted purchase r",),
-        col.TERMINATED: ("terminated terminateds terminal terminals is_terminal",),
+        col.REWARD: (
+            "reward rewards rew score payoff payout revenue outcome profit click clicked conversion converted",
+            "purchase r",
+        ),
+        col.TERMINATED: ("terminated terminateds terminal terminals is_terminal churned churn",),
         col.TRUNCATED: ("truncated truncateds timeout timeouts",),
         DONE: ("done dones is_done is_last last end",),
         PROPENSITY: (
@@ -62,6 +75,8 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
     }.items()
 }
 """Common column names in the field, the most specific ones first."""
+PEOPLE: Final = ("user_id", "user", "customer_id", "customer", "client_id", "member_id", "patient_id", "subject_id")
+"""Names of columns of people, whose rows are an episode if a flag says where it ends."""
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 
@@ -77,7 +92,7 @@ class ColumnFacts:
     missing: int
     """The number of empty rows."""
     examples: tuple[str, ...]
-    """The first values, as text."""
+    """The first values that are there, as text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +128,10 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
     Raises:
         DataError: there is no table, it can't be read, or it has no rows or no columns.
     """
-    groups = [group for group in groups_of(data, filesystem) if group.num_rows]
+    found = groups_of(data, filesystem)
+    groups = [group for group in found if group.num_rows]
     if not groups:
-        raise DataError("the table has no rows: there is nothing to guess from.")
+        raise no_rows(data, found)
     if not any(group.schema.names for group in groups):
         raise DataError("the table has no columns: there is nothing to guess from.")
     first: list[pa.Table] = []
@@ -156,12 +172,15 @@ class _Guessing:
         """Apply the rules."""
         for role in CALLED:
             self._take_called(role)
+        self._take_person()
+        self._check_propensity()
         if col.ACTION not in self._taken:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
+        self._say_date_order()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
         found = {name: self._facts(name) for name in self._columns}
@@ -169,7 +188,7 @@ class _Guessing:
 
     def _facts(self, name: str) -> ColumnFacts:
         array = self._columns[name]
-        shown = tuple(_shown(value) for value in array.slice(0, 3))
+        shown = tuple(_shown(value) for value in array.drop_null().slice(0, 3))
         return ColumnFacts(str(array.type), self._distinct[name], array.null_count, shown)
 
     # -- by name ------------------------------------------------------------------------------------------------
@@ -190,6 +209,22 @@ class _Guessing:
             if len(good) > 1:
                 self._left = [name for name in self._left if name not in good]
                 self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+
+    def _take_person(self) -> None:
+        """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag."""
+        named = {_plain_name(name): name for name in reversed(self._left)}
+        person = next((named[word] for word in PEOPLE if word in named and _is_key(self._columns[named[word]])), None)
+        if person is None or col.EPISODE_ID in self._taken or self._distinct[person] in (None, self._rows):
+            return
+        if any(flag in self._taken for flag in FLAGS):
+            self._take(col.EPISODE_ID, person)
+            self._unsure.append(f"the rows of each `{person}` are taken for an episode")
+
+    def _check_propensity(self) -> None:
+        name = self._taken.get(PROPENSITY)
+        zeros = pc.sum(pc.equal(self._columns[name], 0)).as_py() if isinstance(name, str) else 0
+        if zeros:
+            self._unsure.append(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
 
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names[0] if len(names) == 1 else names
@@ -283,6 +318,12 @@ class _Guessing:
         if table.group_by(keys).aggregate([]).num_rows < self._rows:
             self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
 
+    def _say_date_order(self) -> None:
+        t = self._taken.get(col.T_INDEX)
+        if isinstance(t, str) and is_text(self._columns[t].type) and date_orders(self._columns[t]) == DATE_ORDERS:
+            self._taken[col.T_INDEX] = f"{t}:{MONTH_FIRST}"
+            self._unsure.append(f"no row of `{t}` tells whether the month or the day is first: or {t}:{DAY_FIRST}")
+
 
 def _decoded(array: Any) -> pa.Array:
     """Return a column as one array, with dictionaries decoded."""
@@ -317,6 +358,8 @@ def _range(array: pa.Array) -> tuple[float, float]:
 
 
 def _is_flag(array: pa.Array) -> bool:
+    if is_text(array.type):
+        return bool(truths(array).null_count == array.null_count)
     whole = not pa.types.is_floating(array.type) or bool(pc.all(pc.equal(pc.floor(array), array)).as_py())
     return _is_number(array) and whole and set(_range(array)) <= {0.0, 1.0}
 
@@ -325,16 +368,17 @@ def _is_count(array: pa.Array) -> bool:
     if is_time(array.type):
         return True
     if is_text(array.type):
+        first = array.drop_null().slice(0, 100)
         try:
-            return bool(pc.cast(array.slice(0, 100), pa.timestamp("us")))
-        except pa.ArrowException:
+            return bool(len(times(first, "", str, (*date_orders(first), None)[0])))
+        except DataError:
             return False
     return bool(pa.types.is_integer(array.type)) and _range(array)[0] >= 0
 
 
 def _is_chance(array: pa.Array) -> bool:
     low, high = _range(array)
-    return bool(pa.types.is_floating(array.type)) and low > 0 and high <= 1
+    return bool(pa.types.is_floating(array.type)) and low >= 0 and 0 < high <= 1
 
 
 def _is_log(array: pa.Array) -> bool:
@@ -346,11 +390,11 @@ def _is_key(array: pa.Array) -> bool:
 
 
 _FITS: Final[Mapping[str, tuple[Callable[[pa.Array], bool], str]]] = {
-    **dict.fromkeys(FLAGS, (_is_flag, "true and false")),
+    **dict.fromkeys(FLAGS, (_is_flag, "true and false, or yes and no")),
     **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID), (_is_key, "text or whole numbers")),
     col.T_INDEX: (_is_count, "whole numbers from 0 or times"),
     col.REWARD: (_is_number, "numbers"),
-    PROPENSITY: (_is_chance, "probabilities above 0 and at most 1"),
+    PROPENSITY: (_is_chance, "probabilities"),
     col.LOGP: (_is_log, "logarithms of probabilities"),
 }
 """The check of the values for each role, and a description of valid ones."""

@@ -32,7 +32,7 @@ from etude.errors import DataError, SettingsError, SpaceError, how_to_install
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit, grouped
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
 from etude.recordings.formats.arrow import numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parquet_files import DecodedCache
@@ -48,7 +48,6 @@ _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's names for images with this number of channels."""
 _PIXELS: Final = {1: "gray", 3: "rgb24"}
 """ffmpeg's names for them."""
-_UNIT_BYTES: Final = 64 << 20
 _KEPT_BYTES: Final = 64 << 20
 """Size of the cache of row groups, while units are read in order."""
 _LEAST_ROWS: Final = 128
@@ -311,7 +310,7 @@ class Dataset:
         An episode is only cut if it is longer than that, or stored in two files.
         """
         row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
-        limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
+        limit = max(_LEAST_ROWS, most_rows(row_bytes))
         units: list[FrameSpan] = []
         for file, rows in enumerate(self.rows.tolist()):
             cuts = self._cuts(FrameSpan(file, 0, rows))

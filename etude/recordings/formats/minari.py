@@ -23,7 +23,7 @@ from etude.errors import DataError, SpaceError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath, relative
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_episodes import (
     FILE,
@@ -247,7 +247,8 @@ class Minari(Format):
         """
         found = _DatasetDescription(self.folder, self._metadata, self._kind)
         episodes, plan, units = found.episodes, found.plan(), list[Unit]()
-        parts = grouped(episodes.lengths).tolist()
+        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in plan.columns.values())
+        parts = grouped(episodes.lengths, most_rows(row_bytes)).tolist()
         for k, (first, stop) in enumerate(itertools.pairwise(parts)):
             own = episodes.lengths[first:stop]
             units.append(Unit(k, int(own.sum()), data=_MinariUnit(episodes.names[first:stop], own, plan)))

@@ -465,8 +465,9 @@ def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
 _VERSION: Final = 1
 """Version of the sorted files; changing it invalidates cache entries."""
 _CONTENTS: Final = "contents.json"
-_BATCH: Final = 16_384
-"""Rows that are passed on together."""
+_BATCH_ROWS: Final = 16_384
+"""Rows that are passed on together, unless they are large."""
+_BATCH_BYTES: Final = 8 * 2**20
 
 
 def _convert(files: Sequence[AnyPath], folder: Path) -> None:
@@ -503,6 +504,7 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
     names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
     waiting: list[sorting.KeyedRows] = []
+    rows = size = 0
     for file, path in enumerate(scan.files):
         for number, line in _lines_of(path):
             if number > scan.num_lines[file]:
@@ -514,10 +516,12 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
                 arrays = {name: _as_arrow(own.get(name), batch.num, plan, name) for name in names}
                 for name, values in {**keys.flags, col.T_INDEX: t, sorting.ROW: row}.items():
                     arrays[name] = pa.array(values)
-                waiting.append(sorting.KeyedRows(code, t, pa.table(arrays)))
-            if sum(len(rows.track) for rows in waiting) >= _BATCH:
+                table = pa.table(arrays)
+                waiting.append(sorting.KeyedRows(code, t, table))
+                rows, size = rows + table.num_rows, size + table.nbytes
+            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
                 yield _together(waiting, trajectories)
-                waiting = []
+                waiting, rows, size = [], 0, 0
     if waiting:
         yield _together(waiting, trajectories)
 

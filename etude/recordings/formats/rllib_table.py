@@ -10,6 +10,7 @@ their storage and the field's metadata, so that Ray is not needed. The metadata 
 pickle, which is not read: the shape is then derived from the lengths.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import one_array
 from etude.recordings.formats.inferring import Range, described, inferred_space, needs_range, widen
@@ -431,10 +432,10 @@ class RLlibTable(FileFormat):
         scanned, names = table.scan()
         copies: list[tuple[int, Run]] = []
         suspect: set[int] = set()
-        parts = _parts_of(table, scanned, copies, suspect)
-        if not parts[0]:
-            raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
-        plan, header = _described(table, parts[0][0][1], _num_copies(copies))
+        plan, header = _described(table, self._first_run(table, scanned))
+        row_bytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape in plan.schema.values())
+        parts = _parts_of(table, scanned, copies, suspect, most_rows(row_bytes))
+        header = dataclasses.replace(header, meta={**header.meta, "duplicates": _num_copies(copies)})
         units = []
         for k, runs in enumerate(parts):
             named = {code: names[code] for code, _ in runs if code >= 0}
@@ -449,6 +450,15 @@ class RLlibTable(FileFormat):
             what = f"{count} rows of episode {names[code][0]!r} are copies of earlier ones; they are read once"
             problems.append(_note(table, "duplicate", what, run, "eps_id", count))
         return Contents(header, list(plan.schema), units, self.files, problems)
+
+    def _first_run(self, table: TableFiles, episodes: Mapping[int, list[Run]]) -> Run:
+        """The first rows of the recording."""
+        if episodes:
+            return episodes[0][0]
+        for group, rows in enumerate(table.parquet.group_rows):
+            if rows:
+                return Run(group, 0, rows, False, 0)
+        raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -471,12 +481,12 @@ class RLlibTable(FileFormat):
 
 
 def _parts_of(
-    table: TableFiles, episodes: Mapping[int, list[Run]], copies: list[tuple[int, Run]], suspect: set[int]
+    table: TableFiles, episodes: Mapping[int, list[Run]], copies: list[tuple[int, Run]], suspect: set[int], most: int
 ) -> list[list[tuple[int, Run]]]:
-    """Divide the rows into parts of whole episodes; rows without episodes into ranges."""
+    """Divide the rows into parts of whole episodes with at most ``most`` rows; rows without episodes into ranges."""
     if "eps_id" not in table.fields:
-        starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, MAX_ROWS)]
-        return [[(-1, Run(g, a, min(a + MAX_ROWS, n), False, 0))] for g, a, n in starts] or [[]]
+        starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, most)]
+        return [[(-1, Run(g, a, min(a + most, n), False, 0))] for g, a, n in starts]
     parts: list[list[tuple[int, Run]]] = [[]]
     size, has_t = 0, table.has_t
     found = {code: without_copies(runs, has_t) for code, runs in episodes.items()}
@@ -488,7 +498,7 @@ def _parts_of(
         if is_suspect:
             suspect.add(code)
         rows = sum(run.stop - run.start for run in kept)
-        if size and size + rows > MAX_ROWS:
+        if size and size + rows > most:
             parts.append([])
             size = 0
         parts[-1] += [(code, run) for run in kept]
@@ -496,7 +506,7 @@ def _parts_of(
     return parts
 
 
-def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_TablePlan, Header]:
+def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
     names = sorted(name for name in table.fields if name not in KEYS)  # the same as for `read`, because they are cached
     sample = table.parquet.read(first.group, names).slice(first.start, min(1000, first.stop - first.start))
     flat: Columns = {}
@@ -518,7 +528,7 @@ def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_TablePl
     meta: dict[str, Any] = {
         "format": RLlibTable.name,
         "actions": words.ACTIONS_NOTE,
-        "duplicates": num_copies,
+        "duplicates": 0,
         "inferred": [col.OBS, col.ACTION],
     }
     header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))

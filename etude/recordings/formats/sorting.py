@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from etude.errors import DataError
 from etude.recordings import cache
 from etude.recordings.format import grouped
-from etude.recordings.formats.arrow import write_batches
+from etude.recordings.formats.arrow import plain, write_batches
 from etude.recordings.formats.source import KEYS
 from etude.recordings.formats.table_inputs import Group, is_in_memory
 
 Ints = NDArray[np.int64]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the sorted files; changing it invalidates cache entries."""
 BUCKET_BYTES: Final = 32 * 2**20
 """The approximate size of the rows that are sorted at a time."""
@@ -258,7 +258,7 @@ def _sort(
         first = 0
         for (track, when), table in zip(tracks(), tables(), strict=True):
             row = pa.array(np.arange(first, first + table.num_rows))
-            yield KeyedRows(track, when, _plain(table).append_column(ROW, row))
+            yield KeyedRows(track, when, plain(table).append_column(ROW, row))
             first += table.num_rows
 
     write_sorted(found, rows(), folder / TABLE)
@@ -292,11 +292,3 @@ class _SortedGroup(Group):
 def bounds_of(groups: Sequence[Group]) -> Ints:
     """The index of the first row of each group, and the number of all rows."""
     return np.append(0, np.cumsum([group.num_rows for group in groups])).astype(np.int64)
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Decode dictionaries, each of which would only be valid for one batch."""
-    for i, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
-            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
-    return table

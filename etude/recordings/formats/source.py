@@ -21,6 +21,10 @@ FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
 EVERY_ROW: Final = "every-row"
 LAST_ROW: Final = "last-row"
 """Values that a flag can be mapped to instead of a column: set in every row, or in the last row of each episode."""
+MONTH_FIRST: Final = "month-first"
+DAY_FIRST: Final = "day-first"
+DATE_ORDERS: Final = (MONTH_FIRST, DAY_FIRST)
+"""What may stand behind the column of ``t``: the order of the first two numbers in dates such as 1/2/2026."""
 PROPENSITY: Final = "propensity"
 """The probability of the action taken; its logarithm is ``logp``."""
 OUTPUTS: Final = (
@@ -112,7 +116,8 @@ class Source:
 
     ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
     of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last
-    row of each episode ends it)."""
+    row of each episode ends it). ``:month-first`` or ``:day-first`` behind the column of ``t`` says what dates such as
+    1/2/2026 mean."""
     preset: str | None = None
     """``rllib`` or ``d4rl``: the column names of these tools, for what `columns` does not map. ``etude``: the names of
     Etude's own recordings, for one that another tool has rewritten: sorted, filtered, or without its metadata."""
@@ -150,6 +155,8 @@ class Source:
             DataError: a mapped column does not exist, or observations or actions are not mapped.
         """
         out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
+        if col.T_INDEX in out:
+            out[col.T_INDEX] = (without_order(out[col.T_INDEX][0], names)[0],)
         for name, own in out.items():
             for part in own:
                 if part not in names and not (name in FLAGS and part in (EVERY_ROW, LAST_ROW)):
@@ -169,6 +176,13 @@ class Source:
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
         return out
+
+
+def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:
+    """Split what ``t`` is mapped to into a column and one of `DATE_ORDERS`, None if there is none or a column has the
+    whole name."""
+    column, _, order = own.rpartition(":")
+    return (column, order) if order in DATE_ORDERS and column and own not in names else (own, None)
 
 
 def with_spaces(data: Any, obs_space: Space, action_space: Space) -> Any:

@@ -18,14 +18,27 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
-from etude.recordings.format import Contents, Format, Place, Problem, Unit
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
-from etude.recordings.formats.source import DONE, ETUDE, EVERY_ROW, FLAGS, KEYS, LAST_ROW, PROPENSITY, Source, described
+from etude.recordings.formats.source import (
+    DATE_ORDERS,
+    DONE,
+    ETUDE,
+    EVERY_ROW,
+    FLAGS,
+    KEYS,
+    LAST_ROW,
+    PROPENSITY,
+    Source,
+    described,
+    without_order,
+)
 from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
-from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, unreadable
+from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable
+from etude.recordings.formats.texts import date_orders, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
 
@@ -117,6 +130,8 @@ class TableColumns:
         self._found = dict(known or {})
         self._texts: dict[str, set[str]] = {}  # by column, all texts found
         self._named: dict[str, NamedDiscrete] = {}
+        self.date_order = self._date_order(source)
+        """What comes first in dates of ``t`` that are text: one of `DATE_ORDERS`; None if nothing says it."""
         self.inferred: dict[str, str] = {}
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -131,6 +146,11 @@ class TableColumns:
         self.action_space = self._space(col.ACTION, source.action_space)
         self._fit()
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row of all columns in memory."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._found.values())
 
     def over(self, groups: Sequence[Group]) -> "TableColumns":
         """Return the same columns of other groups with the same rows in order; hardly any are read again."""
@@ -148,12 +168,17 @@ class TableColumns:
         return (self._read(group, names) for group in self._groups)
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
-        """Yield the number of rows of each group and its unchanged columns, by Etude's names."""
+        """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
+        of text."""
         own = {name: self._plan.mapped[name][0] for name in names if name in self._plan.mapped}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(own.values())))
+            found = {name: table[own[name]] for name in own}
+            if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
+                t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
+                found[col.T_INDEX] = pa.chunked_array([t])
             always = pa.chunked_array([pa.array(np.ones(group.num_rows, bool))])
-            yield group.num_rows, {name: table[own[name]] if name in own else always for name in names}
+            yield group.num_rows, {name: found.get(name, always) for name in names}
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Load columns of one group, by Etude's names."""
@@ -189,6 +214,18 @@ class TableColumns:
         return known, self._as_planned(g, name, values[name])
 
     # -- what there is ----------------------------------------------------------------------------------------
+
+    def _date_order(self, source: Source) -> str | None:
+        """What the source says, or else a date of any group."""
+        (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
+        _, order = without_order(str(source.columns.get(col.T_INDEX, own)), self._schema.names)
+        if order is not None or not own or not is_text(self._schema.field(own).type):
+            return order
+        for table in self.tables([own]):
+            orders = date_orders(one_array(table[own]))
+            if orders != DATE_ORDERS:
+                return orders[0] if orders else None
+        return None
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""
@@ -347,10 +384,12 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
     wrong = ~((chance > 0) & (chance <= 1 + _ROUNDING))
     if wrong.any():
         row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
+        advice = f"Correct it, or leave the row out; if it is a logarithm, map it as `{col.LOGP}`."
+        if chance[row] == 0:
+            advice = f"If it was rounded, write more digits; else leave the row out, or do not map `{PROPENSITY}`."
         raise DataError(
             f"{place(row)}: column `{own}` of `{PROPENSITY}` is {values[row]}, but the probability of an action that "
-            f"was taken is above 0 and at most 1{more}. Correct it, or leave the row out; if it is a logarithm, map it "
-            f"as `{col.LOGP}`."
+            f"was taken is above 0 and at most 1{more}. {advice}"
         )
     return np.log(np.minimum(chance, 1.0))
 
@@ -437,9 +476,9 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     """Return the contents of a table; see `Table.describe`."""
     files = list(known.files if known else dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
+    if not any(group.num_rows for group in groups):
+        raise no_rows(source.data, groups)
     groups = [group for group in groups if group.num_rows]
-    if not groups:
-        raise DataError(f"{where}: there are no rows.")
     try:
         schema = _joint_schema([group.schema for group in groups])
         plan = ColumnMap.of(schema, source.mapped(schema.names))
@@ -453,16 +492,18 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
         _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
         source.preset == ETUDE,
     )
-    index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=known is not None)
+    most = most_rows(columns.row_bytes)
+    ordered = partial(columns.keys, keys)
+    index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=known is not None, most=most)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
-        made_by = (needed, [plan.mapped.get(name) for name in keys])
+        made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
+        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True, most=most)
     elif index is None:
-        index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
+        index = sorted_index(ordered, has_next, common.words, by_one=by_one, most=most)
     assert index is not None  # the rows are sorted
     for name, word in plan.ends.items():
         if word == LAST_ROW:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.format import cut_long, grouped
+from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
+from etude.recordings.formats.texts import truths
 
 Ints = NDArray[np.int64]
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
@@ -45,7 +46,13 @@ class TableIndex:
 
 
 def index_of(
-    groups: Groups, has_next: bool, place: Place, *, by_one: bool = False, is_sorted: bool = False
+    groups: Groups,
+    has_next: bool,
+    place: Place,
+    *,
+    by_one: bool = False,
+    is_sorted: bool = False,
+    most: int = MAX_ROWS,
 ) -> TableIndex | None:
     """Cut rows into segments, according to those of ``episode_id agent_id module_id t terminated truncated done`` that
     exist; None if the rows are not in order.
@@ -64,6 +71,7 @@ def index_of(
         place: Describes the location of a row, for errors.
         by_one: See above.
         is_sorted: Whether the rows are known to be in order.
+        most: The most rows in a part.
 
     Raises:
         DataError: a key is empty or of a wrong type, or nothing says where episodes end; the message names the row.
@@ -79,18 +87,18 @@ def index_of(
             if cut.is_of_other_stride:
                 break
         else:
-            return cut.index(reader, None)
+            return cut.index(reader, None, most)
         stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
 
 
-def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool) -> TableIndex:
+def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool, most: int = MAX_ROWS) -> TableIndex:
     """Like `index_of`, for rows in any order; the keys of all rows are in memory."""
     reader = _KeyReader(has_next, place)
     keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
     order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
     cut = _Cut(1 if by_one else 0, by_one=by_one)
     cut.add(keys.at(order))
-    return cut.index(reader, order)
+    return cut.index(reader, order, most)
 
 
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
@@ -232,11 +240,11 @@ class _Cut:
         self._first = int(first[-1])
         return keys.t if self.stride == 1 else (keys.t - first) // self.stride + first // self.stride
 
-    def index(self, reader: "_KeyReader", order: Ints | None) -> TableIndex:
-        """Return the segments of all rows."""
+    def index(self, reader: "_KeyReader", order: Ints | None, most: int) -> TableIndex:
+        """Return the segments of all rows, in parts of at most ``most`` rows."""
         assert self._last is not None  # there are rows
         offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
-        parent, start, stop = cut_long(offsets)
+        parent, start, stop = cut_long(offsets, most)
         goes_on = stop != offsets[1:][parent]
         ends = [np.concatenate(flags) for flags in zip(*self._ends, strict=True)]
         last = self._last.terminated, self._last.truncated
@@ -250,7 +258,7 @@ class _Cut:
             ids=reader.names_of(codes),
             terminated=terminated,
             truncated=truncated,
-            parts=grouped(stop - start),
+            parts=grouped(stop - start, most),
             stride=self.stride,
             is_clock=self._last.is_clock,
         )
@@ -274,7 +282,7 @@ class _KeyReader:
 
         terminated, truncated = _ends(columns, num, place)
         t = _time(columns[col.T_INDEX], place) if col.T_INDEX in columns else None
-        is_clock = t is not None and (is_time(kind := columns[col.T_INDEX].type) or is_text(kind))
+        is_clock = t is not None and is_time(columns[col.T_INDEX].type)
         if col.EPISODE_ID in columns:
             names = [name for name in KEYS if name in columns]
             codes = [self._coded(columns[name], name, place) for name in names]
@@ -332,7 +340,15 @@ def _ends(
 def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
     array = one_array(column)
     if is_text(array.type):
-        raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not true or false. Convert it.")
+        found = truths(array)
+        wrong = np.asarray(found.is_null()) & np.asarray(array.is_valid())
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f"{place(row)}: the column of `{name}` is {str(array[row])[:40]!r}, not true or false. Write yes and "
+                "no, true and false, or 1 and 0."
+            )
+        array = found
     values = numbers(array, name, place)
     bad = (values != 0) & (values != 1)
     if values.ndim != 1 or bad.any():
@@ -348,16 +364,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 def _time(column: pa.ChunkedArray, place: Place) -> Ints:
     array = one_array(column)
-    if is_clock := is_text(array.type):
-        try:
-            array = array.cast(pa.string()).cast(pa.timestamp("us"))
-        except pa.ArrowException as error:
-            raise DataError(
-                f"{place(0)}: the column of `{col.T_INDEX}` is text such as {str(array[0])[:40]!r}, neither the number "
-                f"of a step nor a time such as 2026-03-01 08:30:00 ({error}). Convert it; or leave `{col.T_INDEX}` "
-                "out, if the rows of each episode are in order."
-            ) from error
-    if is_clock := is_clock or is_time(array.type):
+    if is_clock := is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
     values = numbers(array, col.T_INDEX, place)
     if is_clock:

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown
 from etude.recordings import cache, footers
-from etude.recordings.format import MAX_ROWS
+from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
 from etude.recordings.formats.arrow import check_names
-from etude.recordings.formats.source import is_paths
+from etude.recordings.formats.source import described, is_paths
 from etude.urls import first_line
 
 SUFFIXES: Final = {
@@ -72,11 +72,13 @@ class _ParquetGroup(Group):
 
 @dataclasses.dataclass(frozen=True)
 class _RecordBatch(Group):
-    """A record batch of an Arrow file, or of a converted text file."""
+    """A record batch of an Arrow file, or of a converted file; or rows of a large one."""
 
     index: int
+    start: int
+    """The index of its first row in the record batch."""
     text: tuple[str, cache.Origin] | None = None
-    """For a text file: its kind, and the state of the file."""
+    """For a converted file: its kind, and the state of the file."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
@@ -86,7 +88,8 @@ class _RecordBatch(Group):
             fields = []
         with input_file(path, mapped=True) as source:
             options = pa.ipc.IpcReadOptions(included_fields=fields)
-            batch = pa.ipc.open_file(source, options=options).get_batch(self.index).select(list(names))
+            whole = pa.ipc.open_file(source, options=options).get_batch(self.index)
+            batch = whole.slice(self.start, self.num_rows).select(list(names))
             batch.validate(full=True)
             return pa.Table.from_batches([batch])
 
@@ -123,7 +126,7 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     files = [file for place in several for file in _files(place, filesystem, known)]
     list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
     kinds = {file: _known_kind(file) for file in files}
-    texts = [file for file, kind in kinds.items() if kind in ("csv", "json")]
+    texts = [file for file, kind in kinds.items() if kind in text_tables.KINDS]
     in_memory = (
         sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) < cache.LEAST_BYTES
     )
@@ -144,9 +147,18 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
     return found
 
 
-def _kind(path: AnyPath) -> str | None:
+def is_table_by_name(path: AnyPath) -> bool:
+    """Whether a name is that of a CSV or Arrow file; Parquet and JSON may be other things than tables."""
+    return _kind_by_name(path) in ("csv", "ipc")
+
+
+def _kind_by_name(path: AnyPath) -> str | None:
     suffixes = [s for s in path.suffixes if s not in _COMPRESSED]
-    kind = SUFFIXES.get(suffixes[-1]) if suffixes else None
+    return SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _kind(path: AnyPath) -> str | None:
+    kind = _kind_by_name(path)
     if kind is None:
         with path.open("rb") as file:
             head = file.read(6)
@@ -159,7 +171,7 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
         if kind == "parquet":
             yield from _parquet_groups(path)
         elif kind == "ipc":
-            yield from _ipc_groups(path)
+            yield from _batches(path, path, None)
         elif in_memory:
             yield from _table_groups(text_tables.read(path, kind), path)
         else:
@@ -172,11 +184,18 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
 def _known_kind(path: AnyPath) -> str:
     try:
         kind = _kind(path)
+        is_stream = kind == "ipc" and not _has_footer(path)
     except BROKEN as error:
         raise unreadable(path, error) from error
     if kind is None:
         raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
-    return kind
+    return "stream" if is_stream else kind
+
+
+def _has_footer(path: AnyPath) -> bool:
+    """Whether an Arrow file can be read from the middle; a stream can't."""
+    with path.open("rb") as file:
+        return file.read(6) == b"ARROW1"
 
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
@@ -197,29 +216,25 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
         first += rows
 
 
-def _ipc_groups(path: AnyPath) -> Iterator[Group]:
-    with path.open("rb") as file:
-        is_file = file.read(6) == b"ARROW1"
-    if not is_file:  # a stream, which can't be read from the middle
-        with input_file(path) as source:
-            table = pa.ipc.open_stream(source).read_all()
-        table.validate(full=True)
-        check_names(table.schema)
-        yield from _table_groups(table, path)
-        return
-    yield from _batches(path, path, None)
-
-
 def _batches(arrow: AnyPath, path: AnyPath, text: tuple[str, cache.Origin] | None) -> Iterator[Group]:
     with input_file(arrow, mapped=True) as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
         check_names(schema)
-        sizes = [reader.get_batch(k).num_rows for k in range(num)]
+        sizes = [(batch.num_rows, batch.nbytes) for batch in map(reader.get_batch, range(num))]
     first = 0
-    for k, rows in enumerate(sizes):
-        yield _RecordBatch(schema, rows, path, first, k, text)
+    for k, (rows, size) in enumerate(sizes):
+        most = most_rows(size / max(1, rows))
+        for start in range(0, rows, most):
+            yield _RecordBatch(schema, min(most, rows - start), path, first + start, k, start, text)
         first += rows
+
+
+def no_rows(data: Any, groups: Sequence[Group]) -> DataError:
+    """The error for a table with columns at most."""
+    names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
+    only = f"only the names of its columns ({', '.join(names)})" if names else "and no columns"
+    return DataError(f"{described(data)}: has no rows, {only}. Was it written to its end? Give a table with rows.")
 
 
 def _table(data: Any) -> pa.Table:
@@ -244,5 +259,6 @@ def _table(data: Any) -> pa.Table:
 
 
 def _table_groups(table: pa.Table, path: AnyPath | None) -> Sequence[Group]:
-    slices = [(first, table.slice(first, MAX_ROWS)) for first in range(0, max(1, table.num_rows), MAX_ROWS)]
+    most = most_rows(table.nbytes / max(1, table.num_rows))
+    slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
     return [_Slice(table.schema, part.num_rows, path, first, part) for first, part in slices]

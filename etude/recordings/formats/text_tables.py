@@ -1,29 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in CSV and JSON files: small ones are read into memory, larger ones converted to Arrow files in the cache."""
+"""Tables that can't be read from the middle: CSV, JSON and Arrow streams.
+
+Small ones are read into memory, larger ones converted to Arrow files in the cache.
+"""
 
 import io
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
-from etude.files import AnyPath, RemotePath, input_stream
+from etude.files import AnyPath, RemotePath, input_file, input_stream
 from etude.recordings import cache
-from etude.recordings.formats.arrow import write_batches
+from etude.recordings.formats.arrow import check_names, plain, write_batches
 
-VERSION: Final = 1
+KINDS: Final = ("csv", "json", "stream")
+VERSION: Final = 3
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
 _BLOCK: Final = 2**22
 """Bytes that are decoded at a time."""
+_HEAD: Final = 2**16
+"""Bytes of a CSV file that show how it is written."""
+_DECIMAL_COMMA: Final = r'(?m)(?:^|;)[ "]*[+-]?(?:0,\d+|\d+,(?!\d{3}(?!\d))\d+)(?:[eE][+-]?\d+)?[ "]*(?:;|\r?$)'
+"""A cell with a decimal comma that can't be a separator of thousands."""
 _TABLE: Final = "table.arrow"
 _KINDS: Final = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
@@ -38,22 +48,24 @@ def origin(path: AnyPath, kind: str) -> cache.Origin:
 
 
 def converted(kind: str, origin: cache.Origin) -> Path:
-    """Return the Arrow file with the rows of a text file, in record batches; created if it does not exist.
+    """Return the Arrow file with the rows of a file, in record batches; created if it does not exist.
 
     Args:
-        kind: ``csv`` or ``json``.
-        origin: The text file as it was when the recording was opened.
+        kind: One of `KINDS`.
+        origin: The file as it was when the recording was opened.
 
     Raises:
-        DataError: the text can't be read, or has changed since then.
+        DataError: the file can't be read, or has changed since then.
     """
     return origin.entry(lambda folder: _convert(origin.files[0], kind, folder / _TABLE)) / _TABLE
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
-    """Read all rows of a text file; raises the errors of Arrow and `json`."""
+    """Read all rows of a file; raises the errors of Arrow and `json`."""
     if kind == "csv":
         return _csv(path)
+    if kind == "stream":
+        return pa.concat_tables(_stream_tables(path))
     if _is_array(path):
         return pa.concat_tables(_list_tables(path, None), promote_options="permissive")
     size = min(max(path.stat().st_size, 2**20), 2**26)
@@ -66,6 +78,11 @@ def read(path: AnyPath, kind: str) -> pa.Table:
 
 
 def _convert(path: AnyPath, kind: str, target: Path) -> None:
+    if kind == "stream":
+        tables = _stream_tables(path)
+        first = next(tables)
+        write_batches(target, first.schema, itertools.chain([first], tables))
+        return
     try:
         if kind == "csv":
             _convert_csv(path, target)
@@ -83,33 +100,66 @@ def _convert(path: AnyPath, kind: str, target: Path) -> None:
 
 
 def _csv(path: AnyPath) -> pa.Table:
-    parse = _separated(path)
+    dialect = _dialect(path)
+    parse, convert = dialect.parse_options(), dialect.convert_options({})
     try:
-        return pa.csv.read_csv(_input(path), parse_options=parse)
+        return _blanks_as_nulls(pa.csv.read_csv(_input(path), None, parse, convert))
     except pa.ArrowInvalid:
         # Types come from the first block, but integers there may be followed by fractions: read again in one block. An
         # error then occurs again, and without threads its row is known.
         size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
         options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-        return pa.csv.read_csv(_input(path), read_options=options, parse_options=parse)
+        return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
 
 
-def _separated(path: AnyPath) -> pa.csv.ParseOptions:
-    return pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
+def _blanks_as_nulls(table: pa.Table) -> pa.Table:
+    """The table with nulls in place of texts of spaces or nothing: Arrow reads an empty cell among texts as a text."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            is_blank = pc.equal(pc.utf8_trim_whitespace(table.column(i)), "")
+            table = table.set_column(i, field, pc.if_else(is_blank, pa.scalar(None, field.type), table.column(i)))
+    return table
+
+
+class _Dialect(NamedTuple):
+    """How a CSV file is written."""
+
+    separator: str
+    decimal_point: str
+
+    def parse_options(self) -> pa.csv.ParseOptions:
+        """What Arrow needs to find the cells."""
+        return pa.csv.ParseOptions(delimiter=self.separator)
+
+    def convert_options(self, types: Mapping[str, pa.DataType]) -> pa.csv.ConvertOptions:
+        """What Arrow needs to read the cells; the types of the other columns are found."""
+        return pa.csv.ConvertOptions(column_types=types, decimal_point=self.decimal_point)
+
+
+def _dialect(path: AnyPath) -> _Dialect:
+    """The separator is what occurs most in the header outside of quotes: a comma, or ``;``, a tab or ``|``. Where it is
+    ``;``, and the first rows have numbers such as 0,5, they have decimal commas; 1,000 alone may be a thousand."""
+    with input_stream(path) as file:
+        head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
+    header = re.sub(r'"[^"]*"', "", head).partition("\n")[0]
+    separator = "\t" if ".tsv" in path.suffixes else max(",;\t|", key=header.count)
+    has_commas = separator == ";" and re.search(_DECIMAL_COMMA, head)
+    return _Dialect(separator, "," if has_commas else ".")
 
 
 def _convert_csv(path: AnyPath, target: Path) -> None:
     """Types come from the first block; if a later block does not fit, start again with the next type."""
-    options = pa.csv.ReadOptions(block_size=_BLOCK)
+    options, dialect = pa.csv.ReadOptions(block_size=_BLOCK), _dialect(path)
     types: dict[str, pa.DataType] = {}
     names: list[str] = []
     kinds: list[pa.DataType] = []
     while True:
         try:
-            convert = pa.csv.ConvertOptions(column_types=types)
-            with pa.csv.open_csv(_input(path), options, _separated(path), convert) as reader:
+            convert = dialect.convert_options(types)
+            with pa.csv.open_csv(_input(path), options, dialect.parse_options(), convert) as reader:
                 names, kinds = reader.schema.names, reader.schema.types
-                write_batches(target, reader.schema, (pa.Table.from_batches([batch]) for batch in reader))
+                tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
+                write_batches(target, reader.schema, tables)
             return
         except pa.ArrowInvalid as error:
             place = re.search(r"In CSV column #(\d+):.* CSV conversion error", str(error), re.DOTALL)
@@ -228,6 +278,19 @@ def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
         lines = io.BufferedReader(file)
         while chunk := lines.read(size) + lines.readline():
             yield chunk
+
+
+# -- Arrow streams ----------------------------------------------------------------------------------------------------
+
+
+def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
+    """Yield no rows, and then the rows of each record batch, with plain values in place of dictionaries."""
+    with input_file(path) as source, pa.ipc.open_stream(source) as reader:
+        check_names(reader.schema)
+        yield plain(reader.schema.empty_table())
+        for batch in reader:
+            batch.validate(full=True)
+            yield plain(pa.Table.from_batches([batch]))
 
 
 # -- both -----------------------------------------------------------------------------------------------------------

@@ -95,6 +95,25 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
             "rows are taken as they stand",
         ],
     ),
+    "people who leave": (
+        {
+            "user_id": list("uuuvv"),
+            "when": ["11/24/2026 3:15 PM", "11/24/2026 3:16 PM", "11/25/2026 9:00 AM", "11/2/2026", "11/3/2026"],
+            "age": [20, 20, 20, 30, 30],
+            "offer": ["none", "coupon", "none", "coupon", "none"],
+            "spent": [0.5, 1.5, 0.0, 2.0, 1.0],
+            "reward": [0, 1, 0, 1, 0],
+            "churned": ["no", "no", "yes", "No", "YES"],
+            "prob": [0.5] * 5,
+        },
+        "obs=age,spent action=offer reward=reward episode_id=user_id t=when terminated=churned propensity=prob",
+        ["the rows of each `user_id` are taken for an episode"],
+    ),
+    "dates that could be two": (
+        trips(tick=None, date=["1/2/2026", "1/3/2026", "1/4/2026"] * 2, done=["n", "n", "y"] * 2),
+        "obs=speed,load action=command reward=score episode_id=trip t=date:month-first propensity=p done=done",
+        ["no row of `date` tells whether the month or the day is first: or date:day-first"],
+    ),
     "two could be": (
         trips(choice=["x", "y"] * 3, done=[False, False, True] * 2, tick=[0, 1, 1, 0, 1, 2]),
         "obs=speed,load action=command reward=score episode_id=trip t=tick done=done propensity=p",
@@ -144,7 +163,7 @@ def test_columns_with_odd_names_are_written_so_that_they_are_read() -> None:
 
 
 def test_without_rows() -> None:
-    with pytest.raises(DataError, match="the table has no rows"):
+    with pytest.raises(DataError, match="the table: has no rows"):
         guess_columns(pa.table({"a": pa.array([], pa.int64())}))
 
 

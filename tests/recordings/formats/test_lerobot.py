@@ -219,7 +219,8 @@ def test_one_observation_is_no_dict(tmp_path: Path) -> None:
 
 def test_episodes_span_row_groups_and_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Recording.open(plain(tmp_path / "a", [7, 30, 1, 12], row_group_size=4)).read()
-    monkeypatch.setattr(lerobot, "MAX_ROWS", 8)
+    monkeypatch.setattr("etude.recordings.format.MAX_ROWS", 8)
+    monkeypatch.setattr(lerobot, "_LEAST_ROWS", 1)
     recording = Recording.open(tmp_path / "a")
     assert recording.num_parts > 5
     assert max(recording.part(k).num_steps for k in range(recording.num_parts)) <= 8

@@ -145,7 +145,9 @@ def test_steps_that_contradict_each_other_are_refused(tmp_path):
     lines = [sample_batch(rows_of(3) | {"rewards": rewards}) for rewards in ([0.0, 1.0, 2.0], [0.0, 1.0, 3.0])]
     recording = Recording.open(write(tmp_path / "a.json", *lines))
     assert recording.meta["duplicates"] == 2
-    with pytest.raises(DataError, match=r"a.json: line 2: episode .* has step t 2 a second time; it is in .*line 1"):
+    with pytest.raises(
+        DataError, match=r"a.json: line 2: episode .* has step t 2 a second time; the first one is in .*line 1"
+    ):
         recording.read()
 
 

@@ -11,7 +11,6 @@ from some_rllib import packed, tensor
 from some_rllib_table import at, read, rows_of, write
 
 from etude.recordings import Recording
-from etude.recordings.formats import rllib_table
 
 
 def assert_is(exp, rows):
@@ -196,7 +195,7 @@ def test_without_new_obs_the_last_observation_is_unknown(tmp_path):
 
 
 def test_parts_hold_whole_episodes(tmp_path, monkeypatch):
-    monkeypatch.setattr(rllib_table, "MAX_ROWS", 10)
+    monkeypatch.setattr("etude.recordings.format.MAX_ROWS", 10)
     rows = rows_of([4] * 9 + [25])
     for i, a in enumerate(range(0, 61, 7)):
         write(tmp_path / f"{i:02d}.parquet", at(rows, np.arange(a, min(a + 7, 61))))

@@ -293,7 +293,7 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[1]],
             "duplicate",
-            "row 7: episode 'trip-0' has step t 1 a second time; it is in .*row 1",
+            "row 7: episode 'trip-0' has step t 1 a second time; the first one is in .*row 1",
         ),
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
@@ -381,8 +381,8 @@ def test_a_time_that_is_missing_is_named() -> None:
         ({"obs": "spede"}, "there is no column `spede` for `obs`; there are .* Nearest: `speed`"),
         ({"action": None}, "`action` is not mapped: name its column"),
         ({"reward": "note"}, "column `note` is of type string, for instance 'at 0.0', not of numbers"),
-        ({"terminated": "note"}, "the column of `terminated` is of type string, not true or false"),
-        ({"t": "note"}, "the column of `t` is text such as 'at 0.0', neither the number of a step nor a time"),
+        ({"terminated": "note"}, "row 0: the column of `terminated` is 'at 0.0', not true or false"),
+        ({"t": "note"}, "the column `note` of `t` is text such as 'at 0.0', neither the number of a step nor a time"),
         ({"t": "note"}, "leave `t` out"),
         ({"t": "speed2"}, "t` is 0.5, but counts steps from 0|has step t 0 a second time"),
         ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),
@@ -441,7 +441,7 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     assert Recording.open(Source(tmp_path, columns=COLUMNS), on_bad=None).meta["dropped"] == {
         "note": "not in every file"
     }
-    with pytest.raises(DataError, match="there are no rows"):
+    with pytest.raises(DataError, match="has no rows"):
         Recording.open(Source(table_of(rows).slice(0, 0), columns=COLUMNS), on_bad=None)
 
 

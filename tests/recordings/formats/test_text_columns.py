@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from etude.errors import DataError, SpaceError
-from etude.recordings import Recording, Source, convert, merge_recordings
+from etude.recordings import Recording, Source, convert, guess_columns, merge_recordings
 from etude.spaces import NamedDiscrete, space_from_json, space_to_json
 
 WORDS = ["stay", "left", "right", "left", "stay", "stay"]
@@ -147,6 +147,17 @@ def test_what_is_no_propensity(wrong: float) -> None:
         opened(table(p=[0.5, 0.5, 0.5, wrong, 0.5, wrong]), {"propensity": "p"}).read()
 
 
+def test_a_propensity_of_zero_is_guessed_and_named() -> None:
+    chances = table(p=[0.5, 0.5, 0.0, 0.25, 0.0, 1.0])
+    guess = guess_columns(chances)
+    assert guess.columns["propensity"] == "p"
+    assert any("`p` is 0 in 2 rows" in reason for reason in guess.unsure)
+    with pytest.raises(
+        DataError, match=r"row 2: .*\(2 rows are like it\)\. If it was rounded, write more digits; else"
+    ):
+        opened(chances, {"propensity": "p"}).read()
+
+
 def test_propensity_and_logp_are_one_thing() -> None:
     with pytest.raises(DataError, match="`propensity` and `logp` mean the same"):
         opened(table(p=[0.5] * 6), {"propensity": "p", "logp": "p"})
@@ -165,6 +176,79 @@ def test_times_order_steps(as_text: bool) -> None:
 def test_text_that_is_no_time() -> None:
     with pytest.raises(DataError, match=r"text such as 'soon', neither the number of a step nor a time such as"):
         opened(table(t=["soon"] * 6))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["11/24/2026 3:15 PM", "11/24/2026 12:05 AM", "11/24/2026 12:05 PM", "1/3/2026", "1/2/2026", "12/1/2026 0:30"],
+        ["24/11/2026 15:15:30", "24-11-2026 0:05", "24/11/2026 12:05:07.5", "3/1/2026", "2/1/2026", "1/12/2026, 9:30"],
+        ["3.11.2026 15:15", "3.11.2026", "3.11.2026 12:00", "2.1.2026", "1.1.2026", "1.2.2026"],
+        [
+            "2026-11-24T15:15:00Z", "2026-11-24T01:05+01:00", "2026-11-24 13:05+0100", "2026-01-03T00:00:00.5Z",
+            "2026-01-03T00:00:00Z", "2026-01-03T00:00:00-01:00",
+        ],
+        ["2026-11-24T15:15", "2026-11-24 00:05", "2026-11-24T12:05:00", "2026-01-03", "2026-01-02", "2026-02-02"],
+    ],
+)  # fmt: skip
+def test_times_as_people_write_them(texts: list[str]) -> None:
+    for source in (table(t=texts), table(t=pa.array(texts).dictionary_encode())):
+        assert opened(source).read().steps["obs"].tolist() == [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
+
+
+def test_what_is_first_in_a_date_is_shown_by_any_file_or_said() -> None:
+    dates = ["5/1/2026", "3/2/2026", "4/2/2026", "1/2/2026", "2/1/2026", "3/3/2026"]
+    for order, wanted in (
+        ("month-first", [0.2, 0.3, 0.1, 0.4, 0.5, 0.6]),
+        ("day-first", [0.1, 0.2, 0.3, 0.5, 0.4, 0.6]),
+    ):
+        assert opened(table(t=dates), {"t": f"t:{order}"}).read().steps["obs"].tolist() == wanted
+    with pytest.raises(
+        DataError, match=r"row 0: .*'5/1/2026'. Write t=t:month-first or t=t:day-first; or leave `t` out"
+    ):
+        opened(table(t=dates))
+    with pytest.raises(DataError, match=r"row 3: .* `t` is '13/2/2026', which is no time with the month first"):
+        opened(table(t=[*dates[:3], "13/2/2026", *dates[4:]]), {"t": "t:month-first"})
+
+
+def test_one_file_shows_the_order_of_the_dates_of_all(tmp_path: Path) -> None:
+    for name, dates in (("a", ["5/1/2026", "3/2/2026"]), ("b", ["1/2/2026", "2/13/2026"])):
+        own = {"trip": [name] * 2, "t": dates, "speed": [0.1, 0.2], "command": ["left", "right"]}
+        pq.write_table(pa.table(own), tmp_path / f"{name}.parquet")
+    exp = Recording.open(Source(str(tmp_path), ENDED)).read()
+    assert exp.steps["obs"].tolist() == [0.2, 0.1, 0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (2, "2/30/2026"), (2, "1/32/2026"), (2, "0/3/2026"), (2, "2/3/2026 24:00"), (2, "2/3/2026 0:30 PM"),
+        (2, "2/3/2026 1:60"), (2, "soon"), (4, "2026-03-01"),
+    ],
+)  # fmt: skip
+def test_dates_that_there_are_not(row: int, text: str) -> None:
+    dates = ["2/14/2026"] * 6
+    dates[row] = text
+    with pytest.raises(DataError, match=rf"row {row}: the column `t` of `t` is '{text}', which is no time with"):
+        opened(table(t=dates))
+
+
+def test_zones_in_some_rows_only() -> None:
+    times = ["2026-03-01 08:00", "2026-03-01 09:00", "2026-03-01T10:00Z"] * 2
+    with pytest.raises(DataError, match="row 2: .*'2026-03-01T10:00Z', .* written alike in all rows"):
+        opened(table(t=times))
+
+
+@pytest.mark.parametrize(
+    ("no", "yes"), [("no", "yes"), ("No", "YES "), ("false", "true"), ("n", "y"), ("F", "T"), ("0", "1")]
+)
+def test_flags_in_words(no: str, yes: str) -> None:
+    segments = opened(table(end=[no, no, yes, no, no, yes]), {"done": "end"}).read().segments
+    assert segments.terminated.tolist() == [True, True]
+    with pytest.raises(DataError, match="row 4: the column of `done` is 'maybe', not true or false. Write yes and no"):
+        opened(table(end=[no, no, yes, no, "maybe", yes]), {"done": "end"})
+    with pytest.raises(DataError, match="row 4: column `done` is empty"):
+        opened(table(end=[no, no, yes, no, None, yes]), {"done": "end"})
 
 
 @pytest.mark.parametrize(("flag", "ends"), [("terminated", (2, 0)), ("done", (2, 0)), ("truncated", (0, 2))])

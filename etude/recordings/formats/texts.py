@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags and times that tables hold as text."""
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.recordings.formats.arrow import Place
+from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, MONTH_FIRST
+
+NO: Final = ("no", "false", "n", "f", "0")
+YES: Final = ("yes", "true", "y", "t", "1")
+
+_DATE: Final = (
+    r"^(?P<one>\d{1,2})(?P<mark>[/.-])(?P<two>\d{1,2})[/.-](?P<year>\d{4})"
+    r"(?:,?[ T]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<fraction>\d+))?)?"
+    r" ?(?P<half>[AaPp]?)(?:\.?[Mm]\.?)?)?$"
+)
+_ISO: Final = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+
+
+def truths(array: pa.Array) -> pa.Array:
+    """``array`` as booleans: `YES` and `NO` in any case; null where it is neither."""
+    found = pc.index_in(pc.utf8_lower(_trimmed(array)), value_set=pa.array([*NO, *YES]))
+    return pc.greater_equal(found, len(NO))
+
+
+def date_orders(array: pa.Array) -> tuple[str, ...]:
+    """Those of `DATE_ORDERS` that dates such as 1/2/2026 may have: one if a date has a number above 12, or points,
+    which stand after the day; none if there is no such date."""
+    parts = pc.extract_regex(_trimmed(array), _DATE)
+    one, two = (pc.max(pc.cast(pc.struct_field(parts, name), pa.int64())).as_py() for name in ("one", "two"))
+    if one is None:
+        return ()
+    if one > 12 or pc.any(pc.equal(pc.struct_field(parts, "mark"), ".")).as_py():
+        return (DAY_FIRST,)
+    return (MONTH_FIRST,) if two > 12 else DATE_ORDERS
+
+
+def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Array:
+    """Convert texts to timestamps in microseconds: ISO 8601, with zones in all rows or in none; or dates such as
+    11/24/2026 and 24.11.2026, alone or with a time such as 15:15 or 3:15 PM.
+
+    Args:
+        array: The texts; what is empty stays so.
+        name: The column's name.
+        place: Describes the location of a row, for errors.
+        order: One of `DATE_ORDERS`; None if no date shows it.
+
+    Raises:
+        DataError: a text is no time, or could be two; the message names the row.
+    """
+    texts = _trimmed(array)
+    for kind in _ISO:
+        try:
+            return texts.cast(kind)
+        except pa.ArrowException:
+            continue
+    parts = pc.extract_regex(texts, _DATE)
+    is_there = np.asarray(texts.is_valid())
+    is_date = np.asarray(parts.is_valid())
+    if not is_date[is_there.argmax()]:
+        row = _not_iso(texts)
+        raise DataError(
+            f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is text such as {texts[row].as_py()[:40]!r}, "
+            "neither the number of a step nor a time such as 2026-03-01 08:30:00 or 3/24/2026 3:15 PM, written alike "
+            f"in all rows. Convert it; or leave `{col.T_INDEX}` out, if the rows of each episode are in order."
+        )
+    if order is None:
+        row = int(is_there.argmax())
+        given = " or ".join(f"{col.T_INDEX}={name}:{one}" for one in DATE_ORDERS)
+        raise DataError(
+            f"{place(row)}: no row of the column `{name}` tells whether the month or the day is first in "
+            f"{texts[row].as_py()!r}. Write {given}; or leave `{col.T_INDEX}` out, if the rows of each episode are in "
+            "order."
+        )
+    values, is_right = _dates(parts, order)
+    wrong = is_there & ~(is_date & is_right)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is {texts[row].as_py()[:40]!r}, which is no time "
+            f"with the {order.partition('-')[0]} first, as in other rows. Write all times alike, such as "
+            "2026-03-01 08:30:00."
+        )
+    return pa.array(values, pa.timestamp("us"), mask=~is_there)
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    return pc.utf8_trim_whitespace(array.cast(pa.string()))
+
+
+def _not_iso(texts: pa.Array) -> int:
+    """The first row that is no time where the rows before it are; 0 if only some have a zone."""
+    for kind in _ISO:
+        for row, text in enumerate(texts):
+            try:
+                text.cast(kind)
+            except pa.ArrowException:
+                if row:
+                    return row
+                break
+    return 0
+
+
+def _dates(parts: pa.Array, order: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """datetime64[us] ``[n]``, and whether there is such a time: bool ``[n]``."""
+
+    def numbers(name: str) -> NDArray[np.int64]:
+        digits = pc.fill_null(pc.struct_field(parts, name), "0")
+        digits = pc.utf8_slice_codeunits(pc.utf8_rpad(digits, 6, "0"), 0, 6) if name == "fraction" else digits
+        return np.asarray(pc.cast(pc.if_else(pc.equal(digits, ""), "0", digits), pa.int64()))
+
+    year, hour, minute, second, fraction = map(numbers, ("year", "hour", "minute", "second", "fraction"))
+    month, day = (numbers(name) for name in (("one", "two") if order == MONTH_FIRST else ("two", "one")))
+    half = np.asarray(pc.fill_null(pc.utf8_lower(pc.struct_field(parts, "half")), "").to_numpy(zero_copy_only=False))
+    has_half = half != ""
+    is_right = (month >= 1) & (month <= 12) & (day >= 1) & (minute < 60) & (second < 60)
+    is_right &= np.where(has_half, (hour >= 1) & (hour <= 12), hour < 24)
+    hour = np.where(has_half, hour % 12 + 12 * (half == "p"), hour)
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    is_right &= days.astype("datetime64[M]") == months
+    seconds = (hour * 60 + minute) * 60 + second
+    return days.astype("datetime64[us]") + (seconds * 1_000_000 + fraction), is_right

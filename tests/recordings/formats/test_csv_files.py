@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSV files as people have them: empty cells, other separators, no rows."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from etude.errors import DataError
+from etude.recordings import Recording, Source, cache, guess_columns
+
+MAP = {"obs": "speed", "action": "command", "episode_id": "trip", "t": "tick", "terminated": "last-row"}
+LINES = ["trip,tick,speed,command", "a,0,0.5,left", "a,1,0.25,right", "b,0,1.5,left"]
+
+
+@pytest.fixture(params=["in memory", "converted"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a text file is read: into memory, or by way of the cache."""
+    monkeypatch.setenv("ETUDE_CACHE", str(tmp_path / "cache"))
+    if request.param == "converted":
+        monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+
+
+def written(folder: Path, lines: list[str], name: str = "log.csv") -> Path:
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+# -- empty cells ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("blank", ["", "  ", '""'])
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("b,1,2.5,{}", r"log\.csv, row 3: column `command` is empty"),
+        ("{},1,2.5,left", r"log\.csv, row 3: the column of `episode_id` is empty"),
+    ],
+)
+def test_an_empty_cell_among_texts_is_missing(blank: str, row: str, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, [*LINES, row.format(blank)])
+    with pytest.raises(DataError, match=message):
+        Recording.open(Source(path, MAP)).read()
+    facts = guess_columns(path).found["command" if row.startswith("b") else "trip"]
+    assert (facts.missing, facts.distinct) == (1, 2)
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_empty_cell_in_a_column_that_is_not_mapped_is_no_text(tmp_path: Path) -> None:
+    notes = ["note", "fast", "", " "]
+    path = written(tmp_path, [f"{line},{note}" for line, note in zip(LINES, notes, strict=True)])
+    assert Recording.open(Source(path, MAP)).read().steps["note"].tolist() == ["fast", None, None]
+    assert guess_columns(path).found["note"].examples == ("fast",)
+
+
+# -- separators -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@pytest.mark.parametrize("header", ["trip{}tick{}speed{}command", 'trip{}"tick"{}speed{}"command"'])
+def test_other_separators_are_found_in_the_header(mark: str, header: str, tmp_path: Path) -> None:
+    rows = [line.replace(",", mark) for line in LINES[1:]]
+    exp = Recording.open(Source(written(tmp_path, [header.format(mark, mark, mark), *rows]), MAP)).read()
+    assert exp.steps["obs"].tolist() == [0.5, 0.25, 1.5]
+    assert exp.steps["action"].tolist() == [0, 1, 0]
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_decimal_commas_between_semicolons(name: str, tmp_path: Path) -> None:
+    lines = ["trip;tick;speed;command", "a;0;-0,5;left, or so", "a;1;12,25;right", "b;0;3;right", "b;1;1,5e-3;right"]
+    text = ("\ufeff" + "\r\n".join(lines) + "\r\n").encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    exp = Recording.open(Source(tmp_path / name, MAP)).read()
+    assert exp.steps["obs"].tolist() == [-0.5, 12.25, 3.0, 0.0015]
+
+
+@pytest.mark.parametrize(
+    ("lines", "columns"),
+    [
+        (["x;y,z", "1,2"], ["x;y", "z"]),
+        (['"x;y;z",u', "1,2"], ["x;y;z", "u"]),
+        (["x", "1"], ["x"]),
+        (["trip;km/h, mean;command", "a;1;left"], ["trip", "km/h, mean", "command"]),
+    ],
+)
+def test_the_separator_is_what_the_header_has_most_of(lines: list[str], columns: list[str], tmp_path: Path) -> None:
+    assert list(guess_columns(written(tmp_path, lines)).found) == columns
+
+
+def test_thousands_are_no_decimals(tmp_path: Path) -> None:
+    path = written(tmp_path, ["x;y", "1,000;a", "2,500;b"])
+    assert guess_columns(path).found["x"].type == "string"
+
+
+# -- nothing in it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("described", [True, False])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"log\.csv: can't be read \(Empty CSV file"),
+        ("\n\n", r"log\.csv: can't be read \(.*Empty CSV file"),
+        ("trip,tick,speed,command\n", r"log\.csv: has no rows, only the names of its columns \(trip, tick, speed"),
+        ("trip,tick\n1,2\n3\n", r"log\.csv: can't be read \(.*Expected 2 columns, got 1"),
+    ],
+)
+def test_a_file_that_holds_no_rows_says_so(text: str, message: str, described: bool, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        Recording.open(Source(tmp_path / "log.csv", MAP) if described else tmp_path / "log.csv")
