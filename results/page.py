@@ -27,11 +27,11 @@ is named, it was run with the same settings on the same machine.
 - *Return*: the mean over seeds. Each seed's return is the mean of 20 evaluation episodes after training.
 - *Interval*: the 95 % interval of the interquartile mean over seeds, by the bootstrap
   ([Agarwal et al. 2021](https://arxiv.org/abs/2108.13264)). With two or three seeds, it is only a rough guide.
-- *CPU minutes*: the time of one run with one thread, including evaluation.
+- *CPU minutes*: the time of one run with one thread, including evaluation. Etude's runs of SAC, TD3, IQL, TD3+BC and
+  CQL compile the gradient step (`compute.compile`).
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
   the sources.
-- *defaults*: Etude with the algorithm's default settings in place of the preset's.
 - *medium*, *medium-replay*, *expert*: the recording that an offline preset learned from, made by the preset of SAC as
   D4RL's are. *expert* holds episodes of its best agent, *medium* those of an agent with a third of that return, and
   *medium-replay* all steps until then.
@@ -49,7 +49,6 @@ FAMILIES: Final = {
 }
 NAMES: Final = {
     "etude": "",
-    "defaults": "defaults",
     "sb3": "Stable-Baselines3",
     "sb3-contrib": "sb3-contrib",
     "d3rlpy": "d3rlpy",
@@ -67,13 +66,18 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
     _write_reached(groups)
     lines = []
     for family, envs in FAMILIES.items():
-        own = [(presets[key[0]], key[1], made) for key, made in groups.items() if presets[key[0]].env in envs]
+        own = [
+            (presets[name], by, made)
+            for (name, by, _), made in groups.items()
+            if presets[name].env in envs and by != "defaults"
+        ]
         online, offline = ([one for one in own if ("updates" in one[0].stop) is kind] for kind in (False, True))
         if online:
             lines += [f"## {family}", "", *_table(online), "", *_pictures(family, "env_steps", online)]
         if offline:
             lines += [f"## {family}, from recordings", "", *_table(offline), ""]
             lines += _pictures(f"{family}-offline", "updates", offline)
+    lines += _defaults(presets, groups)
     made = {name for name, by, _ in groups if by == "etude"}
     not_run: dict[str, list[str]] = {}
     for preset in presets.values():
@@ -83,6 +87,29 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
         lines += ["## Presets without results", "", "These presets have not been run yet:", ""]
         lines += [f"- {algorithm}: {', '.join(envs)}" for algorithm, envs in not_run.items()]
     PAGE.write_text("\n".join([INTRO, *lines]) + "\n", encoding="utf-8")
+
+
+def _defaults(
+    presets: Mapping[str, Preset], groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]
+) -> list[str]:
+    """The section that compares default settings with presets."""
+    rows = [
+        f"| {_task(presets[name])} | `{presets[name].algorithm}` | {_trained_for(presets[name], own)} "
+        f"| {_reached(own)} | {_reached(groups[name, 'etude', how])} |"
+        for (name, by, how), own in groups.items()
+        if by == "defaults" and (name, "etude", how) in groups
+    ]
+    if not rows:
+        return []
+    head = [
+        "## Defaults and presets",
+        "",
+        "The default settings of each algorithm were not tuned on these tasks; a preset is made for its task.",
+        "",
+        "| task | algorithm | trained for | defaults (95 % interval), seeds | preset |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    return [*head, *sorted(rows), ""]
 
 
 def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> None:
@@ -100,22 +127,35 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for preset, by, runs in sorted(own, key=lambda one: (one[0].env, one[0].algorithm, one[1] != "etude")):
-        (unit, size), returns = next(iter(runs[0]["stop"].items())), np.array([run["return"] for run in runs])
-        low, high = bootstrap_interval(returns) if len(returns) > 1 else (returns[0], returns[0])
         minutes = statistics.fmean(run["cpu_seconds"] for run in runs) / 60
-        short = "" if size >= preset.stop[unit] else f" of {_short(preset.stop[unit])}"
         cells = (
-            f"`{preset.env.partition(':')[0].removeprefix('pettingzoo.')}`"
-            if len(preset.env) > 30
-            else f"`{preset.env}`",
+            _task(preset),
             _label(f"`{preset.algorithm}`", by, runs),
-            f"{_short(size)}{short} {unit.removeprefix('env_')}",
-            f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}",
+            _trained_for(preset, runs),
+            _reached(runs),
             f"{minutes:,.1f}",
             preset.published.partition(" after")[0] if by == "etude" else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _task(preset: Preset) -> str:
+    name = preset.env.partition(":")[0].removeprefix("pettingzoo.") if len(preset.env) > 30 else preset.env
+    return f"`{name}`"
+
+
+def _trained_for(preset: Preset, runs: Sequence[Mapping[str, Any]]) -> str:
+    unit, size = next(iter(runs[0]["stop"].items()))
+    short = "" if size >= preset.stop[unit] else f" of {_short(preset.stop[unit])}"
+    return f"{_short(size)}{short} {unit.removeprefix('env_')}"
+
+
+def _reached(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The mean return over seeds, its interval, and the number of seeds."""
+    returns = np.array([run["return"] for run in runs])
+    low, high = bootstrap_interval(returns) if len(returns) > 1 else (returns[0], returns[0])
+    return f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}"
 
 
 def _label(algorithm: str, by: str, runs: Sequence[Mapping[str, Any]]) -> str:

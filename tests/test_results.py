@@ -27,7 +27,7 @@ def test_what_is_planned_is_a_preset_and_no_longer_than_it(planned):
     ((unit, size),) = stop.items()
     assert size <= preset.stop[unit]
     assert planned.seeds > 1
-    assert planned.by in page.NAMES
+    assert planned.by in {*page.NAMES, "defaults"}
 
 
 def test_a_run_is_made_once():
@@ -93,3 +93,13 @@ def test_the_page_has_means_beside_those_of_peers_and_says_what_was_run_for_less
     reached = json.loads(page.REACHED.read_text())
     assert reached["ppo-CartPole-v1"] == {"returns": [100.0, 300.0], "env_steps": 100_000, "seconds": 90}
     assert set(reached) == {"ppo-CartPole-v1", "sac-Hopper-v5", "iql-Hopper-v5"}
+
+
+def test_defaults_stand_beside_presets_in_a_table_of_their_own(there):
+    made = [line(reached=400.0), line(by="defaults", reached=100.0), line(by="defaults", seed=2, reached=200.0)]
+    page.write([*made, line(preset="ppo-Acrobot-v1", by="defaults")])  # without the preset there is nothing beside it
+    text = page.PAGE.read_text()
+    row = "| `CartPole-v1` | `ppo` | 100k steps | **150.0** (100.0 … 200.0), 2 | **400.0** (400.0 … 400.0), 1 |"
+    assert row in text[text.index("## Defaults and presets") :]
+    assert text.count("150.0") == 1
+    assert "Acrobot-v1` | `ppo" not in text
