@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh Python processes that are sent a job: nothing is forked, and a terminal's signals do not reach them."""
+"""Start fresh Python processes and send each a job. They are not forked, and a terminal's signals do not reach them."""
 
 import json
 import multiprocessing
@@ -15,15 +15,18 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import spawn
 from typing import Any
 
-_PACKAGE = "main_of_package"
-"""The ``package.__main__`` that is to be imported for what a job needs of it."""
+_PACKAGE_MAIN = "main_of_package"
+"""The key in `preparation` of the module name ``package.__main__``, for ``python -m package``."""
 
 _is_importing_main = False
-"""The script that sent the job is being imported again, in the process that it was sent to."""
+"""Whether this process is importing the script that sent its job, to find what the script defines."""
 
 
 def command(module: str, function: str) -> list[str]:
-    """What runs a function in a fresh process; the arguments after it are `sys.path` as JSON and the job's file."""
+    """Return the command line that runs a function in a fresh process.
+
+    Two arguments must follow it, which `start` adds: `sys.path` as JSON, and the descriptor of the job's file.
+    """
     code = f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import {function}; {function}()"
     return [sys.executable, "-P", "-c", code]
 
@@ -31,16 +34,16 @@ def command(module: str, function: str) -> list[str]:
 def start(
     words: Sequence[str], job: Any, *, fds: Sequence[int] = (), env: Mapping[str, str] | None = None, **more: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start a process with a process group of its own, in which SIGINT is blocked until it unblocks it.
+    """Start a process in its own process group. It starts with SIGINT blocked.
 
     Args:
-        words: A `command`.
-        job: What `received` gives there.
-        fds: Files that it inherits.
+        words: The command line, from `command`.
+        job: The object, which is pickled, that `receive_job` returns in the process.
+        fds: The file descriptors that it inherits.
         env: Its environment variables; None: those of this process.
-        more: See `subprocess.Popen`.
+        more: Other arguments of `subprocess.Popen`.
     """
-    with open(nameless_file(), "w+b") as file:
+    with open(unnamed_file(), "w+b") as file:
         pickle.dump(job, file)
         file.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -49,7 +52,7 @@ def start(
                 [*words, json.dumps([str(path) for path in sys.path]), str(file.fileno())],
                 pass_fds=(file.fileno(), *fds),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # a signal to the group of this process does not end it before it can save
+                process_group=0,  # Ctrl-C in the terminal must not end it before it can save
                 env=env,
                 **more,
             )
@@ -57,57 +60,68 @@ def start(
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def received() -> tuple[int, Any]:
-    """In the process: the number of the file with the job, and the job."""
+def receive_job() -> tuple[int, Any]:
+    """Read the job, in a process that `start` started; returns the descriptor of its file, and the job."""
     number = int(sys.argv[2])
     with open(number, "rb", closefd=False) as file:
         file.seek(0)
         return number, pickle.load(file)  # noqa: S301  from the process that started this one, never data
 
 
-def nameless_file() -> int:
-    """The number of a new file that has no name."""
+def unnamed_file() -> int:
+    """Create a file without a name, and return its descriptor. The system deletes it with its last descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("etude")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-# -- what the script of the user defines ------------------------------------------------------------------------------
+# -- objects that the user's script defines ---------------------------------------------------------------------------
 
 
 def is_importing_main() -> bool:
-    """Whether this is a process that was sent something, and imports the script that sent it."""
+    """Whether this process is importing the script of the process that started it."""
     return _is_importing_main or bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 def is_interactive() -> bool:
-    """Whether what `__main__` defines can't be found by other processes: it is no file."""
+    """Whether `__main__` is an interactive session, not a file, so that other processes can't import it."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     return getattr(main, "__spec__", None) is None and (path is None or not os.path.exists(path))
 
 
 def preparation(*, needs_main: bool) -> dict[str, Any]:
-    """What `unpickled` needs to import the script, if what is sent is defined in it, and to set `sys.argv`."""
+    """Return what `unpickle` needs in the other process to set `sys.argv` and, if asked, to import the script.
+
+    Args:
+        needs_main: Whether the pickled object refers to the script, so that it must be imported.
+    """
     wanted = ("sys_argv", "init_main_from_name", "init_main_from_path") if needs_main else ("sys_argv",)
     data = {key: value for key, value in spawn.get_preparation_data("etude").items() if key in wanted}
     main_name = data.get("init_main_from_name", "")
-    if main_name.endswith("__main__"):  # which multiprocessing takes for nobody's
+    if main_name.endswith("__main__"):  # multiprocessing would not import it
         of_package = main_name.endswith(".__main__")
         path = getattr(sys.modules["__main__"], "__file__", None)
-        data = {"sys_argv": sys.argv} | ({_PACKAGE: main_name} if of_package else {"init_main_from_path": path})
+        data = {"sys_argv": sys.argv} | ({_PACKAGE_MAIN: main_name} if of_package else {"init_main_from_path": path})
     return data
 
 
-def unpickled(preparation: Mapping[str, Any], pickled: bytes) -> Any:
-    """What was sent; the script is imported first where that is needed. Only for what one's own process pickled."""
+def unpickle(preparation: Mapping[str, Any], pickled: bytes) -> Any:
+    """Unpickle an object from the process that started this one, after importing its script if needed.
+
+    It must never be called with data from elsewhere, because unpickling runs code.
+
+    Args:
+        preparation: The result of `preparation` in that process.
+        pickled: The pickled object.
+    """
     global _is_importing_main
     _is_importing_main = True
     try:
-        given = dict(preparation)
-        package = given.pop(_PACKAGE, None)
-        spawn.prepare(given)
+        data = dict(preparation)
+        package = data.pop(_PACKAGE_MAIN, None)
+        spawn.prepare(data)
         if package is not None:
             main = types.ModuleType("__mp_main__")
             main.__dict__.update(runpy.run_module(package, run_name="__mp_main__", alter_sys=True))

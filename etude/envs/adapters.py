@@ -144,13 +144,17 @@ NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool
 _UNPACKED = re.compile(r"values to unpack \(expected [25]")  # Python's message for old tuples
 
 
+class EnvValueError(EnvError):
+    """A reward or a flag that a step returned is not a valid one; the next one may be."""
+
+
 def check_reward(reward: Any) -> None:
-    """Raise an EnvError if a reward is not one number. NaN and infinity are found elsewhere."""
+    """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere."""
     number = np.asarray(reward)
     if number.dtype.kind not in "bifu":
-        raise EnvError(f"`reward` is {reward!r}, not a finite number.")
+        raise EnvValueError(f"`reward` is {reward!r}, not a finite number. Return a float from step.")
     if number.shape:
-        raise EnvError(
+        raise EnvValueError(
             f"`reward` is {reward!r}, not a finite number: it has shape {number.shape}. Return one number, such as "
             "float(reward[0]), or the weighted sum of several objectives. If these are rewards of several agents, give "
             "the env PettingZoo's ParallelEnv API, whose observations, actions and rewards are dicts by agent."
@@ -158,10 +162,10 @@ def check_reward(reward: Any) -> None:
 
 
 def check_flags(terminated: Any, truncated: Any) -> None:
-    """Raise an EnvError if the flags are not booleans."""
+    """Raise an EnvValueError if the flags are not booleans."""
     for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
         if not isinstance(flag, bool | np.bool_):
-            raise EnvError(f"`{name}` is {flag!r}, not True or False.")
+            raise EnvValueError(f"`{name}` is {flag!r}, not True or False.")
 
 
 # -- the old Gym API ------------------------------------------------------------------------------------------------

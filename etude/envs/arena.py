@@ -15,7 +15,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.envs.env_state import order_of
 from etude.experience import arrays
-from etude.spaces import Space, leaves, outside_bounds
+from etude.spaces import Space, in_words, leaves, outside_bounds
 
 if TYPE_CHECKING:
     import torch
@@ -244,7 +244,7 @@ class BoundsCheck:
             name,
             turn.obs[name][rows][(row, *at)],
             at,
-            box.low[tuple(at)],
-            box.high[tuple(at)],
+            in_words(box.low[tuple(at)]),
+            in_words(box.high[tuple(at)]),
         )
         del self._boxes[turn.kind][name]

@@ -33,7 +33,7 @@ import numpy as np
 from etude import spawning
 from etude.envs import workers as worker_settings
 from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
-from etude.envs.worker import NAP, EnvWorker, Spin, WakeEvent, wait_for, work
+from etude.envs.worker import MAX_SLEEP, EnvWorker, Spin, WakeEvent, wait_for, work
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 
@@ -46,21 +46,25 @@ class _Backend:
     """The part of a backend that threads and processes have in common."""
 
     def __init__(self, workers: Workers) -> None:
-        self._settings, self._per = workers, workers.envs_per_worker
+        self._settings, self._envs_per_worker = workers, workers.envs_per_worker
         self._numbers = range(workers.num_workers)
         self._arena_event = WakeEvent()
         self._events = [WakeEvent() for _ in self._numbers]
-        self._why: dict[int, str] = {}  # by worker, how it ended, if that is known here
+        self._why: dict[int, str] = {}  # by worker: how it ended, if this is known
 
     def _share(self, layouts: list[AgentLayout], map_memory: Callable[[int], Any] | None = None) -> SharedBuffers:
-        """Step buffers for envs with these layouts (one per worker), in which all workers start by making their envs.
+        """Make the step buffers for envs with these layouts (one per worker), and mark all workers as starting.
+
+        Args:
+            layouts: The layout of each worker's envs.
+            map_memory: Returns the memory of the buffers, given its size in bytes; None: memory of this process.
 
         Raises:
             EnvError: the envs are not alike.
         """
         for number, layout in enumerate(layouts):
-            check_alike(layouts[0], layout, number * self._per)
-        sizes = layouts[0], len(layouts) * self._per, len(layouts)
+            check_alike(layouts[0], layout, number * self._envs_per_worker)
+        sizes = layouts[0], len(layouts) * self._envs_per_worker, len(layouts)
         shared = SharedBuffers(*sizes)
         if map_memory is not None:
             shared = SharedBuffers(*sizes, map_memory(shared.size))
@@ -71,7 +75,7 @@ class _Backend:
         return shared
 
     def wake(self, worker: int) -> None:
-        """Wake a sleeping worker that has orders."""
+        """Wake a sleeping worker, because it has orders."""
         self._events[worker].set()
 
 
@@ -79,13 +83,13 @@ class ThreadBackend(_Backend):
     """Each worker is a thread of this process."""
 
     spin: Spin | None = None  # polling would hold Python's lock
-    """How the arena waits before it sleeps; None: not at all."""
+    """How the arena polls before it sleeps; None: it sleeps at once."""
 
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
         super().__init__(workers)
         self._make, self._name = make, name
-        self._said: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
-        self.infos: Infos | None = self._said
+        self._worker_infos: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
+        self.infos: Infos | None = self._worker_infos
         self._workers = [self._new_worker(i) for i in self._numbers]
         self._woken = wait_for([self._arena_event.reader])
         self._layouts: list[Future[AgentLayout]] = [Future() for _ in self._numbers]
@@ -93,9 +97,9 @@ class ThreadBackend(_Backend):
         self._threads = [self._new_thread(i) for i in self._numbers]
 
     def _new_worker(self, number: int) -> EnvWorker:
-        envs = range(number * self._per, (number + 1) * self._per)
+        envs = range(number * self._envs_per_worker, (number + 1) * self._envs_per_worker)
         worker = EnvWorker(self._make, self._name, envs, self._settings)
-        worker.infos, worker.end_infos = self._said
+        worker.infos, worker.end_infos = self._worker_infos
         return worker
 
     def _new_thread(self, number: int) -> threading.Thread:
@@ -127,7 +131,7 @@ class ThreadBackend(_Backend):
         woken = wait_for([event.reader])
 
         def sleep() -> bool:
-            woken(NAP)
+            woken(MAX_SLEEP)
             event.clear()
             return True
 
@@ -135,24 +139,24 @@ class ThreadBackend(_Backend):
         try:
             if shared is not None:
                 work(worker, shared, number, self._arena_event, spin=None, sleep=sleep)
-        except BaseException as error:  # noqa: BLE001  it ends the thread; the arena is told why
+        except BaseException as error:  # noqa: BLE001  it ends the thread; `deaths` reports it
             self._why[number] = f"was ended by {type(error).__name__}: {error}"
         with contextlib.suppress(BaseException):  # errors in closing don't matter any more
             worker.close()
         self._arena_event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until woken, for at most ``seconds``; True if there may be `deaths`."""
+        """Sleep until woken, for at most ``seconds``. Returns True if there may be `deaths`."""
         if self._woken(seconds):
             self._arena_event.clear()
         return bool(self._why)
 
     def env_at(self, env: int) -> Any:
         """See `Arena.env_at`."""
-        return self._workers[env // self._per].env_at(env)
+        return self._workers[env // self._envs_per_worker].env_at(env)
 
     def deaths(self) -> list[tuple[int, str]]:
-        """The workers that have died since the last call, and how.
+        """The numbers of the workers that have died since the last call, each with a text that says how.
 
         Errors of an env don't end a thread, but another thread may end it.
         """
@@ -200,14 +204,14 @@ _OPEN: "weakref.WeakSet[ProcessBackend]" = weakref.WeakSet()
 
 
 def kill_workers() -> None:
-    """Kill the worker processes of all arenas at once, without closing their envs, as this process is about to end."""
+    """Kill the worker processes of all arenas without closing their envs, because this process is about to end."""
     for backend in list(_OPEN):
         backend.kill_all()
 
 
 @dataclasses.dataclass(kw_only=True)
 class _WorkerJob:
-    """Everything that the server and the workers know about their arena. They inherit the files listed here."""
+    """What the server and the workers know about their arena. They inherit the file descriptors in it."""
 
     name: str
     """The name of the function that makes envs, for errors."""
@@ -228,7 +232,7 @@ class _WorkerJob:
     """The event that wakes each worker."""
 
     def fds(self) -> list[int]:
-        """All files that the server inherits."""
+        """All file descriptors that the server inherits."""
         events = [fd for event in (self.arena_event, *self.events) for fd in event.fds()]
         return [self.server_fd, self.alive_fd, self.shared_fd, *events]
 
@@ -261,11 +265,11 @@ class ProcessBackend(_Backend):
         self.spin = _spin()
         self._pid = os.getpid()
         self._layouts: dict[int, AgentLayout] = {}
-        self._died: list[tuple[int, str]] = []
+        self._dead_workers: list[tuple[int, str]] = []
         self._running: set[int] = set()
         self._is_closed = False
         self._shared: SharedBuffers | None = None
-        self._shared_fd = spawning.nameless_file()
+        self._shared_fd = spawning.unnamed_file()
         self._alive, alive = socket.socketpair()
         self._server, server = multiprocessing.Pipe()
         job = _WorkerJob(
@@ -291,16 +295,16 @@ class ProcessBackend(_Backend):
             self._start(number, None)
         step = self._settings.seconds_a_step
         seconds = None if step is None else max(RESET_FACTOR * step, worker_settings.LEAST_TO_MAKE)
-        deadline = None if seconds is None else time.monotonic() + self._per * seconds
+        deadline = None if seconds is None else time.monotonic() + self._envs_per_worker * seconds
         while waits_for := [number for number in self._numbers if number not in self._layouts]:
             if not self._server.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise EnvError(
                     f"worker {waits_for[0]} hung: it has not made its envs. Each may take {RESET_FACTOR} times "
-                    f"`step_timeout` ({step:g} s), and {worker_settings.LEAST_TO_MAKE:g} s at least: raise that if it "
-                    "needs longer."
+                    f"`step_timeout` ({step:g} s), and at least {worker_settings.LEAST_TO_MAKE:g} s. Raise "
+                    "`step_timeout` if an env needs longer."
                 )
-            self._hear_server()
-            for number, how in self._died:
+            self._receive()
+            for number, how in self._dead_workers:
                 raise EnvError(f"worker {number} {how} while it made its envs.")
         self._shared = self._share([self._layouts[number] for number in self._numbers], self._map_memory)
         for event in self._events:
@@ -333,32 +337,32 @@ class ProcessBackend(_Backend):
             self._arena_event.clear()
         return self._server.fileno() in ready
 
-    def _hear_server(self) -> None:
-        """Wait for a worker's layout, or for the next death of a worker.
+    def _receive(self) -> None:
+        """Receive the next message of the server: a worker's layout, or the death of a worker.
 
         Raises:
             EnvError: its envs can't be made, or the server has ended.
         """
         try:
-            worker, said = self._server.recv()
+            worker, message = self._server.recv()
         except (EOFError, OSError):
             raise _no_server() from None
-        if isinstance(said, int):
+        if isinstance(message, int):
             self._running.discard(worker)
-            how = f"was killed by {signal.Signals(-said).name}" if said < 0 else f"exited with code {said}"
-            self._died.append((worker, self._why.pop(worker, how)))
-        elif "error" in said:
-            raise (SpaceError if said["is_space"] else EnvError)(said["error"])
+            how = f"was killed by {signal.Signals(-message).name}" if message < 0 else f"exited with code {message}"
+            self._dead_workers.append((worker, self._why.pop(worker, how)))
+        elif "error" in message:
+            raise (SpaceError if message["is_space"] else EnvError)(message["error"])
         else:
-            self._layouts[worker] = AgentLayout.from_json(said)
+            self._layouts[worker] = AgentLayout.from_json(message)
 
     def env_at(self, env: int) -> Any:
         return None
 
     def deaths(self) -> list[tuple[int, str]]:
         while self._server.poll():
-            self._hear_server()
-        died, self._died = self._died, []
+            self._receive()
+        died, self._dead_workers = self._dead_workers, []
         return died
 
     def kill(self, worker: int, why: str) -> None:
@@ -368,7 +372,7 @@ class ProcessBackend(_Backend):
         self._why[worker] = why
         self._send(("kill", worker))
         while worker in self._running:
-            self._hear_server()
+            self._receive()
 
     def kill_all(self) -> None:
         """Kill all workers at once."""
@@ -400,8 +404,8 @@ class ProcessBackend(_Backend):
 
 def _no_server() -> EnvError:
     return EnvError(
-        "the process that starts workers has ended, and the workers with it: it was killed, or its output on stderr "
-        "says why."
+        "the process that starts the workers has ended, and the workers with it. Its output on stderr says why, unless "
+        "it was killed."
     )
 
 
@@ -425,17 +429,16 @@ _FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 def serve() -> NoReturn:
-    """The main function of the server: start and kill workers as told, until the arena is gone."""
+    """The main function of the server: start and kill workers on the arena's orders, until the arena is gone."""
     arguments, is_cold = sys.argv[1:3], len(sys.argv) > 3  # before `sys.argv` becomes that of the script
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the arena handles Ctrl-C and closes the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    job_fd, job = spawning.received()
+    job_fd, job = spawning.receive_job()
     for fd in (job_fd, *job.fds()):
         os.set_inheritable(fd, False)
     maker = None if is_cold else _load(job)
-    if (
-        not is_cold and _num_threads() > 1
-    ):  # the imports have started threads: start afresh, and let each worker import by itself
+    # If the imports have started threads, forking is unsafe: start again, and let each worker import them itself.
+    if not is_cold and _num_threads() > 1:
         for fd in (job_fd, *job.fds()):
             os.set_inheritable(fd, True)
         os.execv(sys.executable, [*_COMMAND, *arguments, "cold"])
@@ -451,9 +454,9 @@ def _num_threads() -> int:
 
 
 def _load(job: _WorkerJob) -> Callable[[], Any] | str:
-    """The function that makes envs, or a text that says why it can't be imported."""
+    """Import the function that makes envs; returns a text that says why if it can't be imported."""
     try:
-        make: Callable[[], Any] = spawning.unpickled(job.preparation, job.pickled)
+        make: Callable[[], Any] = spawning.unpickle(job.preparation, job.pickled)
         return make
     except BaseException:  # noqa: BLE001  sent to the arena; importing a script may raise anything
         return f"a worker can't import {job.name}:\n{traceback.format_exc().rstrip()}"
@@ -463,20 +466,18 @@ class _Server:
     def __init__(self, job: _WorkerJob, maker: Callable[[], Any] | str | None) -> None:
         self._job, self._maker = job, maker
         self._arena: Connection[Any, Any] = Connection(job.server_fd)
-        self._workers: dict[
-            int, tuple[Any, Connection[Any, Any]]
-        ] = {}  # each with the connection that sends its layout
-        signal.signal(signal.SIGTERM, self._end_at_once)
+        # By number: the process of the worker, and the connection on which it sends its layout.
+        self._workers: dict[int, tuple[Any, Connection[Any, Any]]] = {}
+        signal.signal(signal.SIGTERM, self._exit_at_once)
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> None:
         """Serve until the arena and the workers are gone."""
         while os.getppid() == self._job.arena_pid:  # a forked child of the arena may hold the connection open
-            if self._arena in self._wait(1.0, self._arena) and not self._obey():
+            if self._arena in self._wait(1.0, self._arena) and not self._execute_order():
                 break
-        deadline = (
-            time.monotonic() + self._job.workers.cleanup_time
-        )  # the workers notice by themselves that the arena is gone
+        # The workers notice by themselves that the arena is gone.
+        deadline = time.monotonic() + self._job.workers.cleanup_time
         while self._workers and time.monotonic() < deadline:
             self._wait(max(0.0, deadline - time.monotonic()))
         self._kill_all()
@@ -484,7 +485,15 @@ class _Server:
             process.join()
 
     def _wait(self, seconds: float, *others: Any) -> list[Any]:
-        """Wait for ``others``, a layout or the end of a worker; report layouts and ends to the arena."""
+        """Wait for ``others``, the layout of a worker or the end of a worker; report the latter two to the arena.
+
+        Args:
+            seconds: The longest wait.
+            others: Further connections to wait for.
+
+        Returns:
+            What is ready, including those of ``others``.
+        """
         ends = [end for process, layout in self._workers.values() for end in (process.sentinel, layout)]
         ready = connection.wait([*others, *(end for end in ends if not getattr(end, "closed", False))], seconds)
         for worker, (process, layout) in list(self._workers.items()):
@@ -502,7 +511,7 @@ class _Server:
                     self._arena.send((worker, code))
         return ready
 
-    def _obey(self) -> bool:
+    def _execute_order(self) -> bool:
         try:
             what, *worker_and_layout = self._arena.recv()
         except (EOFError, OSError):
@@ -517,7 +526,7 @@ class _Server:
         assert _FORK is not None
         reader, writer = _FORK.Pipe(duplex=False)
         with writer:
-            process = _FORK.Process(target=self._be_worker, args=(*worker_and_layout, writer, os.getpid()))
+            process = _FORK.Process(target=self._worker_main, args=(*worker_and_layout, writer, os.getpid()))
             process.start()
         assert process.pid is not None
         _lead_group(process.pid)
@@ -528,11 +537,11 @@ class _Server:
         for process, _ in self._workers.values():
             _kill_group(process.pid)
 
-    def _end_at_once(self, *_: object) -> NoReturn:
+    def _exit_at_once(self, *_: object) -> NoReturn:
         self._kill_all()
         os._exit(1)
 
-    def _be_worker(self, worker: int, layout: Any, to_server: "Connection[Any, Any]", server: int) -> NoReturn:
+    def _worker_main(self, worker: int, layout: Any, to_server: "Connection[Any, Any]", server: int) -> NoReturn:
         try:
             if self._libc is not None:
                 self._libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the server
@@ -552,7 +561,10 @@ class _Server:
 
 
 def _lead_group(pid: int) -> None:
-    """Make a worker and what its envs start a process group. Parent and child both do it, so it is never too late."""
+    """Put a worker, and everything its envs start, into a new process group.
+
+    The parent and the child both call it, so that it has happened when either goes on.
+    """
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
 
@@ -565,15 +577,15 @@ def _kill_group(pid: int) -> None:
 def _run_worker(
     job: _WorkerJob, make: Callable[[], Any] | str, number: int, layout: Any, to_server: "Connection[Any, Any]"
 ) -> None:
-    """Run a worker until the arena closes or is gone. With a ``layout``, it replaces a worker that died."""
+    """Run a worker until the arena closes or is gone. If ``layout`` is not None, it replaces a worker that died."""
     np.random.seed()  # otherwise all forked workers would draw the same numbers
     event, per = job.events[number], job.workers.envs_per_worker
     wait = wait_for([event.reader, job.alive_fd])
 
     def sleep() -> bool:
-        ready = wait(NAP)
+        ready = wait(MAX_SLEEP)
         event.clear()
-        return job.alive_fd not in ready  # nothing is ever sent, so it is readable only at its end
+        return job.alive_fd not in ready  # nothing is ever sent, so it becomes readable only when the arena is gone
 
     with contextlib.ExitStack() as stack:
         stack.callback(sys.stdout.flush)

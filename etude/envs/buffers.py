@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.envs.adapters import EnvAdapter
+from etude.envs.adapters import EnvAdapter, EnvValueError
 from etude.envs.arena import Ints, Kind, Turn
 from etude.errors import EnvError, EtudeError, SpaceError
 from etude.spaces import (
@@ -258,14 +258,18 @@ class SharedBuffers(StepBuffers):
     def set_failure(self, env: int, error: EtudeError) -> None:
         """Store the error with which an env failed, for the arena; a long text keeps only its end."""
         text = str(error).encode(errors="replace")[1 - _MAX_TEXT :]
-        data = (b"S" if isinstance(error, SpaceError) else b"E") + text
+        data = next((mark for mark, kind in _FAILURES.items() if isinstance(error, kind)), b"E") + text
         self._failure[env, : len(data)] = np.frombuffer(data, np.uint8)
         self._failure[env, len(data) :] = 0
 
     def failure(self, env: int) -> EtudeError:
         """The error stored by `set_failure`."""
         data = self._failure[env].tobytes().rstrip(b"\0")
-        return (SpaceError if data[:1] == b"S" else EnvError)(data[1:].decode(errors="ignore"))
+        return _FAILURES.get(data[:1], EnvError)(data[1:].decode(errors="ignore"))
+
+
+_FAILURES: Final[Mapping[bytes, type[EtudeError]]] = {b"S": SpaceError, b"V": EnvValueError}
+"""The errors of `StepBuffers.failure`, by the byte that stands for them; any other is an EnvError, ``E``."""
 
 
 class AgentView:

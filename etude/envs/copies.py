@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CopiesArena: base class of arenas with copies of one env, and the policy for envs that fail."""
+"""CopiesArena, the base class of arenas with copies of one env; and FailurePolicy, for envs that fail."""
 
 import logging
 from collections import deque
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.columns import Columns
+from etude.envs.adapters import EnvValueError
 from etude.envs.arena import BoundsCheck, Ints, Turn
 from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
@@ -26,7 +27,7 @@ WINDOW: Final = 1000
 ANY: Final = 1 << 62
 
 _KINDS: Final = 10
-"""The number of kinds of failures that are shown in full."""
+"""The largest number of kinds of failures that are logged in full."""
 
 _log = logging.getLogger("etude.envs")
 
@@ -36,12 +37,12 @@ class EnvFault(NamedTuple):
 
     env: int
     status: int
-    """The env's status bits, without those of the rows that are wrong."""
+    """The env's status bits, without those of its bad rows."""
     error: EtudeError
 
 
 class FiniteCheck:
-    """Checks observations and rewards in the step buffers."""
+    """Checks observations and rewards in the step buffers for NaN and infinity."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
@@ -50,15 +51,22 @@ class FiniteCheck:
         self._ended = _floats(buffers.end_obs, buffers.end_reward)
 
     def all(self, bits: int) -> bool:
-        """Whether all numbers are finite (a few microseconds). False may also come from an env that is not ready.
+        """Whether all numbers are finite. It takes a few microseconds.
+
+        It may return False because of an env that is not ready; `faults` finds out.
 
         Args:
-            bits: The status bits of all ready envs together. Ends are checked only if there are some.
+            bits: The status bits of all ready envs together. Final observations are checked only if an episode ended.
         """
         return _all_finite(self._shown) and (not bits & ENDED or _all_finite(self._ended))
 
     def faults(self, envs: Ints, status: Ints) -> list[EnvFault]:
-        """The envs in ``envs`` that returned NaN or infinity, given their ``status``."""
+        """Find the envs that returned NaN or infinity, and set these values to 0.
+
+        Args:
+            envs: The envs to check, ``[n]``.
+            status: Their status bits, ``[n]``.
+        """
         found = []
         for env, bits in zip(envs.tolist(), status.tolist(), strict=True):
             if bits & ENDED and (error := self._fault_of(env, is_end=True)):
@@ -96,7 +104,7 @@ class FiniteCheck:
 
 
 def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Each column of floats, flattened, with an array to mark its finite numbers."""
+    """Each column of floats, flattened, with a bool array of the same size for the result of the check."""
     columns = [reward, *(column for of_kind in obs for column in of_kind.values() if column.dtype.kind == "f")]
     return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
 
@@ -136,7 +144,7 @@ class CopiesArena:
         names = np.empty(slots.size, object)
         names[slots] = [buffers.layout.agents[agent] for agent in buffers.layout.seated]
         self.agents: list[str | None] = names.tolist()
-        self._made = TurnBuilder(buffers, infos)
+        self._turn_builder = TurnBuilder(buffers, infos)
         self._finite = FiniteCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
         self._steps = np.zeros(count, np.int64)  # by env, since the arena was made
@@ -148,24 +156,24 @@ class CopiesArena:
         self._turns: list[Turn] = []  # returned by the last recv
         self._open: list[Turn] = []  # those of them that wait for actions
         self._shown = self._all[:0]  # the envs in them
-        self._early: list[Turn] = []  # ends in envs that failed afterwards, for the next recv
+        self._early_turns: list[Turn] = []  # ends in envs that failed afterwards, for the next recv
         self._cut: list[Ints] = []  # slots whose episodes were cut, for the next recv
-        self._faulty = self._lost_told = 0
+        self._faulty = self._lost_reported = 0
         self._error: EtudeError | None = _not_reset()
         self._is_closed = False
 
-    # -- what a subclass does: run envs -------------------------------------------------------------------------
+    # -- methods of the subclasses, which run the envs ----------------------------------------------------------
 
     def _is_pending(self) -> bool:
-        """Whether any env has an order that is not done, or whose result was not taken."""
+        """Whether any env has an order that it has not done, or whose result was not taken."""
         raise NotImplementedError
 
     def _begin(self, envs: Ints, seeds: Ints) -> None:
-        """Let ``envs`` begin episodes; those in `_broken` are made again first. Seeds may be `NO_SEED`."""
+        """Order ``envs`` to begin episodes, and to make those in `_broken` again first. Seeds may be `NO_SEED`."""
         raise NotImplementedError
 
     def _step(self, envs: Ints) -> None:
-        """Let ``envs`` make a step with the actions in the buffers."""
+        """Order ``envs`` to make a step with the actions in the buffers."""
         raise NotImplementedError
 
     def _ready(self, batch: int | None = None) -> tuple[Ints, Ints, int]:
@@ -183,7 +191,7 @@ class CopiesArena:
         """Close the envs."""
         raise NotImplementedError
 
-    # -- an arena -----------------------------------------------------------------------------------------------
+    # -- methods of `Arena` -------------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`. Envs that are in the middle of a step finish it first."""
@@ -195,16 +203,16 @@ class CopiesArena:
             has_failed = (status & FAILED) != 0
             self._fail(self._errors_of(envs[has_failed]))
             self._count(envs[~has_failed], status[~has_failed])
-        self._turns, self._open, self._early, self._cut = [], [], [], []
-        self._failures.forget()
-        self._buffers.episode += self._made.running.any(axis=1)
-        self._made.running[:] = False
+        self._turns, self._open, self._early_turns, self._cut = [], [], [], []
+        self._failures.reset_counts()
+        self._buffers.episode += self._turn_builder.running.any(axis=1)
+        self._turn_builder.running[:] = False
         self._begin(self._all, np.full(self.num_envs, NO_SEED) if seed is None else self._seeds.start(seed))
         self._broken.clear()
         self._error = None
 
     def recv(self) -> list[Turn]:
-        """See `Arena.recv`. It returns the same turns until all those that wait have actions."""
+        """See `Arena.recv`. It returns the same turns until every turn that waits has been sent its actions."""
         if self._open:
             return self._turns
         if self._error is not None:
@@ -215,12 +223,12 @@ class CopiesArena:
             self._error = error
             raise
         self._count(envs, status, bits)
-        turns, self._early = self._early, []
+        turns, self._early_turns = self._early_turns, []
         num_early = len(turns)
         if bits & ENDED:
             rows = np.flatnonzero(status & ENDED)
-            turns += self._made.ended(envs[rows], status[rows], bits)
-        self._open = self._made.shown(envs, status, bits)
+            turns += self._turn_builder.ended(envs[rows], status[rows], bits)
+        self._open = self._turn_builder.shown(envs, status, bits)
         turns += self._open
         if self._cut:
             turns[num_early].lost = np.concatenate(self._cut)
@@ -235,7 +243,7 @@ class CopiesArena:
         still_open = [one for one in self._open if one is not turn]
         if len(still_open) == len(self._open):
             raise EnvError(
-                "this turn does not wait for actions: send() takes each waiting turn of the last recv() once."
+                "this turn does not wait for actions: send() accepts each waiting turn of the last recv() once."
             )
         rows = turn.slots - self.kinds[turn.kind].slots.start if turn.kind else turn.slots
         for name, column in self._buffers.action[turn.kind].items():
@@ -248,31 +256,31 @@ class CopiesArena:
         """See `Arena.info_of`."""
         if turn.infos is None:
             return None
-        said, name = turn.infos.get(int(self.env_of[slot])) or {}, self.agents[slot]
-        return said if name is None else next((info for agent, info in said.items() if str(agent) == name), {})
+        infos, name = turn.infos.get(int(self.env_of[slot])) or {}, self.agents[slot]
+        return infos if name is None else next((info for agent, info in infos.items() if str(agent) == name), {})
 
     def stats(self) -> dict[str, float]:
         """See `Arena.stats`."""
         failures = self._failures
         made, self._counted = self._steps - self._counted, self._steps.copy()
         stats = {"faulty_episodes": float(self._faulty), "restarts": float(failures.restarts)}
-        stats["lost_steps"] = float(failures.lost_steps - self._lost_told)
-        self._faulty, failures.restarts, self._lost_told = 0, 0, failures.lost_steps
+        stats["lost_steps"] = float(failures.lost_steps - self._lost_reported)
+        self._faulty, failures.restarts, self._lost_reported = 0, 0, failures.lost_steps
         if made.max() > 1.1 * made.min() + 1:
             stats |= {f"steps/env_{env}": float(count) for env, count in enumerate(made)}
         return stats
 
     def close(self) -> None:
-        """See `Arena.close`. An env object that was given is not closed."""
+        """See `Arena.close`. An env object of the user is not closed."""
         if not self._is_closed:
-            self._failures.sum_up()
+            self._failures.log_summary()
         self._is_closed, self._error, self._open = True, _closed(), []
         self._close()
 
     # -- envs that fail -----------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[Ints, Ints, int]:
-        """Like `_ready`, but without envs that failed: these are made again."""
+        """Like `_ready`, but makes envs that failed again, and waits for them."""
         while True:
             envs, status, bits = self._ready()
             if bits & FAILED:
@@ -282,7 +290,7 @@ class CopiesArena:
             if not self._broken:
                 return envs, status, bits
             broken = sorted(self._broken)
-            self._begin(np.array(broken), np.array([self._seeds.again(env) for env in broken]))
+            self._begin(np.array(broken), np.array([self._seeds.next_seed(env) for env in broken]))
             self._broken.clear()
 
     def _count(self, envs: Ints, status: Ints, bits: int = BEGUN) -> None:
@@ -305,18 +313,23 @@ class CopiesArena:
         for fault in faults:
             self._break(fault.env, fault.status)
             if ending is None:  # the first error that ends the run is raised; all of these envs must be made again
-                ending = self._failures.env_failed(fault)
+                ending = self._failures.record_env_failure(fault)
         if ending is not None:
             raise ending
 
     def _break(self, env: int, bits: int) -> None:
-        """Note that ``env`` must be made again; its agents that had ended before the failure get their last rows."""
+        """Mark ``env`` to be made again. Rows of agents that had ended before the failure are kept.
+
+        Args:
+            env: The env.
+            bits: Its status bits, without those of bad rows.
+        """
         if bits & ENDED:
-            self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
+            self._early_turns += self._turn_builder.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
         elif not bits & BEGUN:
             self._failures.lost_steps += 1
-        lost = self._made.lose(env)
+        lost = self._turn_builder.lose(env)
         if len(lost):
             self._cut.append(lost)
             self._faulty += 1
@@ -333,7 +346,7 @@ def _closed() -> EnvError:
 
 
 class EnvSeeds(Stateful):
-    """The seeds of envs, see `CopiesArena`."""
+    """The seeds of the envs; see `CopiesArena` for how they are derived."""
 
     _state = ("entropy", "made_again")
 
@@ -342,13 +355,13 @@ class EnvSeeds(Stateful):
         self.made_again = np.zeros(num_envs, np.int64)
 
     def start(self, seed: int) -> Ints:
-        """Set the run's seed; return the first seeds of all envs, ``[num_envs]``."""
+        """Set the run's seed, and return the first seed of each env, int64 ``[num_envs]``."""
         self.entropy = str(seed)
         self.made_again[:] = 0
         return np.array([self._of(env) for env in range(len(self.made_again))])
 
-    def again(self, env: int) -> int:
-        """The next seed of ``env``, which is made again."""
+    def next_seed(self, env: int) -> int:
+        """The next seed of ``env``, for making it again."""
         self.made_again[env] += 1
         return self._of(env, int(self.made_again[env]))
 
@@ -357,7 +370,7 @@ class EnvSeeds(Stateful):
 
 
 class FailurePolicy:
-    """Counts failures, decides when there are too many, and logs warnings.
+    """Counts failures of envs, decides when there are too many, and logs warnings.
 
     Args:
         workers: The limits on failures.
@@ -369,56 +382,57 @@ class FailurePolicy:
         self._workers, self.steps = workers, steps
         num_envs = len(steps)
         self._may_restart = workers.restart_failed and can_restart
-        self._in_a_row = np.zeros(num_envs, np.int64)  # by env: failures without a step in between
-        self._steps_then = np.full(num_envs, -1)  # by env: its steps at its last failure
+        self._in_a_row = np.zeros(num_envs, np.int64)  # by env: its consecutive failures without a step in between
+        self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
-        self._wrong_at = np.full(num_envs, -1)  # by env: its steps when it broke its contract
-        self._wrong: dict[int, EtudeError] = {}  # the errors of these envs
-        self._recent: deque[int] = deque()  # attempts before each failure within the window
-        self._count_all = 0
-        self._warned = 0  # the failures at the last warning
-        self._told: set[str] = set()  # kinds of failures that were shown in full
+        self._broke_at = np.full(num_envs, -1)  # by env: steps since its previous failure when it broke its contract
+        self._contract_errors: dict[int, EtudeError] = {}  # by env: the error with which it broke its contract
+        self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
+        self._num_failures = 0
+        self._failures_at_warning = 0  # the number of failures at the last warning
+        self._logged_kinds: set[str] = set()  # the kinds of failures that were logged in full
         self.restarts = 0
         """The number of restarts of envs and workers; the arena resets it to 0."""
         self.lost_steps = 0
         """The number of steps whose results were lost, counted by the arena."""
 
-    def forget(self) -> None:
-        """Restart the counts of failures."""
+    def reset_counts(self) -> None:
+        """Reset the counts that end a run: consecutive failures, broken contracts and recent failures."""
         self._in_a_row[:] = 0
-        self._wrong_at[:] = -1
+        self._broke_at[:] = -1
         self._recent.clear()
 
-    def env_failed(self, fault: EnvFault) -> EtudeError | None:
-        """Note that an env failed. None: it may begin again; otherwise the error that ends the run.
+    def record_env_failure(self, fault: EnvFault) -> EtudeError | None:
+        """Count a failure of one env; returns None if it may begin again, or else the error that ends the run.
 
-        If it broke its contract (`WRONG`), restarting is useless if that happens regularly: no env has got further
-        before failing, and all have failed at the same step, or this one twice. If the error is about more than a
-        value, once is enough.
+        If an env breaks its contract (`WRONG`) at the same step each time, restarting is useless. The run therefore
+        ends if no env has got further without failing, and either all envs broke it at the same step, or this env did
+        so twice. An error that is not about a value (a wrong number of results, for instance), and a reward or a flag
+        that is wrong from the first step on, end it the first time.
         """
         env, bits, error = fault
         if not bits & WRONG:  # no warning before the first step: if it never works, the run ends with the error
-            return self.note([env], error, quiet=not self.steps.any())
-        steps = self.steps - self._steps_then.clip(0)  # by env, since its last failure
+            return self.record([env], error, quiet=not self.steps.any())
+        steps = self.steps - self._steps_at_failure.clip(0)  # by env, since its last failure
         k = int(steps[env])
         if not self._may_restart or int(steps.max()) > k or self._furthest > k:
-            return self.note([env], error)
-        is_value = isinstance(error, SpaceError) or not bits & FAILED
-        is_rule = not is_value or self._wrong_at[env] == k or self._workers.max_restarts == 0
-        self._wrong_at[env], self._wrong[env] = k, error
+            return self.record([env], error)
+        is_value = isinstance(error, SpaceError) or (isinstance(error, EnvValueError) and k > 0) or not bits & FAILED
+        is_rule = not is_value or self._broke_at[env] == k or self._workers.max_restarts == 0
+        self._broke_at[env], self._contract_errors[env] = k, error
         self._count([env])
-        if len(steps) > 1 and (self._wrong_at == k).all():
-            return self._wrong[0]
+        if len(steps) > 1 and (self._broke_at == k).all():
+            return self._contract_errors[0]
         return error if is_rule else None
 
-    def note(self, envs: list[int], error: EtudeError, *, most: int = ANY, quiet: bool = False) -> EtudeError | None:
-        """Count a failure of ``envs``. None: they may begin again; otherwise the error that ends the run.
+    def record(self, envs: list[int], error: EtudeError, *, most: int = ANY, quiet: bool = False) -> EtudeError | None:
+        """Count a failure of ``envs``; returns None if they may begin again, or else the error that ends the run.
 
         Args:
             envs: The envs that failed together.
-            error: How they failed.
-            most: A further limit on the failures in a row, besides `Workers.max_restarts`.
-            quiet: Log no warning.
+            error: The error they failed with.
+            most: A limit on consecutive failures in addition to `Workers.max_restarts`.
+            quiet: Whether to log no warning.
         """
         if not self._may_restart:
             return error
@@ -426,7 +440,7 @@ class FailurePolicy:
         times, own = int(self._in_a_row[envs].max()), self._workers
         why = ""
         if times > min(own.max_restarts, most):
-            why = f"{times} failures without a step between (see Workers.max_restarts)"
+            why = f"{times} failures without a step in between (see Workers.max_restarts)"
         elif len(self._recent) > own.max_failure_rate * WINDOW:
             within = self._attempts() - self._recent[0]
             why = f"{len(self._recent)} of the last {within:,} steps failed (see Workers.max_failure_rate)"
@@ -438,37 +452,37 @@ class FailurePolicy:
 
     def _count(self, envs: list[int]) -> None:
         steps = self.steps[envs]
-        self._furthest = max(self._furthest, int((steps - self._steps_then[envs].clip(0)).max()))
-        self._in_a_row[envs] = np.where(steps == self._steps_then[envs], self._in_a_row[envs] + 1, 1)
-        self._steps_then[envs] = steps
+        self._furthest = max(self._furthest, int((steps - self._steps_at_failure[envs].clip(0)).max()))
+        self._in_a_row[envs] = np.where(steps == self._steps_at_failure[envs], self._in_a_row[envs] + 1, 1)
+        self._steps_at_failure[envs] = steps
         self._recent.append(self._attempts())
-        self._count_all += 1
+        self._num_failures += 1
         self.restarts += 1
         while self._attempts() - self._recent[0] > WINDOW:
             self._recent.popleft()
 
     def _attempts(self) -> int:
         """The number of steps and failures."""
-        return int(self.steps.sum()) + self._count_all
+        return int(self.steps.sum()) + self._num_failures
 
     def _warn(self, text: str) -> None:
         """Log the first failure of each kind in full; for others, a summary each time there are ten times as many."""
         first, _, rest = text.partition("\n")
         kind = "".join(c for c in first + rest.rpartition("\n")[2].partition(":")[0] if not c.isdigit())
-        if kind not in self._told and len(self._told) < _KINDS:
-            self._told.add(kind)
-            _log.warning("%s%sIt begins again.", text, "\n" if rest else " ")
-            self._warned = max(self._warned, 1)
-        elif self._count_all >= 10 * self._warned:
-            self.sum_up()
+        if kind not in self._logged_kinds and len(self._logged_kinds) < _KINDS:
+            self._logged_kinds.add(kind)
+            _log.warning("%s%sIt is restarted.", text, "\n" if rest else " ")
+            self._failures_at_warning = max(self._failures_at_warning, 1)
+        elif self._num_failures >= 10 * self._failures_at_warning:
+            self.log_summary()
 
-    def sum_up(self) -> None:
-        """Log how much was lost until now, unless nothing has failed since the last such message."""
-        if self._count_all > max(1, self._warned):
-            self._warned = self._count_all
+    def log_summary(self) -> None:
+        """Log the numbers of failures and lost steps, unless nothing has failed since the last such message."""
+        if self._num_failures > max(1, self._failures_at_warning):
+            self._failures_at_warning = self._num_failures
             _log.warning(
-                "the envs have failed %s times in %s steps, and were made again: %s steps were lost.",
-                f"{self._count_all:,}",
+                "the envs have failed %s times in %s steps and were made again; %s steps were lost.",
+                f"{self._num_failures:,}",
                 f"{int(self.steps.sum()):,}",
                 f"{self.lost_steps:,}",
             )

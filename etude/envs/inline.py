@@ -43,7 +43,9 @@ class InlineArena(CopiesArena):
                 f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that "
                 "makes one, or ask for one env and no workers."
             )
-        self._worker = EnvWorker(make, env_name(env), range(num_envs), limits, is_given=is_given, is_here=True)
+        self._worker = EnvWorker(
+            make, env_name(env), range(num_envs), limits, is_users_env=is_given, in_callers_thread=True
+        )
         try:
             buffers = StepBuffers(self._worker.make_all(), num_envs)
             self._worker.attach(buffers)
@@ -110,7 +112,7 @@ class InlineArena(CopiesArena):
             "shown": self._shown.copy(),
             "waiting": [worker.waiting(env) for env in worker.envs],
             "episode": self._buffers.episode.copy(),
-            "running": self._made.running.copy(),
+            "running": self._turn_builder.running.copy(),
             "seeds": self._seeds.state_dict(),
         }
 
@@ -132,6 +134,6 @@ class InlineArena(CopiesArena):
         self._open = [turn for turn in self._turns if turn.waits]
         for env, waiting in zip(worker.envs, state["waiting"], strict=True):
             worker.waiting(env)[:] = waiting
-        self._buffers.episode[:], self._made.running[:] = state["episode"], state["running"]
+        self._buffers.episode[:], self._turn_builder.running[:] = state["episode"], state["running"]
         self._seeds.load_state_dict(state["seeds"])
         return str(state["how"])

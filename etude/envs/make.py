@@ -62,7 +62,8 @@ def make_arena(
             )
         if exact and env.num_envs != num_envs:
             raise EnvError(
-                f"the {type(env).__name__} has {env.num_envs} envs, but num_envs is {num_envs}: make them equal."
+                f"the {type(env).__name__} has {env.num_envs} envs, but num_envs is {num_envs}: "
+                f"set num_envs={env.num_envs}."
             )
         return env
     if workers.num_workers:

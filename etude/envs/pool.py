@@ -15,7 +15,7 @@ from etude.envs.backends import ProcessBackend, ThreadBackend
 from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
-from etude.envs.worker import NAP, fence
+from etude.envs.worker import MAX_SLEEP, fence
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
 
@@ -64,7 +64,9 @@ class PoolArena(CopiesArena):
         self._per = workers.envs_per_worker
         self._min_batch = min(workers.min_batch or -(-self.num_envs // 2), workers.max_batch or self.num_envs)
         timeout = workers.seconds_a_step
-        self._interval = NAP if timeout is None else min(NAP, timeout / 4)  # between two checks of the workers
+        self._interval = (
+            MAX_SLEEP if timeout is None else min(MAX_SLEEP, timeout / 4)
+        )  # between two checks of the workers
         self._looked = time.monotonic()
         self._hung: set[int] = set()  # workers that were killed because they hung
         # Each env has at most one order that is not done, or whose result was not taken.
@@ -151,7 +153,7 @@ class PoolArena(CopiesArena):
         spin = self._backend.spin
         if spin is not None and sum(self._total) < goal:
             spin.begin()
-            while sum(self._total) < goal and spin.goes_on():
+            while sum(self._total) < goal and spin.yield_core():
                 pass
         end = time.monotonic() + self._interval
         while True:
@@ -182,7 +184,7 @@ class PoolArena(CopiesArena):
         words, goal = self._shared.words, self._num_taken + need
         words[GOAL], words[ASLEEP] = goal, 1
         self._cross()
-        has_died = sum(self._total) < goal and self._backend.wait(min(seconds, NAP))
+        has_died = sum(self._total) < goal and self._backend.wait(min(seconds, MAX_SLEEP))
         words[ASLEEP] = 0
         return has_died
 
@@ -216,12 +218,14 @@ class PoolArena(CopiesArena):
         """Note a worker's death. None: the worker may restart; otherwise the error that ends the run."""
         env = int(self._shared.current[worker])
         if env < 0:
-            return self._failures.note(list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps."))
+            return self._failures.record(
+                list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps.")
+            )
         doing = ("a step", "a reset", "the making")[self._shared.doing[worker]]
         may_hang_always = worker in self._hung and not self._steps.any()
         self._hung.discard(worker)
         error = EnvError(f"worker {worker} {how}, in {doing} of env {env}.")
-        return self._failures.note([env], error, most=1 if may_hang_always else ANY)
+        return self._failures.record([env], error, most=1 if may_hang_always else ANY)
 
     def _kill_hung(self) -> None:
         """Kill the workers that have spent too long on one order.

@@ -366,7 +366,9 @@ def make_vector_env(
     if not isinstance(made, VectorEnv):
         raise EnvError(f"{name} gives a {type(made).__name__}, not a VectorEnv: make_arena steps copies of one env.")
     if exact and made.num_envs != num_envs:
-        raise EnvError(f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: make them equal.")
+        raise EnvError(
+            f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: set num_envs={made.num_envs}."
+        )
     return made
 
 

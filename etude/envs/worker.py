@@ -17,6 +17,7 @@ from etude.envs.adapters import (
     OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
+    EnvValueError,
     GymAdapter,
     check_flags,
     check_reward,
@@ -57,13 +58,13 @@ from etude.envs.workers import EnvLimits
 from etude.errors import EnvError, EtudeError, SpaceError, described
 from etude.spaces import check_value
 
-TIMES: Final = 300
-"""How often to yield the core before sleeping, which takes at least a tenth of a millisecond. Sixteen CartPoles in two
-workers on two cores make 125,000 steps a second with it, 110,000 with a third of it, and hardly more with three times
-as much."""
+MAX_YIELDS: Final = 300
+"""How many times to yield the core before sleeping. Waking up takes at least 0.1 ms. With this value, sixteen CartPoles
+in two workers on two cores make 125,000 steps a second; with a third of it 110,000; with three times as much, hardly
+more."""
 
-NAP: Final = 1.0
-"""The longest sleep, in seconds, before checking again without being woken."""
+MAX_SLEEP: Final = 1.0
+"""The longest sleep in seconds. A sleeper that nobody wakes checks for work after that time."""
 
 
 _ALWAYS = 1 << 62
@@ -77,9 +78,10 @@ class EnvWorker:
         make: Makes one env object.
         name: The name of ``make`` in errors.
         envs: The numbers of this worker's copies.
-        limits: Checks, and the length of episodes.
-        is_given: Whether ``make`` returns the user's own env, which is not closed here.
-        is_here: Whether the envs step in the thread that uses the arena, so that a KeyboardInterrupt is a Ctrl-C.
+        limits: How often values are checked, and the maximum length of episodes.
+        is_users_env: Whether ``make`` returns an env object of the user, who closes it.
+        in_callers_thread: Whether the envs step in the thread that uses the arena. A KeyboardInterrupt is then a
+            Ctrl-C, and not an error of the env.
     """
 
     def __init__(
@@ -89,17 +91,22 @@ class EnvWorker:
         envs: Sequence[int],
         limits: EnvLimits,
         *,
-        is_given: bool = False,
-        is_here: bool = False,
+        is_users_env: bool = False,
+        in_callers_thread: bool = False,
     ) -> None:
         self.envs = envs
         self.failures: dict[int, EtudeError] = {}
         """The errors of envs that failed, by env."""
         self.infos: dict[int, Any] = {}
-        """By env, the infos with its last rows that wait."""
+        """By env: the infos of its latest observations that wait for actions."""
         self.end_infos: dict[int, Any] = {}
-        """By env, the infos with its last rows that end."""
-        self._make_env, self._name, self._is_given, self._is_here = make, name, is_given, is_here
+        """By env: the infos of its latest final observations."""
+        self._make_env, self._name, self._is_users_env, self._in_callers_thread = (
+            make,
+            name,
+            is_users_env,
+            in_callers_thread,
+        )
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
         self._check = _ALWAYS if limits.check == "always" else limits.check
@@ -107,7 +114,7 @@ class EnvWorker:
         self._unchecked = dict.fromkeys(envs, 0)
         self._ended = 0
 
-    # -- the beginning and the end ------------------------------------------------------------------------------
+    # -- making and closing envs --------------------------------------------------------------------------------
 
     def make_all(self) -> AgentLayout:
         """Make all envs, and return their layout.
@@ -121,7 +128,7 @@ class EnvWorker:
         except EtudeError:
             raise
         except BaseException as error:
-            if self._passes(error):
+            if self._is_interrupt(error):
                 raise
             raise EnvError(f"{self._name} fails to make an env: {described(error)}") from error
         for env, layout in zip(self.envs, layouts, strict=True):
@@ -130,7 +137,7 @@ class EnvWorker:
 
     def _make(self, env: int) -> GymAdapter | ManyAgentsAdapter:
         old = self._adapters.pop(env, None)
-        if old is not None and not self._is_given:
+        if old is not None and not self._is_users_env:
             with contextlib.suppress(Exception):  # its failure was already reported
                 old.close()
         adapter = adapt_env(self._make_env())
@@ -140,12 +147,17 @@ class EnvWorker:
         self._unchecked[env] = self._check
         return adapter
 
-    def _passes(self, error: BaseException) -> bool:
-        """Whether to raise an error as it is, because it is not the env's."""
-        return self._is_here and isinstance(error, KeyboardInterrupt)
+    def _is_interrupt(self, error: BaseException) -> bool:
+        """Whether an error is a Ctrl-C, which is raised unchanged, rather than an error of the env."""
+        return self._in_callers_thread and isinstance(error, KeyboardInterrupt)
 
     def attach(self, buffers: StepBuffers, note_reset: Callable[[], None] | None = None) -> None:
-        """Write into ``buffers`` from now on; call ``note_reset`` before each reset that follows an episode."""
+        """Set the buffers that `step` and `begin` write to.
+
+        Args:
+            buffers: The step buffers.
+            note_reset: Called before each reset that follows an episode or the making of an env.
+        """
         self._buffers, self._layout, self._note_reset = buffers, buffers.layout, note_reset
         layout = buffers.layout
         self._seat = {agent: seat for seat, agent in enumerate(layout.seated)}
@@ -173,14 +185,14 @@ class EnvWorker:
             Exception: closing an env failed.
         """
         adapters, self._adapters = list(self._adapters.values()), {}
-        if self._is_given:
+        if self._is_users_env:
             return
         with contextlib.ExitStack() as stack:
             for adapter in reversed(adapters):
                 stack.callback(adapter.close)
 
     def adapters(self) -> list[EnvAdapter]:
-        """The adapters of the envs that exist, in order."""
+        """The adapters of all envs, in the order of their numbers."""
         return [self._adapters[env] for env in self.envs]
 
     def env_at(self, env: int) -> Any:
@@ -189,24 +201,30 @@ class EnvWorker:
         return None if adapter is None else adapter.env
 
     def waiting(self, env: int) -> list[int]:
-        """The agents of ``env`` that wait for actions; the list may be changed."""
+        """The numbers of the agents of ``env`` that wait for actions. The caller may change the list."""
         return self._waiting[env]
 
     # -- steps and resets ---------------------------------------------------------------------------------------
 
     def step(self, env: int) -> int:
-        """Step ``env`` with the actions in the buffers, write its rows, and return its status."""
+        """Step ``env`` with the actions in the buffers, write its rows, and return its status bits."""
         try:
             adapter = self._adapters[env]
             return self._step_gym(env, adapter) if type(adapter) is GymAdapter else self._step(env, adapter)
         except BaseException as error:
-            if self._passes(error):
+            if self._is_interrupt(error):
                 raise
             adapter = self._adapters[env]
             return self._failed(env, "a reset" if adapter.over else "a step", error)
 
     def begin(self, env: int, seed: int | None, *, make: bool = False) -> int:
-        """Reset ``env``, after making it again if ``make``; write its rows, and return its status."""
+        """Reset ``env``, write its rows, and return its status bits.
+
+        Args:
+            env: The number of the env.
+            seed: The seed of the reset; None: none.
+            make: Whether to make the env again first.
+        """
         try:
             adapter = self._make(env) if make else self._adapters[env]
             if make:
@@ -215,20 +233,26 @@ class EnvWorker:
                     self._note_reset()
             return BEGUN | self._reset(env, adapter, seed)
         except BaseException as error:
-            if self._passes(error):
+            if self._is_interrupt(error):
                 raise
             return BEGUN | self._failed(env, "a reset" if env in self._adapters else "being made", error)
 
     def _failed(self, env: int, doing: str, error: BaseException) -> int:
-        """The status of an env that raised an error; the error is kept in `failures`."""
+        """Store the error of ``env`` in `failures`, and return the env's status bits.
+
+        Args:
+            env: The number of the env.
+            doing: What it failed in, for the message.
+            error: The error that it raised.
+        """
         ended = self._take_ended()
         if unpacked_wrongly(error):
             error = old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
         if isinstance(error, EtudeError):
-            kind = SpaceError if isinstance(error, SpaceError) else EnvError
+            kind = next((kind for kind in (SpaceError, EnvValueError) if isinstance(error, kind)), EnvError)
             self.failures[env] = kind(f"env {env}: {error}")
             return ended | FAILED | WRONG
-        self.failures[env] = EnvError(f"env {env} failed in {doing}:\n{_text(error)}")
+        self.failures[env] = EnvError(f"env {env} failed in {doing}:\n{_formatted(error)}")
         return ended | FAILED
 
     def _take_ended(self) -> int:
@@ -236,7 +260,7 @@ class EnvWorker:
         return ended
 
     def _begin_next(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, ended: int) -> int:
-        """Reset an env whose episode is over; ``ended`` are the status bits of its last rows."""
+        """Reset an env whose episode is over, and return its status bits; ``ended`` are those of its last rows."""
         self._ended = ended  # these bits are set even if the reset fails
         if self._note_reset is not None:
             self._note_reset()
@@ -265,11 +289,11 @@ class EnvWorker:
 
     def _step_gym(self, env: int, adapter: GymAdapter) -> int:
         view = self._view
-        given = adapter.env.step(view.read(env))
+        result = adapter.env.step(view.read(env))
         try:
-            obs, reward, terminated, truncated, infos = given
+            obs, reward, terminated, truncated, infos = result
         except (TypeError, ValueError):
-            raise not_five(adapter.env, given) from None
+            raise not_five(adapter.env, result) from None
         adapter.env_t = t = adapter.env_t + 1
         if reward.__class__ not in NUMBERS:
             check_reward(reward)
@@ -281,14 +305,14 @@ class EnvWorker:
             view.show(env, obs)
             self._reward[env] = reward
             self.infos[env] = infos
-            return SHOWN | self._keep_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else SHOWN
+            return SHOWN | self._store_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else SHOWN
         adapter.over = True
         view.end(env, obs)
         self._end_reward[env] = reward
         cut = not terminated and t >= self._last_step
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
         self.end_infos[env] = infos
-        taken = self._keep_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else 0
+        taken = self._store_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else 0
         return self._begin_next(env, adapter, ENDED | OVER | flags | taken)
 
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
@@ -317,7 +341,7 @@ class EnvWorker:
         first_seat, unchecked = env * len(self._views), self._unchecked[env]
         for row in rows:
             view, seat = self._views[row.agent], first_seat + self._seat[row.agent]
-            flags = SHOWN if row.taken is None else SHOWN | self._keep_taken(env, view, row.taken)
+            flags = SHOWN if row.taken is None else SHOWN | self._store_taken(env, view, row.taken)
             if row.obs is None:
                 flags |= BLIND
             elif unchecked:
@@ -342,11 +366,11 @@ class EnvWorker:
         self._unchecked[env] -= self._unchecked[env] > 0
         if not waiting and not adapter.over:
             raise EnvError(
-                f"no agent of {type(adapter.env).__name__} waits for an action, although its episode is not over."
+                f"no agent of {type(adapter.env).__name__} waits for an action, although the episode is not over."
             )
         return status
 
-    def _keep_taken(self, env: int, view: AgentView, action: Any) -> int:
+    def _store_taken(self, env: int, view: AgentView, action: Any) -> int:
         if action is None:
             return 0
         check_value(view.action_space, action, OFF_POLICY_ACTION)
@@ -354,8 +378,8 @@ class EnvWorker:
         return TAKEN
 
 
-def _text(error: BaseException) -> str:
-    """An error with its traceback, from where it leaves this package."""
+def _formatted(error: BaseException) -> str:
+    """Format an error with its traceback, without the leading frames of this package."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith(_HERE):
         at = at.tb_next
@@ -366,9 +390,9 @@ def _text(error: BaseException) -> str:
 
 
 class WakeEvent:
-    """An event between two processes or threads: one waits on ``reader``, the other sets it.
+    """An event between two processes or threads: one waits on ``reader``, the other calls `set`.
 
-    A pickled event is the same event in a process that inherits its files.
+    It can be pickled for a process that inherits its file descriptors; both then share the event.
 
     Args:
         fds: The file descriptors of an event that another process made; None: a new event.
@@ -388,10 +412,10 @@ class WakeEvent:
         return WakeEvent, (self.fds(),)
 
     def set(self) -> None:
-        """Wake the waiting side, now or when it next waits."""
+        """Wake the side that waits. If it is not waiting, its next wait returns at once."""
         try:
             self.writer.send(b"!")
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # set already, or the other side is gone
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # already set, or the other side is gone
             return
 
     def clear(self) -> None:
@@ -408,10 +432,11 @@ class WakeEvent:
 
 
 def fence() -> Callable[[], None]:
-    """A memory fence for one thread: its earlier writes become visible to other processors before its later reads.
+    """Return a function that is a memory fence for one thread.
 
-    The side that is about to sleep sets a flag and then checks for work again; the other side writes work and then
-    checks the flag. Without a fence in between, each may miss the other.
+    The thread's writes before the call become visible to other processors before its reads after the call. The side
+    that is about to sleep sets a flag and then checks for work again; the other side writes work and then checks the
+    flag. Without a fence in between, each could miss what the other wrote.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -424,11 +449,11 @@ def fence() -> Callable[[], None]:
 
 
 class Spin:
-    """Busy waiting for work, yielding the core in between, before going to sleep.
+    """Polls for work for a short time before going to sleep, and yields the core between two checks.
 
-    Polling is faster than being woken, as long as everybody with work gets the core. It is therefore suspended for a
-    tenth of a second after another program has used the core for a whole time slice. Without yielding, the envs would
-    not get the core.
+    Polling is faster than being woken, as long as every process with work gets a core. It is therefore suspended for
+    0.1 s after a yield took more than 1 ms, because another process then used the core. Without yielding, the envs
+    would not get the core.
     """
 
     def __init__(self) -> None:
@@ -438,10 +463,10 @@ class Spin:
     def begin(self) -> None:
         """Start waiting."""
         self._now = time.perf_counter()
-        self._left = TIMES if self._now > self._rest else 0
+        self._left = MAX_YIELDS if self._now > self._rest else 0
 
-    def goes_on(self) -> bool:
-        """Yield the core; then True to check for work again, False to sleep instead."""
+    def yield_core(self) -> bool:
+        """Yield the core. Returns True to check for work again, or False to sleep."""
         if not self._left:
             return False
         self._left -= 1
@@ -454,8 +479,10 @@ class Spin:
 
 
 def wait_for(ends: Sequence[Any]) -> Callable[[float], list[int]]:
-    """A function that waits, for at most the given seconds, until some of ``ends`` (sockets or file descriptors) are
-    readable, and returns their file descriptors."""
+    """Return a function that waits until some of ``ends`` (sockets or file descriptors) are readable.
+
+    The function takes the longest wait in seconds, and returns the file descriptors that are readable.
+    """
     fds = [end if isinstance(end, int) else end.fileno() for end in ends]
     if not hasattr(select, "poll"):
         return lambda seconds: select.select(fds, [], [], seconds)[0]
@@ -481,14 +508,11 @@ def work(
         buffers: Contains the orders.
         number: The number of this worker.
         arena_event: Wakes the arena.
-        spin: How to wait before sleeping; None for threads, which would hold Python's lock meanwhile.
+        spin: How to poll before sleeping; None for threads, which would hold Python's lock meanwhile.
         sleep: Sleeps until this worker is woken; returns False if the arena is gone.
     """
-    words, asked, done = (
-        buffers.words.data,
-        buffers.asked.data,
-        buffers.done.data,
-    )  # for single numbers, faster than arrays
+    # Memory views read and write one number faster than arrays.
+    words, asked, done = buffers.words.data, buffers.asked.data, buffers.done.data
     order, seed, status = buffers.order.data, buffers.seed.data, buffers.status.data
     total, asleep, current = buffers.total.data, buffers.asleep.data, buffers.current.data
     doing = buffers.doing.data
@@ -537,7 +561,7 @@ def work(
             was_idle = True
             if spin is not None:
                 spin.begin()
-        if spin is not None and spin.goes_on():
+        if spin is not None and spin.yield_core():
             continue
         asleep[number] = 1
         cross()

@@ -5,6 +5,7 @@ import asyncio
 import ctypes
 import functools
 import importlib
+import itertools
 import os
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -617,6 +619,36 @@ def test_what_does_not_fit_its_space_is_shown_against_it(env: Any, error: type[E
 def test_what_does_not_fit_is_shown_by_workers_too(mode: Any) -> None:
     with pytest.raises(SpaceError, match=LIARS[0][2]):
         tried(WrongShape, Workers(num_workers=2, mode=mode), 40)
+
+
+class SometimesWrong(gym.Env[Any, Any]):
+    """In three of a hundred steps, a value is not what it should be."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    made: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def __init__(self, **lie: Any) -> None:
+        self._lie, self._draw = lie, np.random.default_rng(next(self.made)).random
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        answer = {"obs": np.zeros(3, np.float32), "reward": 1.0, "terminated": False, "truncated": False, "info": {}}
+        return tuple((answer | self._lie if self._draw() < 0.03 else answer).values())
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"reward": None}, {"reward": 1 + 2j}, {"reward": np.zeros(2)}, {"terminated": None}, {"obs": np.zeros(4)}],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_env_that_returns_a_wrong_value_now_and_then_goes_on(lie: dict[str, Any], workers: int) -> None:
+    SometimesWrong.made = itertools.count(1)
+    tried(lambda: SometimesWrong(**lie), Workers(num_workers=workers, mode="thread"), 400)
 
 
 def test_only_the_first_steps_are_checked() -> None:

@@ -311,7 +311,7 @@ def test_when_what_starts_workers_is_killed_they_die_and_that_is_told() -> None:
     assert_ends(pids)
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.zeros(2, np.int64)})
-    with pytest.raises(EnvError, match=r"the process that starts workers has ended, and the workers with it"):
+    with pytest.raises(EnvError, match=r"the process that starts the workers has ended, and the workers with it"):
         arena.recv()
     arena.close()
 

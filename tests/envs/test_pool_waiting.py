@@ -140,7 +140,7 @@ def test_max_wait_is_kept_though_the_arena_looks_after_its_workers_meanwhile() -
 
 
 def test_max_wait_begins_when_one_is_ready(monkeypatch: Any) -> None:
-    monkeypatch.setattr(pool, "NAP", 20.0)  # who is not woken sleeps for long
+    monkeypatch.setattr(pool, "MAX_SLEEP", 20.0)  # who is not woken sleeps for long
     begin = time.monotonic()
     arena, gates, _ = gated(2, min_batch=2, max_wait=0.0)
 
