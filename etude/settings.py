@@ -608,8 +608,16 @@ def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
     if text:
         value = _number(value) if isinstance(value, str) else value
         value = int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
-    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and math.isfinite(value)
+    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and _is_finite(value)
     return fine, hint(value) if fine else value
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a number is finite, and no whole number that is too large for a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _numbers(value: Any) -> Any:

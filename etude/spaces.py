@@ -7,6 +7,7 @@ Nested observations and actions are flattened (``Flattener``) and nested again (
 import functools
 import itertools
 import math
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -382,9 +383,9 @@ def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
     """Raise a SpaceError if the shape or the dtype of the value ``name`` is not that of its simple space."""
     shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
     if array.shape != shape:
-        raise SpaceError(f"`{name}` has shape {array.shape}, but its space {leaf} has shape {shape}.")
+        raise SpaceError(f"`{name}` has shape {array.shape}, but its space {in_words(leaf)} has shape {shape}.")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise SpaceError(f"`{name}` has dtype {array.dtype}, but its space {leaf} has dtype {dtype}.")
+        raise SpaceError(f"`{name}` has dtype {array.dtype}, but its space {in_words(leaf)} has dtype {dtype}.")
 
 
 def check_finite_value(name: str, array: np.ndarray) -> None:
@@ -425,7 +426,7 @@ def check_value(space: Space, value: Any, root: str) -> None:
     try:
         values = Flattener(space, root)(value)
     except (KeyError, IndexError, TypeError) as error:
-        raise SpaceError(f"`{root}` is {_describe(value)}, but its space is {space}: {error!r}.") from error
+        raise misfit(space, value, root) from error
     for name, leaf in leaves(space, root).items():
         array = np.asarray(values[name])
         check_form(name, leaf, array)
@@ -434,10 +435,67 @@ def check_value(space: Space, value: Any, root: str) -> None:
             raise SpaceError(f"`{name}` is {array}, outside its space {leaf}.")
 
 
-def _describe(value: Any) -> str:
+def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
+    """Mark the rows of a batch ``[B, *shape]`` that are in a simple space of choices: booleans ``[B]``.
+
+    None for a Box, whose bounds are not checked: see `outside_bounds`.
+    """
+    if isinstance(leaf, spaces.Discrete):
+        inside = (array >= leaf.start) & (array < leaf.start + leaf.n)
+    elif isinstance(leaf, spaces.MultiBinary):
+        inside = (array == 0) | (array == 1)
+    elif isinstance(leaf, spaces.MultiDiscrete):
+        inside = (array >= leaf.start) & (array < leaf.start + leaf.nvec)
+    else:
+        return None
+    marked: np.ndarray = inside.all(axis=tuple(range(1, inside.ndim)))
+    return marked
+
+
+def misfit(space: Space, value: Any, name: str) -> SpaceError:
+    """The error for a value that lacks a part of its space, or has another structure; the part is named."""
+    return _misfit(space, value, name) or SpaceError(
+        f"`{name}` is {described_value(value)}, but its space is {in_words(space)}."
+    )
+
+
+def _misfit(space: Space, value: Any, name: str) -> SpaceError | None:
+    if isinstance(space, spaces.Dict):
+        keys = ", ".join(map(str, space.spaces))
+        if not isinstance(value, Mapping):
+            return SpaceError(f"`{name}` is {described_value(value)}, but must be a dict with {keys}.")
+        for key in space.spaces:
+            if key not in value:
+                return SpaceError(f"`{name}{SEPARATOR}{key}` is missing: `{name}` is {described_value(value)}.")
+    elif isinstance(space, spaces.Tuple):
+        count = len(space.spaces)
+        if not isinstance(value, tuple | list):
+            return SpaceError(f"`{name}` is {described_value(value)}, but must be a tuple of {count} parts.")
+        if len(value) < count:
+            return SpaceError(f"`{name}` has {len(value)} of the {count} parts of its space.")
+    else:
+        return None
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    found = (_misfit(sub, value[key], f"{name}{SEPARATOR}{key}") for key, sub in parts)
+    return next((error for error in found if error is not None), None)
+
+
+def described_value(value: Any) -> str:
+    """What kind of value it is, for a message."""
+    if value is None:
+        return "None"
     if isinstance(value, Mapping):
-        return f"a dict with the keys {sorted(map(str, value))}"
-    return f"a {type(value).__name__}"
+        return f"a dict with {', '.join(sorted(map(str, value))) or 'nothing in it'}"
+    return f"of type {type(value).__name__}"
+
+
+_ENDS_OF_INT64 = re.compile(r"-9223372036854775808\b|\b9223372036854775807\b")
+
+
+def in_words(shown: object) -> str:
+    """A space or one of its bounds for a message, as it shows itself; the ends of int64, as of a Box of whole numbers
+    of any size, are ``no bound``."""
+    return _ENDS_OF_INT64.sub("no bound", str(shown))
 
 
 def in_short(space: Space) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export of policies to files that run without Etude: ONNX or torch.export programs, connectors included."""
 
+import contextlib
 import copy
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -21,6 +23,7 @@ from etude.errors import ModuleError, SettingsError, how_to_install
 from etude.experience.arrays import where_rows
 from etude.modules import Module
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
+from etude.urls import is_url, redacted
 
 METADATA: Final = "etude"
 """Key of an exported policy's metadata, which is JSON."""
@@ -140,20 +143,25 @@ def export(
     """Write a policy to a file, replacing an existing one as a whole.
 
     Args:
-        path: The file: ``.onnx``, or ``.pt2`` for `torch.export.load`.
+        path: The file: ``.onnx``, or ``.pt2`` for `torch.export.load`. Its folder is created if there is none.
         traced: The policy in torch.
         spaces: The env's observation and action spaces.
         act: The policy in NumPy, to compare with: maps columns of observations to columns of actions.
 
     Raises:
-        SettingsError: the path has another suffix, or a package is missing.
+        SettingsError: the path has another suffix or can't be written, or a package is missing.
         ModuleError: torch can't export the network, or its torch form chooses other actions.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise SettingsError(f"a policy is exported to the path of a file, such as 'policy.onnx', not to {path!r}.")
+    if is_url(os.fspath(path)):
+        raise SettingsError(
+            f"{redacted(os.fspath(path))}: a policy is exported to a file on this machine only. Write it to one, and "
+            "copy that."
+        )
     path = Path(path)
     if path.suffix not in (".onnx", ".pt2"):
         raise SettingsError(f"a policy is exported to a file that ends in .onnx or .pt2, not to {path}.")
-    if not path.parent.is_dir():
-        raise SettingsError(f"{path} can't be written: there is no folder {path.parent}.")
     if path.suffix == ".onnx":
         _check_packages()
     given = _compared(traced, spaces[0], act)
@@ -162,12 +170,12 @@ def export(
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused operation that no other runtime has
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), _only_errors():
             program = torch.export.export(traced, given, dynamic_shapes=dynamic, strict=False)
             if not all(_is_free(node.meta["val"].shape[0]) for node in _placeholders(program)):
                 raise ValueError(f"it works with batches of {ROWS} observations alone")
             about = json.dumps(_about(traced, spaces))
+            path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 draft = Path(folder) / path.name
                 if path.suffix == ".pt2":
@@ -180,6 +188,8 @@ def export(
                     made.model.metadata_props[METADATA] = about
                     made.save(draft)
                 draft.replace(path)
+    except OSError as error:
+        raise SettingsError(f"{path} can't be written: {error}.") from error
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModuleError(
@@ -188,6 +198,20 @@ def export(
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """Context in which torch warns of nothing, such as of packages that policies don't need. Errors are logged."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:

@@ -3,7 +3,7 @@
 
 import os
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,14 +13,35 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline
 from etude.display import short
-from etude.errors import SettingsError, SpaceError
-from etude.experience.arrays import host, where_rows
+from etude.errors import SettingsError, SpaceError, UnknownNameError
+from etude.experience.arrays import first_not_finite, host, where_rows
 from etude.modules import Actor, Module
 from etude.policies.export import TracedPolicy, export
-from etude.spaces import Flattener, NamedDiscrete, Nester, Space, alike, in_short, leaf_dtype, leaf_shape, leaves
+from etude.spaces import (
+    Flattener,
+    NamedDiscrete,
+    Nester,
+    Space,
+    alike,
+    are_choices,
+    described_value,
+    in_short,
+    in_words,
+    leaf_dtype,
+    leaf_shape,
+    leaves,
+    misfit,
+)
 
 PolicyState: TypeAlias = dict[str, Any]
 """The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
+
+
+ACT_ELSEWHERE: Final = (
+    "predict get_action get_actions compute_action compute_single_action compute_actions select_action choose_action "
+    "sample_action infer"
+)
+"""What other libraries call `Policy.act`."""
 
 
 class Chosen(NamedTuple):
@@ -44,6 +65,9 @@ class Policy:
         connectors: Transform the env's observations for the module, and the module's actions for the env; None: none.
         obs_space: The env's observation space, before the connectors. None: the module's.
         action_space: The env's action space, after the connectors. None: the module's.
+
+    Raises:
+        SettingsError: ``module`` is something else.
     """
 
     def __init__(
@@ -54,6 +78,11 @@ class Policy:
         obs_space: Space | None = None,
         action_space: Space | None = None,
     ) -> None:
+        if not isinstance(module, Module):
+            raise SettingsError(
+                f"Policy takes a module, not {module!r:.100}. The policy of a run is etude.load_policy(folder), that "
+                "of an algorithm is algorithm.policy."
+            )
         self.module = module
         self._acting = module.without_value()
         self.connectors = Pipeline() if connectors is None else connectors
@@ -69,6 +98,17 @@ class Policy:
     def __repr__(self) -> str:
         through = {"connectors": [repr(one) for one in self.connectors.connectors]} if len(self.connectors) else {}
         return short(self, f"{in_short(self.obs_space)} -> {in_short(self.action_space)}", **through)
+
+    if not TYPE_CHECKING:  # else mypy would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError that names the counterpart of other libraries' methods that act."""
+            if name in ACT_ELSEWHERE.split():
+                raise UnknownNameError(
+                    f"Policy has no `{name}`. policy.act(obs) takes the most likely action; "
+                    "policy.act(obs, explore=True) samples one."
+                )
+            return object.__getattribute__(self, name)  # raises the original error
 
     @property
     def remembers(self) -> bool:
@@ -87,10 +127,17 @@ class Policy:
 
         Args:
             num_rows: The batch size of the observations; None: single observations.
+
+        Raises:
+            SettingsError: ``num_rows`` is not a number of rows.
         """
         if not self.remembers:
             return {}
         rows = 1 if num_rows is None else num_rows
+        if not isinstance(rows, int | np.integer) or rows < 0:
+            raise SettingsError(
+                f"`num_rows` is {num_rows!r}, but must be a number of rows, or None for one observation."
+            )
         actions = leaves(self.module.action_space, col.ACTION) if self.readers(col.ACTION) else {}
         return {
             "first": np.ones(rows, bool),
@@ -135,10 +182,15 @@ class Policy:
             tensors. If ``state`` was given, a tuple of the action and the next state, which is always NumPy.
 
         Raises:
-            SpaceError: the observation does not fit `obs_space`.
+            SpaceError: the observation does not fit `obs_space`: a part is missing, has another shape or kind of
+                numbers, is NaN or infinite, or is no choice of its `Discrete` space. Numbers outside the bounds of a
+                Box are accepted, and parts that the space does not have are ignored.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
-                the last reward, but there is none; or names are asked for, and the action space has none.
+                the last reward, but there is none; or names are asked for, and the action space has none; or ``reward``
+                or ``rng`` is something else.
         """
+        if rng is not None and not isinstance(rng, np.random.Generator):
+            raise SettingsError(f"`rng` is {rng!r}, but must be a generator, such as numpy.random.default_rng(3).")
         if names and not self._named:
             raise SettingsError(f"the actions {self.action_space} have no names: leave names=True out.")
         seen, is_batch, device = self._columns_of(obs)
@@ -202,17 +254,14 @@ class Policy:
         device = None
         given: Columns = {}
         try:
-            for name, value in self._flatten(obs).items():
-                if isinstance(value, torch.Tensor):
-                    device = value.device
-                    value = host(value)
-                given[name] = np.asarray(value)
-                if given[name].dtype.kind in "UO" and isinstance(leaf := self._flatten.leaves[name], NamedDiscrete):
-                    given[name] = leaf.numbers(value)
-        except SpaceError as error:
-            raise SpaceError(f"`{name}` of the observation: {error}") from error
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
+            parts = self._flatten(obs)
+        except (KeyError, IndexError, TypeError) as error:
+            raise misfit(self.obs_space, obs, col.OBS) from error
+        for name, value in parts.items():
+            if isinstance(value, torch.Tensor):
+                device = value.device
+                value = host(value)
+            given[name] = _array(name, self._flatten.leaves[name], value)
         is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
         rows = {len(value) for value in given.values()} if is_batch else {1}
         columns: Columns = {}
@@ -220,12 +269,12 @@ class Policy:
             value = given[name] if is_batch else given[name][None]
             if len(rows) > 1 or value.shape[1:] != shape:
                 raise SpaceError(
-                    f"`{name}` has shape {given[name].shape}, but in its space {self.obs_space} it has shape {shape}: "
-                    "give one observation, or arrays of observations with the batch axis in front, all of one length."
+                    f"`{name}` has shape {given[name].shape}, but in its space {in_words(self.obs_space)} it has "
+                    f"shape {shape}: give one observation, or arrays of observations with the batch axis in front, all "
+                    "of one length."
                 )
-            if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
-                raise SpaceError(f"`{name}` has dtype {value.dtype}, but in its space {self.obs_space} {dtype}.")
-            columns[name] = value.astype(dtype, copy=False)
+            columns[name] = value if value.dtype == dtype else _cast(name, value, dtype)
+            _check(name, self._flatten.leaves[name], columns[name], is_batch=is_batch)
         return columns, is_batch, device
 
     def _step(
@@ -240,14 +289,14 @@ class Policy:
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
-                f"this policy has a state: pass the state of {rows} rows, policy.initial_state("
+                f"this policy has a state: pass that of {rows} row{'s' if rows > 1 else ''}, policy.initial_state("
                 f"{rows if rows > 1 else ''}) at the start of an episode, then the state that act returned: "
                 "`action, state = policy.act(obs, state)`."
             )
-        begins = state["first"] if first is None else state["first"] | np.asarray(first, bool)
+        begins = state["first"] if first is None else state["first"] | _for_rows("first", first, rows, bool)
         if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
-        earned = np.zeros(rows) if reward is None else np.broadcast_to(np.asarray(reward, np.float64), (rows,))
+        earned = np.zeros(rows) if reward is None else _for_rows("reward", reward, rows, np.float64)
         memory, action = state["memory"], state["action"]
         if begins.any():
             memory = {name: where_rows(begins, 0.0, part).astype(np.float32) for name, part in memory.items()}
@@ -274,10 +323,11 @@ class Policy:
 
         Args:
             path: A file ending in ``.onnx``, for ONNX runtimes (needs ``etude[export]``), or in ``.pt2``, for
-                `torch.export.load`. An existing file is replaced.
+                `torch.export.load`. An existing file is replaced, and the folder is created if there is none.
 
         Raises:
-            SettingsError: a connector can't be exported, a package is missing, or the path has another suffix.
+            SettingsError: a connector can't be exported, a package is missing, or the path has another suffix or can't
+                be written.
             ModuleError: torch can't export the network.
         """
         takes_reward = bool(self.readers(col.REWARD))
@@ -316,6 +366,54 @@ class Policy:
 
 PolicyLike: TypeAlias = Policy | Module
 """A policy; or a module, as a policy without connectors."""
+
+
+def _for_rows(name: str, value: ArrayLike, rows: int, dtype: type) -> NDArray[Any]:
+    """One number for all rows, or an array ``[rows]``."""
+    try:
+        return np.broadcast_to(np.asarray(value, dtype), (rows,))
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"`{name}` is {value!r}, but must be a number, or one for each of {rows} rows.") from error
+
+
+def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
+    """A part of an observation as an array of numbers."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "UO" and isinstance(leaf, NamedDiscrete):
+            return leaf.numbers(value)
+    except SpaceError as error:
+        raise SpaceError(f"`{name}` of the observation: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise SpaceError(f"`{name}` is no array of numbers: its rows differ in length or depth.") from error
+    if array.dtype.kind not in "biuf":
+        found = described_value(value) if array.ndim == 0 else f"an array of dtype {array.dtype}"
+        raise SpaceError(f"`{name}` is {found}, but must be numbers of its space {in_words(leaf)}.")
+    return array
+
+
+def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array in the dtype of its space; numbers may not lose their fractions, or leave its range."""
+    if not (np.can_cast(array.dtype, dtype, "same_kind") or array.dtype.kind + dtype.kind in ("iu", "ui")):
+        raise SpaceError(f"`{name}` has dtype {array.dtype}, but in its space {dtype}.")
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+        cast = array.astype(dtype)
+    if dtype.kind in "iu" and (cast != array).any():
+        raise SpaceError(f"`{name}` has a number outside the range of {dtype}, the dtype of its space.")
+    return cast
+
+
+def _check(name: str, leaf: Space, batch: NDArray[Any], *, is_batch: bool) -> None:
+    """Raise a SpaceError for NaN, infinity, and numbers that are no choices of their space."""
+    inside = are_choices(leaf, batch)
+    if inside is None:
+        row = first_not_finite(batch)
+        fault = "is not finite"
+    else:
+        row = None if inside.all() else int(np.flatnonzero(~inside)[0])
+        fault = f"is outside its space {leaf}"
+    if row is not None:
+        raise SpaceError(f"`{name}`{f' of row {row}' if is_batch else ''} {fault}: {batch[row]}.")
 
 
 def _tensors(columns: Columns, device: torch.device) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 """Exported policies choose what the policy chooses, run by onnxruntime in a process without Etude and torch."""
 
 import json
+import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,21 @@ def test_a_program_of_torch_does_so_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out[0].numpy(), policy.act(obs, policy.initial_state(3))[0])
 
 
+def test_the_folder_is_created_and_torch_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch_log, records = logging.getLogger("torch.onnx"), list[logging.LogRecord]()
+    level, handler = torch_log.level, logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    torch_log.addHandler(handler)
+    try:
+        POLICIES["vector"]().export(tmp_path / "new" / "folder" / "policy.onnx")
+    finally:
+        torch_log.removeHandler(handler)
+    assert (tmp_path / "new" / "folder" / "policy.onnx").stat().st_size > 0
+    assert [record.getMessage() for record in records] == []
+    assert capfd.readouterr() == ("", "")
+    assert torch_log.level == level
+
+
 class OnlyNumPy(Connector):
     def online(self, inputs: Any) -> Any:
         return inputs.with_obs({name: np.sin(column) for name, column in inputs.obs.items()})
@@ -155,8 +171,13 @@ def test_what_can_not_be_exported_is_named(tmp_path: Path) -> None:
     policy = POLICIES["vector"]()
     with pytest.raises(SettingsError, match=r"ends in \.onnx or \.pt2"):
         policy.export(tmp_path / "policy.bin")
-    with pytest.raises(SettingsError, match="there is no folder"):
-        policy.export(tmp_path / "none" / "policy.onnx")
+    for path in (3, None, b"policy.onnx"):
+        with pytest.raises(SettingsError, match="path of a file"):
+            policy.export(path)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="on this machine only"):
+        policy.export("s3://bucket/policy.onnx")
+    with pytest.raises(SettingsError, match=r"mine\.pt2.*can't be written"):
+        policy.export(tmp_path / "mine.pt2" / "policy.pt2")
     with pytest.raises(ModuleError):
         Policy(RandomModule(VECTOR, spaces.Discrete(2))).export(tmp_path / "random.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.pt2"]

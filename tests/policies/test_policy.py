@@ -157,14 +157,22 @@ def test_one_without_memory_needs_no_state_but_takes_one() -> None:
         assert (action, state) == (policy.act(obs), {})
 
 
+NAN = np.full(4, np.nan, np.float32)
+
+
 @pytest.mark.parametrize(
     ("obs", "said"),
     [
         (np.zeros(3, np.float32), r"`obs` has shape \(3,\), but in its space"),
         (np.zeros((2, 2, 4), np.float32), r"`obs` has shape \(2, 2, 4\)"),
-        (np.zeros(4, complex), "`obs` has dtype complex128"),
-        ({"obs": 1}, "does not fit its space|dtype|shape"),
-        ("left", "dtype|shape"),
+        (np.zeros(4, complex), "`obs` is an array of dtype complex128"),
+        ({"obs": 1}, "`obs` is a dict with obs, but must be numbers"),
+        ("left", "`obs` is of type str, but must be numbers"),
+        (None, "`obs` is None, but must be numbers"),
+        ([[0, 0, 0, 0], [0, 0]], "`obs` is no array of numbers: its rows differ"),
+        (NAN, "`obs` is not finite"),
+        (np.stack([np.zeros(4), np.zeros(4), NAN]), "`obs` of row 2 is not finite"),
+        (np.full(4, 1e300), "`obs` is not finite"),
     ],
 )
 def test_what_is_no_observation_is_told(obs: Any, said: str) -> None:
@@ -173,12 +181,97 @@ def test_what_is_no_observation_is_told(obs: Any, said: str) -> None:
         policy.act(obs)
 
 
-def test_parts_of_different_lengths_are_told() -> None:
+VIEW = np.zeros((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        ({"at": np.zeros(3, np.int64), "view": np.zeros((2, 2, 2), np.float32)}, "all of one length"),
+        ({"at": 1}, "`obs/view` is missing: `obs` is a dict with at"),
+        (VIEW, "`obs` is of type ndarray, but must be a dict with at, view"),
+        ({"at": 5, "view": VIEW}, r"`obs/at` is outside its space Discrete\(5\): 5"),
+        ({"at": np.array([0, 4, -1]), "view": np.stack([VIEW] * 3)}, r"`obs/at` of row 2 is outside .*: -1"),
+        ({"at": 1.5, "view": VIEW}, "`obs/at` has dtype float64"),
+        ({"at": 1, "view": VIEW + np.inf}, "`obs/view` is not finite"),
+    ],
+)
+def test_parts_that_are_no_observation_are_told(obs: Any, said: str) -> None:
     policy = Policy(make_module(None, Rooms.observation_space, spaces.Discrete(2)))
-    with pytest.raises(SpaceError, match="all of one length"):
-        policy.act({"at": np.zeros(3, np.int64), "view": np.zeros((2, 2, 2), np.float32)})
-    with pytest.raises(SpaceError, match="does not fit its space"):
-        policy.act({"at": 1})
+    with pytest.raises(SpaceError, match=said):
+        policy.act(obs)
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "outside"),
+    [
+        (spaces.Discrete(3, start=-1), -1, -2),
+        (spaces.MultiDiscrete([2, 3], start=[0, 5]), [1, 7], [1, 8]),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), [[1, 2], [3, 4]], [[1, 2], [4, 4]]),
+        (spaces.MultiBinary(2), [1, 0], [2, 0]),
+        (spaces.Box(0, 255, (2,), np.uint8), [255, 0], [256, 0]),
+    ],
+)
+def test_numbers_outside_their_space_are_told(space: spaces.Space[Any], inside: Any, outside: Any) -> None:
+    policy = Policy(make_module(None, space, spaces.Discrete(2)))
+    assert policy.act(inside) in (0, 1)
+    assert policy.act(np.array([inside, inside])).shape == (2,)
+    with pytest.raises(SpaceError, match="`obs` (is|has a number) outside"):
+        policy.act(outside)
+    with pytest.raises(SpaceError, match="`obs` (of row 1 is|has a number) outside"):
+        policy.act(np.array([inside, outside]))
+
+
+def test_tuples_that_are_too_short_are_told_and_parts_that_are_not_needed_are_ignored() -> None:
+    pair = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32)])
+    policy = Policy(make_module(None, pair, spaces.Discrete(2)))
+    with pytest.raises(SpaceError, match="`obs` has 1 of the 2 parts"):
+        policy.act((1,))
+    with pytest.raises(SpaceError, match="`obs` is of type int, but must be a tuple of 2 parts"):
+        policy.act(1)
+    nested = Policy(make_module(None, spaces.Dict({"pair": pair}), spaces.Discrete(2)))
+    with pytest.raises(SpaceError, match="`obs/pair` is None"):
+        nested.act({"pair": None})
+    rooms = Policy(make_module(None, Rooms.observation_space, spaces.Discrete(2)))
+    assert rooms.act({"at": 1, "view": VIEW, "mission": "go left"}) == rooms.act({"at": 1, "view": VIEW})
+
+
+def test_arguments_that_are_something_else_are_told() -> None:
+    obs = np.zeros(4, np.float32)
+    with closing(trained("recurrent")) as ppo, closing(trained("previous")) as previous:
+        with pytest.raises(SettingsError, match=r"`rng` is 3.*numpy\.random\.default_rng\(3\)"):
+            ppo.policy.act(obs, ppo.policy.initial_state(), rng=3)  # type: ignore[arg-type]
+        for wrong in (-1, 2.5, "two"):
+            with pytest.raises(SettingsError, match="`num_rows` is .* must be a number of rows"):
+                ppo.policy.initial_state(wrong)  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match="`first` is .* one for each of 1 rows"):
+            ppo.policy.act(obs, ppo.policy.initial_state(), first=[True, False])
+        with pytest.raises(SettingsError, match="`reward` is 'much'"):
+            previous.policy.act(obs, previous.policy.initial_state(), reward="much")
+
+
+def test_what_is_no_module_is_told() -> None:
+    for wrong in ("runs/ppo", 3, None):
+        with pytest.raises(SettingsError, match=r"takes a module, not .*etude\.load_policy"):
+            Policy(wrong)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_without_bounds_are_told_in_words() -> None:
+    limits = np.iinfo(np.int64)
+    policy = Policy(make_module(None, spaces.Box(limits.min, limits.max, (2,), np.int64), spaces.Discrete(2)))
+    for wrong in (np.zeros(3, np.int64), "up", None):
+        with pytest.raises(SpaceError, match="no bound") as caught:
+            policy.act(wrong)
+        assert "9223372036854775" not in str(caught.value)
+
+
+def test_names_of_other_libraries_lead_to_act() -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)))
+    with pytest.raises(AttributeError, match=r"Policy has no `predict`. policy\.act\(obs\)"):
+        _ = policy.predict  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="has no attribute 'walk'"):
+        _ = policy.walk  # type: ignore[attr-defined]
+    assert not hasattr(policy, "get_action")
 
 
 def test_what_is_missing_of_the_steps_before_is_told() -> None:
@@ -186,7 +279,7 @@ def test_what_is_missing_of_the_steps_before_is_told() -> None:
         obs = np.zeros((2, 4), np.float32)
         with pytest.raises(SettingsError, match=r"policy\.initial_state\(2\)"):
             ppo.policy.act(obs)
-        with pytest.raises(SettingsError, match="the state of 2 rows"):
+        with pytest.raises(SettingsError, match="pass that of 2 rows"):
             ppo.policy.act(obs, ppo.policy.initial_state())
         state = previous.policy.initial_state(2)
         _, state = previous.policy.act(obs, state)
