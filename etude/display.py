@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How things look when they are printed: one short line each, and a small table in a notebook."""
+"""Helpers for printing objects: one-line reprs, and small HTML tables for notebooks."""
 
 import html
 import reprlib
@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from etude.errors import printable
 
-LONGEST: Final = 180
-"""Characters of a line that says what a thing is."""
+MAX_LENGTH: Final = 180
+"""The largest number of characters in a repr."""
 
 _values = reprlib.Repr()
 _values.maxstring = _values.maxother = 60
@@ -17,17 +17,17 @@ _values.maxdict = _values.maxlist = _values.maxtuple = 6
 
 
 def short(thing: Any, *words: str, **shown: Any) -> str:
-    """What a thing is, in one line: ``PPO(seed=1)``. What makes it longer than `LONGEST` is counted only.
+    """Return a one-line repr such as ``PPO(seed=1)``. Parts that would exceed `MAX_LENGTH` are only counted.
 
     Args:
-        thing: Whose class it begins with.
-        words: Are shown as they are.
-        shown: Values by name.
+        thing: The object; the repr begins with the name of its class.
+        words: Texts that are shown unchanged, before the values.
+        shown: Values that are shown as ``name=value``.
     """
     parts = [*words, *(f"{name}={_value(value)}" for name, value in shown.items())]
     text = f"{type(thing).__name__}("
     for number, part in enumerate(parts):
-        if len(text) + len(part) > LONGEST - 20:
+        if len(text) + len(part) > MAX_LENGTH - 20:
             return printable(f"{text}{', ' if number else ''}and {len(parts) - number} more)")
         text += f"{', ' if number else ''}{part}"
     return printable(f"{text})")
@@ -42,11 +42,11 @@ def _value(value: Any) -> str:
 
 
 def table(title: str, rows: Mapping[str, str] | Sequence[Sequence[str]]) -> str:
-    """A small table as HTML, with its texts escaped.
+    """Return a small HTML table. All texts are escaped.
 
     Args:
-        title: What stands above it.
-        rows: The cells; the first of each row says what the others are.
+        title: The caption.
+        rows: The rows of cells, or a mapping from heading to text. The first cell of each row is its heading.
     """
     cells = [[name, text] for name, text in rows.items()] if isinstance(rows, Mapping) else rows
     lines = [

@@ -16,7 +16,7 @@ from etude.modules import Module
 from etude.modules.critics import ActionEncoder, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution
 from etude.modules.network import Network, NetworkConfig, RecurrentLayer
-from etude.spaces import Space
+from etude.spaces import Space, in_words
 
 M = TypeVar("M", bound=Module)
 
@@ -44,7 +44,8 @@ def check_box(
     ``others``."""
     if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
         raise SettingsError(
-            f"the action space is {action_space}, but {name} draws the actions of a Box of floats only. Take {others}."
+            f"the action space is {in_words(action_space)}, but {name} draws the actions of a Box of floats only. "
+            f"Take {others}."
         )
 
 

@@ -23,7 +23,7 @@ from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
 from etude.modules.network import Output
 from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.settings import check_rules, settings
-from etude.spaces import Space
+from etude.spaces import Space, in_words
 
 
 @settings
@@ -188,8 +188,8 @@ def check_discrete(action_space: Space) -> spaces.Discrete:
     if isinstance(action_space, spaces.Discrete):
         return action_space
     raise SettingsError(
-        f"the action space is {action_space}, but values can be learned only of the actions of a Discrete space. Take "
-        "SAC for Box actions, or PPO for any."
+        f"the action space is {in_words(action_space)}, but values can be learned only of the actions of a Discrete "
+        "space. Take SAC for Box actions, or PPO for any."
     )
 
 

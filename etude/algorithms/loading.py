@@ -16,7 +16,7 @@ from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.learners import check_device, load_weights
 from etude.policies import Policy
-from etude.settings import choice, placed
+from etude.settings import choice, nearest, other_names, own_paths, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -108,8 +108,8 @@ def load_policy(
         device: The module's device, such as ``cpu`` or ``cuda:0``.
         trust: Import and call what the checkpoint names. This runs code from the file: use it only for checkpoints
             whose origin you trust as you would trust a program.
-        overrides: Settings that differ from the saved ones: ``module``, ``connectors``, or one that affects how a
-            policy acts, such as ``target_return``.
+        overrides: Settings of its algorithm that differ from the saved ones: ``module``, ``connectors``, or one that
+            affects how a policy acts, such as the ``target_return`` of `DecisionTransformer`.
 
     Raises:
         CheckpointError: the folder is not a checkpoint, is broken, or names what is not given.
@@ -129,6 +129,7 @@ def load_policy(
     if name not in spaces:
         raise SettingsError(f"{shown} has no policy {name!r}. {choice(name, spaces)}")
     cls = _config_class(algorithm, meta, trust=trust)
+    _check_overrides(algorithm, cls, overrides, shown)
     config = _config_of_policy(cls, saved, overrides, name, shown, trust=trust)
     try:
         tree, _ = load_tree(path, lambda there: chosen(there, (f"{MODULES}{name}", f"connectors/{name}")))
@@ -142,6 +143,18 @@ def load_policy(
             policy.connectors.load_state_dict(learned)
     policy.module.to(device).eval()
     return policy
+
+
+def _check_overrides(algorithm: type[Algorithm[Any]], cls: type, overrides: Mapping[str, Any], path: str) -> None:
+    """Raise a SettingsError for what is no setting; advice about training, such as when to stop, does not help here."""
+    known = {field.name for field in dataclasses.fields(cls)} | own_paths(cls).keys()
+    for name in overrides:
+        if known.isdisjoint((name, *other_names(name))):
+            near = nearest(name, known)
+            hint = f"Nearest: `{near}`" if near else "Leave it out: a policy takes settings of its own algorithm"
+            raise SettingsError(
+                f"the policy of {path} is of {algorithm.__name__}, which has no setting `{name}`. {hint}."
+            )
 
 
 def _config_of_policy(
@@ -190,6 +203,8 @@ def _spaces(saved: Any, path: Where) -> dict[str, Spaces]:
         for pair in made.values():
             for space in pair:
                 leaves(space, "space")
+        if not made:
+            raise ValueError("there are none")
         return made
     except (SpaceError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is broken: its `spaces` can't be read ({error}).") from error

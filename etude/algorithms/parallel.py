@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side, each in a process and a folder of its own."""
+"""Train several runs at the same time, each in its own process and folder."""
 
 import contextlib
 import os
@@ -35,47 +35,47 @@ from etude.interruption import INTERRUPTED, Signals
 from etude.threads import for_acting, usable_cores
 
 OUTPUT: Final = "log.txt"
-"""The file in the folder of a run with what its process wrote to standard output and error."""
+"""The file in the folder of a run with the standard output and standard error of its process."""
 _POLL: Final = 0.25
 """Seconds between two checks of the processes."""
 _EXIT_TIME: Final = 10.0
-"""Seconds for a process to end once it has said all; then it is killed."""
+"""Seconds for a process to end after it has closed its connection; then it is killed."""
 _COMMAND: Final = spawning.command("etude.algorithms.parallel", "run_job")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A run that is to be trained in a process of its own."""
+    """A run to be trained in its own process."""
 
     name: str
-    """What it is called in what is shown."""
+    """The name of the run in progress displays and messages."""
     algorithm: type[Algorithm[Any]]
     config: AlgorithmConfig
-    """Its settings, if it begins."""
+    """The settings of a new run."""
     changes: Mapping[str, Any]
-    """Settings that count more than those of its checkpoint, if it goes on."""
+    """Settings that override those of the checkpoint of a resumed run."""
     out: Path
     stop: Stop
     resume: bool = False
-    """Go on from the checkpoint in ``out``, if there is one."""
+    """Whether to continue from the checkpoint in ``out``, if there is one."""
     overwrite: bool = False
     trust: bool = False
     log: Sequence[Log] = ("jsonl", "tensorboard")
     save_interval: float = 60.0
     kept_in: Callable[[Path], Checkpoints | None] | None = None
-    """What keeps other checkpoints of a run in a folder."""
+    """Given the folder of the run, returns what stores its other checkpoints; None: only the last one is stored."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether the run continues from a checkpoint."""
         return self.resume and (self.out / MANIFEST).exists()
 
     def check(self) -> None:
-        """Raise a SettingsError where it can't begin: its folder has another run, or its settings do not fit."""
+        """Raise a SettingsError if the run can't begin: its folder has another run, or its settings do not fit."""
         config = self.config
         if config.engine != "local":
             raise SettingsError(
-                "`engine` is a Ray cluster, but these runs are processes of this machine: leave it out, or see "
+                "`engine` is a Ray cluster, but these runs are processes on this machine. Leave it out, or use "
                 "`etude tune`, which spreads runs over a cluster."
             )
         if config.record.path is not None:
@@ -87,7 +87,7 @@ class TrainingJob:
             raise SettingsError("runs can't be both resumed and overwritten: leave one of these out.")
         if not (self.overwrite or self.resume) and holds_run(self.out):
             raise SettingsError(
-                f"{self.out} holds a run already. Go on with all that are in {self.out.parent} (--resume "
+                f"{self.out} already contains a run. Continue all runs in {self.out.parent} (--resume "
                 f"{shlex.quote(str(self.out.parent))}; in Python resume=True), replace them (--overwrite, "
                 "overwrite=True), or give another folder (--out)."
             )
@@ -95,13 +95,13 @@ class TrainingJob:
             check_run_of(self.out, name_of(self.algorithm), self.algorithm.name)
 
     def finished(self) -> Result | None:
-        """The last result of the run that is there, if it has met its goal or used its budget up."""
+        """The last result of the run in ``out``, if it has reached its goal or used up its budget; otherwise None."""
         if not self.goes_on:
             return None
         saved = load_meta(self.out).get("result") or {}
         try:
             result = Result(**saved)
-        except TypeError:  # of another version
+        except TypeError:  # saved by another version
             return None
         return result if self.stop.now(result) else None
 
@@ -110,13 +110,14 @@ class Outcome(NamedTuple):
     """How a run ended."""
 
     result: Result | None = None
-    """The last one; None where it failed, or was interrupted before it began."""
+    """The last result; None if the run failed, or was interrupted before it began."""
     error: str | None = None
+    """The error with which it failed."""
     is_interrupted: bool = False
 
 
 def cores_of(config: AlgorithmConfig) -> int:
-    """The cores that a run with these settings keeps busy on this machine: its threads and its worker processes."""
+    """The number of cores that a run keeps busy on this machine: its threads plus its worker processes."""
     workers = 0
     if isinstance(config, OfflineConfig):
         workers = config.reading.num_workers
@@ -135,28 +136,31 @@ def train_all(
     say: Callable[[str], None] = say,
     ended: Callable[[int, Outcome], None] = lambda number, outcome: None,
 ) -> list[Outcome]:
-    """Train all of these, several at a time, and give how they ended, in their order.
+    """Train several runs in parallel.
 
-    A run that fails ends no other. SIGINT, SIGTERM and SIGHUP let all runs save and end; a second one ends them at
-    once. If this process is killed, the runs save and end by themselves.
+    A run that fails does not affect the others. On SIGINT, SIGTERM or SIGHUP all runs save and end; a second signal
+    kills them. If this process is killed, the runs save and end by themselves.
 
     Args:
-        jobs: The runs, at least one. Those that have ended already are not trained again.
-        out: The folder that theirs are in; it is claimed.
-        title: What is trained, for what is shown.
-        max_concurrent: How many are trained at a time, at least 1; None: as many as the cores allow.
-        quiet: Show nothing.
-        say: Takes lines, where nothing can be shown live.
-        ended: Called with the number of each run that has ended.
+        jobs: The runs, at least one. Runs that have already finished are not trained again.
+        out: The folder that contains their folders; it is locked meanwhile.
+        title: The title of the progress display.
+        max_concurrent: The number of runs trained at the same time, at least 1; None: as many as the cores allow.
+        quiet: Whether to show no progress.
+        say: Called with each line of progress, if it can't be shown live.
+        ended: Called with the index and the outcome of each run that has ended.
+
+    Returns:
+        How each run ended, in the order of ``jobs``.
 
     Raises:
-        SettingsError: a run can't begin or be sent to a process; none has begun then.
-        KeyboardInterrupt: a second signal came, or the first before the runs began.
+        SettingsError: a run can't begin, or can't be sent to a process. No run has begun then.
+        KeyboardInterrupt: a second signal came, or a signal came before the runs began.
     """
     if spawning.is_importing_main():
         raise SettingsError(
-            "a process imports your script to find what it defines, and the script trains runs itself. Put what it "
-            'does, other than imports and definitions, under `if __name__ == "__main__":`.'
+            "each run imports your script to find what it defines, and the script starts runs itself. Put everything "
+            'except imports and definitions under `if __name__ == "__main__":`.'
         )
     if max_concurrent is not None and max_concurrent < 1:
         raise SettingsError(f"`max_concurrent` is {max_concurrent}, but must be at least 1.")
@@ -193,20 +197,20 @@ def train_all(
                         continue
                     try:
                         running[number] = _Child(jobs[number], sent[number])
-                    except OSError as error:  # such as for want of memory; the others go on
+                    except OSError as error:  # out of memory, for instance; the others go on
                         note(number, Outcome(error=f"its process can't be started: {error}."))
                     else:
                         board.begin(jobs[number].name)
                 if signals.is_set():
                     for child in running.values():
                         child.interrupt()
-                connection.wait([child.hears for child in running.values() if not child.hears.closed], _POLL)
+                connection.wait([child.receiver for child in running.values() if not child.receiver.closed], _POLL)
                 for number, child in list(running.items()):
                     for result in child.results():
                         board.show(jobs[number].name, result)
                     if child.has_ended():
                         del running[number]
-                        note(number, child.ending())
+                        note(number, child.outcome())
         finally:
             kill()
     return [outcomes.get(number, Outcome(is_interrupted=True)) for number in range(len(jobs))]
@@ -217,7 +221,7 @@ def _state(outcome: Outcome) -> str:
 
 
 def _sendable(job: TrainingJob) -> tuple[Mapping[str, Any], bytes]:
-    """What a process gets of a run: how to import what it is made of, and the run itself."""
+    """Return what the process of a run is sent: how to import the script (see `spawning`), and the pickled run."""
     try:
         pickled = pickle.dumps(job)
     except Exception as error:
@@ -229,140 +233,147 @@ def _sendable(job: TrainingJob) -> tuple[Mapping[str, Any], bytes]:
     needs_main = b"__main__" in pickled
     if needs_main and spawning.is_interactive():
         raise SettingsError(
-            "the settings name what is defined in this interactive session, where another process can't find it: put "
-            "it into a module (a .py file) and import it."
+            "the settings refer to something defined in this interactive session, where another process can't find it. "
+            "Put it into a module (a .py file) and import it."
         )
     return spawning.preparation(needs_main=needs_main), pickled
 
 
 class _Child:
-    """The process of a run, as the process that started it knows it."""
+    """The process of a run, seen from the process that started it."""
 
     def __init__(self, job: TrainingJob, sent: tuple[Mapping[str, Any], bytes]) -> None:
         self._outcome: Outcome | None = None
         self._is_interrupted = False
-        self._silent_since = 0.0
+        self._closed_since = 0.0
         mode = "ab" if job.goes_on else "wb"
         job.out.mkdir(parents=True, exist_ok=True)
-        self.hears, tells = Pipe(duplex=False)
-        with tells, (job.out / OUTPUT).open(mode) as log:
-            given = (os.getpid(), tells.fileno(), *sent)
-            self._process = spawning.start(_COMMAND, given, fds=[tells.fileno()], stdout=log, stderr=log)
+        self.receiver, sender = Pipe(duplex=False)
+        with sender, (job.out / OUTPUT).open(mode) as log:
+            message = (os.getpid(), sender.fileno(), *sent)
+            self._process = spawning.start(_COMMAND, message, fds=[sender.fileno()], stdout=log, stderr=log)
 
     def results(self) -> Iterator[Result]:
-        """What it has reported since this was last asked."""
+        """The results that the process has reported since the last call."""
         try:
-            while not self.hears.closed and self.hears.poll():
-                said = self.hears.recv()
-                if isinstance(said, Result):
-                    yield said
+            while not self.receiver.closed and self.receiver.poll():
+                message = self.receiver.recv()
+                if isinstance(message, Result):
+                    yield message
                 else:
-                    self._outcome = said
+                    self._outcome = message
         except (EOFError, OSError):
-            self.hears.close()
-            self._silent_since = time.monotonic()
+            self.receiver.close()
+            self._closed_since = time.monotonic()
 
     def interrupt(self) -> None:
-        """Let it save and end."""
+        """Ask the process to save and end."""
         if not self._is_interrupted:
             self._is_interrupted = True
             self._process.terminate()
 
     def has_ended(self) -> bool:
-        """Whether it has; it is killed where it does not end though it has said all."""
-        if self.hears.closed and time.monotonic() - self._silent_since > _EXIT_TIME:
+        """Whether the process has ended. It is killed if it still runs long after it has closed its connection."""
+        if self.receiver.closed and time.monotonic() - self._closed_since > _EXIT_TIME:
             self.kill()
-        return self._process.poll() is not None and self.hears.closed
+        return self._process.poll() is not None and self.receiver.closed
 
-    def ending(self) -> Outcome:
-        """How it ended."""
+    def outcome(self) -> Outcome:
+        """How the run ended; call it once `has_ended` is True."""
         if self._outcome is not None:
             return self._outcome
         code = self._process.returncode
-        if self._is_interrupted:  # it ended before it could train, or was killed by its guard
+        if self._is_interrupted:  # it ended before it could train, or was killed because it did not end
             return Outcome(is_interrupted=True)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        hint = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
+        hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
         return Outcome(error=f"its process {how}{hint}.")
 
     def kill(self) -> None:
-        """End it at once, with what its envs have started."""
+        """Kill the process and everything that its envs have started."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self.hears.close()
+        self.receiver.close()
 
 
 # -- in the process of a run ------------------------------------------------------------------------------------------
 
 
 def run_job() -> None:
-    """Be the process of a run: train it, report, and end; also when the process that started it has ended."""
-    number, (parent, fd, preparation, pickled) = spawning.received()
+    """The main function of the process of a run: train it, report results, and end.
+
+    If the process that started it has ended, it saves and ends, too.
+    """
+    number, (parent, fd, preparation, pickled) = spawning.receive_job()
     os.close(number)
     os.set_inheritable(fd, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes to the other process, which passes on a SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it, and sends a SIGTERM
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    tells: Connection[Any, Any] = Connection(fd, readable=False)
-    with tells:
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    sender: Connection[Any, Any] = Connection(fd, readable=False)
+    with sender:
         try:
-            outcome = _train(spawning.unpickled(preparation, pickled), tells)
+            outcome = _train(spawning.unpickle(preparation, pickled), sender)
         except KeyboardInterrupt:
             outcome = Outcome(is_interrupted=True)
         except EtudeError as error:
             outcome = Outcome(error=str(error))
             sys.stderr.write(f"error: {error}\n")
-        except Exception as error:  # noqa: BLE001  told to the other process
+        except Exception as error:  # noqa: BLE001  sent to the other process
             outcome = Outcome(error=f"{type(error).__name__}: {error}")
             traceback.print_exc()
-        with contextlib.suppress(OSError):  # there is nobody to tell
-            tells.send(outcome)
+        with contextlib.suppress(OSError):  # the other process is gone
+            sender.send(outcome)
 
 
-def _end_with(parent: int) -> None:
-    """Once the process that started this one is gone, end as by a signal: save first."""
+def _end_after(parent: int) -> None:
+    """Wait until the process ``parent`` has ended, then let this one save and end, as after a SIGTERM."""
     while os.getppid() == parent:
         time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Reports:
-    """Sends results to the process that shows them, a few a second."""
+    """Sends results to the process that shows progress, at most a few per second."""
 
-    def __init__(self, tells: "Connection[Any, Any]") -> None:
-        self._tells, self._sent_at = tells, 0.0
+    def __init__(self, sender: "Connection[Any, Any]") -> None:
+        self._sender, self._sent_at = sender, 0.0
 
     def show(self, result: Result) -> None:
         if time.monotonic() - self._sent_at >= 2 * _POLL:
             self._sent_at = time.monotonic()
             with contextlib.suppress(OSError):
-                self._tells.send(result)
+                self._sender.send(result)
 
     def close(self) -> None:
-        """The last result goes with the outcome."""
+        """Do nothing: the last result is sent with the outcome."""
 
 
-def _train(job: TrainingJob, tells: "Connection[Any, Any]") -> Outcome:
+def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
     def outcome(result: Result) -> Outcome:
         return Outcome(result, is_interrupted=signals.is_set() and not job.stop.now(result))
 
     def concluded(result: Result) -> int:
-        tells.send(outcome(result))
+        sender.send(outcome(result))
         return INTERRUPTED
 
-    with Signals(quiet=True, kill=kill_workers) as signals, claimed(job.out), closing(_made(job)) as algorithm:
+    with (
+        Signals(quiet=True, kill=kill_workers) as signals,
+        claimed(job.out),
+        closing(_make_algorithm(job)) as algorithm,
+    ):
         algorithm.check_stop(job.stop)
         algorithm.prepare()
         if job.overwrite or (job.resume and not job.goes_on):  # it was killed before its first checkpoint
             clear(job.out)
         kept = None if job.kept_in is None else job.kept_in(job.out)
-        how = (_Reports(tells), job.log, kept, job.save_interval)
+        how = (_Reports(sender), job.log, kept, job.save_interval)
         return outcome(algorithm.fit_in(job.out, job.stop, signals, *how, concluded=concluded))
 
 
-def _made(job: TrainingJob) -> Algorithm[Any]:
+def _make_algorithm(job: TrainingJob) -> Algorithm[Any]:
     if job.goes_on:
         return load(job.out, trust=job.trust, **{"engine": "local"} | dict(job.changes))
     return job.algorithm(job.config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: claiming it, checking and clearing it; and the metrics and checkpoints written to it."""
+"""The folder of a run: naming, locking, checking and clearing it; and the sinks of metrics in it."""
 
 import contextlib
 import logging
@@ -32,31 +32,31 @@ CHECKPOINTS = "checkpoints"
 
 
 def new_folder(owner: str, env: Any) -> Path:
-    """A folder for a run of the algorithm ``owner`` that was given none."""
+    """The default folder for a run of the algorithm ``owner``: ``runs/<owner>-<env>-<time>``."""
     where = str(env).replace(":", "-").replace("/", "-") if env is not None else "offline"
     return Path("runs") / f"{owner}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def folder_of(out: str | os.PathLike[str]) -> Path:
-    """The folder that ``out`` names.
+    """Return ``out`` as a path.
 
     Raises:
-        SettingsError: it is a URL.
+        SettingsError: ``out`` is a URL.
     """
     if "://" in os.fspath(out):
         raise SettingsError(
-            f"`out` is {redacted(os.fspath(out))!r}, but a run is written to a folder on this machine: give one. "
-            "To store it elsewhere, copy it afterwards, or use Algorithm.save, which takes URLs."
+            f"`out` is {redacted(os.fspath(out))!r}, but must be a folder on this machine. To store a run elsewhere, "
+            "copy it afterwards, or use Algorithm.save, which accepts URLs."
         )
     return Path(out)
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Lock ``out`` for this process during a ``with`` block. The folder is made, and removed again if an error left it
-    empty.
+    """Lock ``out`` for this process during a ``with`` block. If it doesn't exist, it is created.
 
-    The lock ends with the process, however that ends.
+    If the block raises an error and has left a new folder empty, the folder is removed again. The lock is released when
+    the process ends, even if it is killed.
 
     Raises:
         SettingsError: the folder can't be made or written to, or another run has locked it.
@@ -67,7 +67,7 @@ def claimed(out: Path) -> Iterator[None]:
         made = [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
-            pass  # a folder may refuse new files though its lock file can be opened
+            pass  # a folder may refuse new files although its lock file can be opened
         try:
             lock = Lock(out / LOCK)
         except InUseError as owner:
@@ -89,7 +89,12 @@ def claimed(out: Path) -> Iterator[None]:
 
 
 def check_same(out: Path, begun: os.stat_result) -> None:
-    """Raise a SettingsError if ``out`` is no longer the folder that it was when the run began."""
+    """Raise a SettingsError if ``out`` is no longer the same folder as when the run began.
+
+    Args:
+        out: The folder.
+        begun: The result of `os.stat` for it when the run began.
+    """
     try:
         if os.path.samestat(begun, os.stat(out)):
             return
@@ -102,31 +107,36 @@ def check_same(out: Path, begun: os.stat_result) -> None:
 
 
 def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
-    """Raise a SettingsError if two runs would mix in one folder; ``goes_on`` says whether this run resumes the one
-    there."""
+    """Raise a SettingsError if two runs would be mixed in one folder.
+
+    Args:
+        out: The folder.
+        goes_on: Whether this run resumes the run in ``out``.
+        overwrite: Whether to replace the run in ``out``.
+    """
     if goes_on and overwrite:
         raise SettingsError(
-            f"{out} can't be both resumed and overwritten: leave out `overwrite`, or give another folder as `out`."
+            f"{out} can't be both resumed and overwritten: leave out `overwrite`, or choose another folder as `out`."
         )
     if not (goes_on or overwrite) and holds_run(out):
         raise SettingsError(
-            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}; in Python, call fit on what "
-            "etude.load returns), replace it (--overwrite, overwrite=True), or give another folder (--out)."
+            f"{out} already contains a run. Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what "
+            "etude.load returns), replace it (--overwrite, overwrite=True), or choose another folder (--out)."
         )
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a folder holds the files of a run."""
-    return (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE))
+    """Whether a folder contains the files of a run."""
+    return (out / MANIFEST).exists() or any(_is_nonempty(out / name) for name in (METRICS_FILE, TABLE))
 
 
-def _holds_something(path: Path) -> bool:
-    """Whether a file exists and is not empty: a run that failed at once leaves empty ones."""
+def _is_nonempty(path: Path) -> bool:
+    """Whether a file exists and is not empty; a run that fails at once leaves empty files."""
     return path.exists() and path.stat().st_size > 0
 
 
 def clear(out: Path) -> None:
-    """Remove a run from its folder, and nothing else."""
+    """Remove the files of a run from its folder, and nothing else."""
     with _writing(out):
         for path in (out / METRICS_FILE, out / TABLE, out / MANIFEST, *out.glob("state-*.safetensors")):
             path.unlink(missing_ok=True)
@@ -145,12 +155,18 @@ def _writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SettingsError(
-            f"can't write a run to {out}: {error.strerror or error}. Give a folder that can be written to, as `out`."
+            f"can't write a run to {out}: {error.strerror or error}. Choose a writable folder as `out`."
         ) from error
 
 
 def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> None:
-    """Raise a SettingsError if the checkpoint at ``path`` is not of ``algorithm``, which messages call ``owner``."""
+    """Raise a SettingsError if the checkpoint at ``path`` is of another algorithm.
+
+    Args:
+        path: The folder of the checkpoint.
+        algorithm: The expected algorithm, as checkpoints name it.
+        owner: Its name in messages.
+    """
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
     if was != algorithm:
@@ -158,13 +174,13 @@ def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> No
 
 
 def numbered(out: Path, prefix: str) -> dict[int, Path]:
-    """The folders in ``out`` whose names are ``prefix`` and a number, by that number."""
+    """The folders in ``out`` whose names are ``prefix`` followed by a number, keyed by that number."""
     found = {path.name.removeprefix(prefix): path for path in out.glob(f"{prefix}*") if path.is_dir()}
     return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
 def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
-    """Whether the checkpoint in ``out`` is of ``algorithm`` after exactly this iteration, which is at least 1."""
+    """Whether ``out`` has a checkpoint of ``algorithm`` from exactly this iteration; False for iteration 0."""
     if not iteration or not (out / MANIFEST).exists():
         return False
     meta = load_meta(out)
@@ -184,7 +200,7 @@ _SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
 
 
 def check_logs(names: Sequence[Log]) -> None:
-    """Raise a SettingsError if a name is not that of a sink, or a package that a sink needs is missing."""
+    """Raise a SettingsError if a name is not the name of a sink, or if a package that a sink needs is missing."""
     known = get_args(Log)
     wrong = [names] if isinstance(names, str) else [name for name in names if name not in known]
     if wrong:
@@ -202,38 +218,44 @@ class Logs:
 
     @property
     def boards(self) -> list[TensorBoard]:
-        """The sinks that take images and histograms, too."""
+        """The sinks that also accept images, histograms and videos."""
         return [sink for sink in self.sinks if isinstance(sink, TensorBoard)]
 
     def write(self, result: Result, histograms: Mapping[str, Any], media: Mapping[str, Any]) -> None:
-        """Write a result and, to TensorBoard, what callbacks logged with it."""
+        """Write a result to all sinks, and what callbacks logged with it to TensorBoard."""
         row, step = result.to_dict(), result.env_steps or result.updates
         if self.lines is not None:
-            _tried(self.lines.write, row)
+            _try_write(self.lines.write, row)
         for sink in self.sinks:
-            _tried(sink.write, row, step)
+            _try_write(sink.write, row, step)
         for board in self.boards:
             for name, values in histograms.items():
-                _tried(board.histogram, f"custom/{name}", values, step)
+                _try_write(board.histogram, f"custom/{name}", values, step)
             for name, image in media.items():
-                _tried(board.image, f"custom/{name}", image, step)
+                _try_write(board.image, f"custom/{name}", image, step)
 
     def video(self, path: Path, result: Result) -> None:
         """Write a clip of the run to TensorBoard."""
         for board in self.boards:
-            _tried(board.video, "clip", path, result.env_steps or result.updates)
+            _try_write(board.video, "clip", path, result.env_steps or result.updates)
 
 
-def _tried(write: Callable[..., Any], *given: Any) -> None:
+def _try_write(write: Callable[..., Any], *args: Any) -> None:
     try:
-        write(*given)
+        write(*args)
     except EtudeError as error:
         _LOG.warning("%s", error)
 
 
 @contextmanager
 def opened_logs(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
-    """Open sinks for a run in ``out`` that continues after iteration ``start``, and close them at the end."""
+    """Open the sinks of a run in ``out`` during a ``with`` block.
+
+    Args:
+        names: The names of the sinks.
+        out: The folder of the run.
+        start: The last iteration before this training; later lines in ``metrics.jsonl`` are removed.
+    """
     cut_jsonl(out / METRICS_FILE, start)  # a killed run may have logged beyond its last checkpoint
     log = Logs()
     try:
@@ -246,6 +268,6 @@ def opened_logs(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
     finally:
         for sink in (log.lines, *log.sinks):
             if sink is not None:
-                _tried(sink.close)
+                _try_write(sink.close)
         if "csv" in names:  # its columns are known only at the end
-            _tried(write_csv, out / METRICS_FILE, out / TABLE)
+            _try_write(write_csv, out / METRICS_FILE, out / TABLE)

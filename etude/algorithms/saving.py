@@ -339,6 +339,13 @@ def _names_code(plain: Any) -> bool:
     return UNSAVED in plain or not str(name).startswith("etude.") or any(map(_names_code, plain.values()))
 
 
+def saved_env_name(saved: Mapping[str, Any]) -> str | None:
+    """The name of the env in saved settings, as in recordings; None if there was no env, or one without a name."""
+    env = saved.get("env")
+    name = env.get(REF) or env.get(MADE) if isinstance(env, Mapping) else env
+    return name if isinstance(name, str) else None
+
+
 def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
     """Make new episodes start if a state has running ones of another env than ``env``; ``saved`` are its settings."""
     was = saved.get("env")

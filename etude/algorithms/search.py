@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search spaces: which settings are tried, by name, written in a few words; and the trials that they give."""
+"""Search spaces: parsing them from text, drawing trials from them, and applying a trial to a config.
+
+A search space maps the dotted name of a setting to a `Grid`, a `Choice`, a `Range`, a list (which is a grid) or a fixed
+value. A trial maps dotted names to values.
+"""
 
 import dataclasses
 import itertools
@@ -17,28 +21,29 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 
 class Grid(NamedTuple):
-    """Each of these is tried, with each of the values of other grids; so is a list."""
+    """Every value is tried, in combination with every value of the other grids."""
 
     values: list[Any]
 
 
 class Choice(NamedTuple):
-    """One of these is drawn."""
+    """One of the values is drawn, all with the same probability."""
 
     values: list[Any]
 
 
 class Range(NamedTuple):
-    """A number is drawn, ``low <= number < high``."""
+    """A number is drawn with ``low <= number < high``."""
 
     low: float
     high: float
     is_log: bool
-    """Its logarithm is evenly spread, rather than the number itself."""
+    """Whether the logarithm of the number is uniformly distributed, rather than the number itself."""
     is_whole: bool
+    """Whether only whole numbers are drawn."""
 
     def draw(self, rng: np.random.Generator) -> float:
-        """One number."""
+        """Draw a number."""
         if self.is_whole and not self.is_log:
             return int(rng.integers(int(self.low), int(self.high)))
         bounds = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
@@ -53,20 +58,21 @@ _RANGES: Final = {
     "randint": (False, True),
     "lograndint": (True, True),
 }
-"""By word: whether the logarithm is even, and whether the number is whole."""
+"""By keyword: `Range.is_log` and `Range.is_whole`."""
 _LISTS: Final = {"choice": Choice, "grid": Grid}
 
 
 def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
-    """A search space in words: ``0.1,0.2,0.3`` or ``choice:...``, ``grid:...``, ``loguniform:1e-4,1e-2``.
+    """Parse the search space of one setting from a text.
 
     Args:
-        text: These words. A single value stands for itself.
-        name: What is searched, for messages.
-        value_of: What a word of a list means.
+        text: ``0.1,0.2,0.3`` or ``grid:0.1,0.2,0.3``, ``choice:relu,tanh``, or a range such as ``loguniform:1e-4,1e-2``
+            (the keywords are ``uniform``, ``loguniform``, ``randint`` and ``lograndint``); or a single fixed value.
+        name: The name of the setting, for messages.
+        value_of: Parses one value of a list.
 
     Raises:
-        SettingsError: the words are no search space.
+        SettingsError: the text is not a valid search space.
     """
     head, colon, tail = text.partition(":")
     if colon and head in _RANGES:
@@ -89,15 +95,21 @@ def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
         return _LISTS[head]([value_of(word) for word in tail.split(",")])
     near = nearest(head, (*_RANGES, *_LISTS)) if colon else None
     if near:
-        raise SettingsError(f"the search space of `{name}` is {text!r}: there is no `{head}`. Nearest: `{near}`.")
+        raise SettingsError(f"the search space of `{name}` is {text!r}: unknown keyword `{head}`. Nearest: `{near}`.")
     values = [value_of(word) for word in text.split(",")]
-    return Choice(values) if len(values) > 1 else values[0]
+    return Grid(values) if len(values) > 1 else values[0]
 
 
 def trials(space: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
-    """The settings that are tried, by dotted names: ``samples`` draws, and for each draw all values of all grids.
+    """Make the trials of a search space: ``samples`` trials for each combination of the values of its grids.
 
-    More samples of the same seed begin with the same trials.
+    Ranges and choices are drawn anew for each trial. With more samples and the same seed, the first trials stay the
+    same.
+
+    Args:
+        space: The search space, by dotted name.
+        samples: The number of trials for each combination, at least 1.
+        seed: The seed of the draws.
     """
     rng, found = np.random.default_rng(seed), list[dict[str, Any]]()
     grids = {name: value for name, value in space.items() if isinstance(value, Grid | list)}
@@ -117,7 +129,12 @@ def _combinations(grids: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of settings inside others, dotted."""
+    """Flatten a search space whose values may be nested: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``.
+
+    Args:
+        cls: The settings class, which says which settings contain others.
+        space: The search space.
+    """
     inside, found = settings_inside(cls), dict[str, Any]()
     for name, value in space.items():
         if name in inside and isinstance(value, Mapping) and "grid_search" not in value:
@@ -128,7 +145,7 @@ def flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tried(config: C, trial: Mapping[str, Any], owner: str) -> C:
-    """The settings of a trial, as `applied`; an error also says what was tried."""
+    """Like `applied`, but an error also lists the values of the trial."""
     try:
         return applied(config, trial, owner)
     except SettingsError as error:
@@ -137,10 +154,15 @@ def tried(config: C, trial: Mapping[str, Any], owner: str) -> C:
 
 
 def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
-    """``config`` with some settings, by their dotted names, as a trial has them.
+    """Return ``config`` with the values of a trial.
+
+    Args:
+        config: The settings to change.
+        trial: New values by dotted name.
+        owner: The name of the settings in messages.
 
     Raises:
-        SettingsError: they are not settings, or do not fit.
+        SettingsError: a name is not a setting, or a value does not fit it.
     """
     nested: dict[str, Any] = {}
     for name, value in trial.items():
@@ -153,8 +175,8 @@ def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
     return found
 
 
-def _replaced(whole: Any, given: Mapping[str, Any], owner: str) -> Any:
-    inside, own = settings_inside(type(whole)), typed(type(whole), given, owner=owner)
+def _replaced(whole: Any, changes: Mapping[str, Any], owner: str) -> Any:
+    inside, own = settings_inside(type(whole)), typed(type(whole), changes, owner=owner)
     for name, value in own.items():
         if name in inside and isinstance(value, Mapping):
             before, where = getattr(whole, name), f"{owner}.{name}"

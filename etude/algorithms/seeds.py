@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One algorithm with several seeds, each a run in a process and a folder of its own."""
+"""Train one algorithm with several seeds, each in its own process and folder."""
 
 import dataclasses
 import logging
@@ -21,15 +21,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """How the run of one seed ended."""
+    """The outcome of the run of one seed."""
 
     seed: int
     path: str
-    """Its folder, which `etude.load` takes."""
+    """The folder of the run; `etude.load` accepts it."""
     result: Result | None
-    """The last one; None where the run failed."""
+    """The last result; None if the run failed."""
     error: str | None = None
-    """What it failed with."""
+    """The error with which the run failed; None if it succeeded."""
 
 
 def fit_seeds(
@@ -46,36 +46,39 @@ def fit_seeds(
     log: Sequence[Log] = ("jsonl", "tensorboard"),
     save_interval: float = 60.0,
 ) -> list[SeedRun]:
-    """Train with several seeds, each in a process of its own, and give how each ended.
+    """Train with several seeds, each in its own process.
 
-    The folder ``seed-3`` in ``out`` is the run of seed 3, as `Algorithm.fit` leaves it, and ``log.txt`` there is what
-    its process wrote. Ctrl-C lets all runs save and end, and raises KeyboardInterrupt. A run that fails ends no other;
-    a warning says why it did.
+    The run of seed 3 is in the folder ``seed-3`` in ``out``, with the same files that `Algorithm.fit` writes, and
+    ``log.txt`` with the output of its process. On Ctrl-C, all runs save and end, and KeyboardInterrupt is raised. A run
+    that fails does not affect the others; its error is logged as a warning.
 
     Args:
-        config: The settings. They are sent to other processes, as an env's are to its workers.
-        seeds: How many, counted from the config's seed (from 0 if it has none); or which.
-        stop: When each ends; something must be set.
+        config: The settings. They must be picklable, because they are sent to other processes.
+        seeds: The number of seeds, counted from the config's seed (from 0 if it is None); or a sequence of seeds.
+        stop: When each run ends; at least one condition must be set.
         out: The folder of the runs, on this machine.
-        algorithm: None: the one that ``config`` is of.
-        max_concurrent: How many are trained at a time, at least 1; None: as many as the cores allow, see `cores_of`.
-        progress: Show all runs: live in a terminal or a notebook, else as lines on standard error.
-        resume: Go on with the runs in ``out`` that have not ended; those that have are not trained again.
-        overwrite: Replace the runs that are in ``out``.
-        log: Where metrics go, see `Algorithm.fit`.
-        save_interval: Seconds between checkpoints, at least 0; one is always saved at the end.
+        algorithm: The class of the algorithm; None: the one that ``config`` belongs to.
+        max_concurrent: The number of runs trained at the same time, at least 1; None: as many as the cores allow.
+        progress: Whether to show progress: live in a terminal or notebook, otherwise as lines on standard error.
+        resume: Continue the unfinished runs in ``out``; finished ones are not trained again.
+        overwrite: Replace the runs in ``out``.
+        log: The sinks of metrics; see `Algorithm.fit`.
+        save_interval: Seconds between checkpoints, at least 0. A checkpoint is always saved at the end.
+
+    Returns:
+        The outcome of each run, in the order of the seeds.
 
     Raises:
-        SettingsError: there is no seed, ``stop`` sets nothing, the settings can't be sent to a process, or ``out``
-            can't be written, is in use, or has other runs.
-        KeyboardInterrupt: it was interrupted; the runs are saved, and ``resume=True`` goes on.
+        SettingsError: there is no seed, ``stop`` has no condition, the settings can't be sent to a process, or ``out``
+            can't be written to, is in use, or contains other runs.
+        KeyboardInterrupt: training was interrupted. The runs are saved; call it with ``resume=True`` to continue.
     """
     if not isinstance(stop, Stop) or stop == Stop():
-        raise SettingsError("fit_seeds needs to know when to stop: set something in stop=etude.Stop(...).")
+        raise SettingsError("fit_seeds needs to know when to stop: set a condition in stop=etude.Stop(...).")
     folder, kind = folder_of(out), algorithm or algorithm_of(type(config))
     numbers = seeds_of(config.seed, seeds) if isinstance(seeds, int) else list(seeds)
     if not numbers or len({*numbers}) < len(numbers) or not all(isinstance(seed, int) for seed in numbers):
-        raise SettingsError(f"`seeds` is {seeds!r}, but must be how many (at least 1), or different whole numbers.")
+        raise SettingsError(f"`seeds` is {seeds!r}, but must be a number (at least 1) or a list of distinct integers.")
     changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     shared: dict[str, Any] = {"algorithm": kind, "stop": stop, "log": log, "save_interval": save_interval}
     shared |= {"resume": resume, "overwrite": overwrite}
@@ -85,7 +88,7 @@ def fit_seeds(
     for line in failures(jobs, outcomes):
         _LOG.warning(line)
     if any(outcome.is_interrupted for outcome in outcomes):
-        raise KeyboardInterrupt(f"the runs are saved in {folder}; fit_seeds(..., resume=True) goes on")
+        raise KeyboardInterrupt(f"the runs are saved in {folder}; fit_seeds(..., resume=True) continues them")
     return [
         SeedRun(seed=seed, path=str(job.out), result=outcome.result, error=outcome.error)
         for seed, job, outcome in zip(numbers, jobs, outcomes, strict=True)
@@ -93,7 +96,7 @@ def fit_seeds(
 
 
 def seeds_of(first: int | None, count: int) -> list[int]:
-    """So many seeds, counted from the first one; from 0 if there is none."""
+    """The ``count`` consecutive seeds that begin at ``first``, or at 0 if it is None."""
     return list(range(first or 0, (first or 0) + count))
 
 
@@ -106,14 +109,14 @@ def seed_jobs(
     prefix: str = "",
     **shared: Any,
 ) -> list[TrainingJob]:
-    """The runs of these seeds in the folder ``out``.
+    """Return a job for each seed, with the folder ``seed-<seed>`` in ``out``.
 
     Args:
         seeds: The seeds.
-        out: Each has a folder in it.
-        config: The settings of those that begin.
-        changes: Settings that count more than those of a checkpoint, for those that go on.
-        prefix: What their names begin with.
+        out: The folder that contains the folders of the runs.
+        config: The settings of new runs.
+        changes: Settings that override those of the checkpoint of a resumed run.
+        prefix: A prefix of the names of the runs.
         shared: The other fields of `TrainingJob`.
     """
     return [
@@ -129,13 +132,13 @@ def seed_jobs(
 
 
 def title_of(kind: type[Algorithm[Any]], config: AlgorithmConfig, num: int, noun: str = "seed") -> str:
-    """What is trained, in words."""
+    """A title for the progress of ``num`` runs, such as ``PPO on CartPole-v1, 5 seeds``."""
     where = f" on {env_name(config.env)}" if config.env is not None else ""
     return f"{kind.name}{where}, {num} {noun}{'s' if num != 1 else ''}"
 
 
 def failures(jobs: Sequence[TrainingJob], outcomes: Sequence[Outcome]) -> list[str]:
-    """A line for each error, with the runs that failed with it."""
+    """A line for each distinct error, with the names of the runs that failed with it."""
     found: dict[str, list[TrainingJob]] = {}
     for job, outcome in zip(jobs, outcomes, strict=True):
         if outcome.error is not None:
@@ -147,17 +150,17 @@ def failures(jobs: Sequence[TrainingJob], outcomes: Sequence[Outcome]) -> list[s
 
 
 def algorithm_of(config: type[AlgorithmConfig]) -> type[Algorithm[Any]]:
-    """The algorithm whose settings are of the class ``config``.
+    """The algorithm whose settings class is ``config``.
 
     Raises:
-        SettingsError: there is none, or more than one.
+        SettingsError: there is no such algorithm, or more than one.
     """
     known = list[type[Algorithm[Any]]](Algorithm.__subclasses__())
     for cls in known:
         known += [inner for inner in cls.__subclasses__() if inner not in known]
-    # One's own algorithm may inherit from PPO, and take PPO's settings: they are PPO's all the same.
+    # A user's algorithm may inherit from PPO and share PPO's settings; the settings still belong to PPO.
     own = [cls for cls in known if cls.__dict__.get("Config") is config and cls.loss is not Algorithm.loss]
     if len(own) != 1:
-        there = ", ".join(cls.__name__ for cls in own) or "no algorithm"
-        raise SettingsError(f"{config.__name__} are the settings of {there}: say which is meant, as algorithm=....")
+        names = ", ".join(cls.__name__ for cls in own) or "no algorithm"
+        raise SettingsError(f"{config.__name__} are the settings of {names}. Pass the right one as `algorithm`.")
     return own[0]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
+from etude.policies.policy import ACT_ELSEWHERE
 from etude.settings import nearest, other_names, own_paths, shown
 from etude.urls import redacted
 
@@ -80,6 +81,8 @@ def _wrong_call(
     given: tuple[Any, ...], named: Mapping[str, Any], name: str, signature: inspect.Signature, error: str
 ) -> str:
     owner = type(given[0]).__name__
+    if name == "learn":  # other libraries' name for `fit`
+        error = "it takes the name of a module, and a batch to learn from"
     if name in ("fit", "iterate", "train", "learn"):
         return f"{owner}.{name}: {error}. {how_to_train(given[0], [*given[1:], *named.values()])}"
     takes = [p.name for p in signature.parameters.values() if p.name != "self"]
@@ -90,9 +93,10 @@ def _wrong_call(
 
 
 def how_to_train(algorithm: Any, values: Any = ()) -> str:
-    """How to train for a number of steps, which is the first int in ``values``, or 10,000."""
+    """How to train for a number of steps: the first whole number above 0 in ``values``, or 10,000."""
     budget = "env_steps" if isinstance(algorithm.config, ActingConfig) else "updates"
-    number = next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 10_000)
+    numbers = (v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    number = int(next((v for v in numbers if v > 0 and float(v).is_integer()), 10_000))
     return f"To train for {number:,} {budget.replace('_', ' ')}, write fit(Stop({budget}={number:_}))."
 
 
@@ -103,12 +107,17 @@ _ACTING = (
 _NETWORK = "The network and its spaces are algorithm.module; where there are several, algorithm.policies[name].module"
 _LOADING = "load(path) loads a checkpoint's state; etude.load(path) creates the algorithm from one"
 
+_EXPORT = (
+    "algorithm.policy.export('policy.onnx') writes the policy for other programs; if there are several modules, it is "
+    "algorithm.policies[name].export. save(path) writes a checkpoint"
+)
+
 _ATTRIBUTES = {
-    "predict act get_action get_actions compute_action compute_single_action compute_actions select_action "
-    "choose_action sample_action infer": _ACTING,
+    f"act {ACT_ELSEWHERE}": _ACTING,
     "get_policy model net network actor q_net policy_net agent actor_critic": _NETWORK,
     "restore load_checkpoint from_checkpoint load_model set_parameters load_state_dict": _LOADING,
-    "save_model save_checkpoint save_to_path export": "save(path) writes a checkpoint",
+    "save_model save_checkpoint save_to_path": "save(path) writes a checkpoint",
+    "export export_model export_onnx to_onnx save_policy export_policy_model": _EXPORT,
     "stop shutdown cleanup": "close() ends what the algorithm has started",
     "num_timesteps timesteps total_timesteps num_env_steps": "The steps sampled so far are algorithm.env_steps",
     "get_parameters get_weights state_dict": "The weights are module.state_dict(); all of the state is get_state()",

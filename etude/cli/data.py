@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from etude.recordings.editing import Edited
 
 PROBLEMS = 1
+_MOST_NAMES = 6
+"""The most frequent names of which `etude data describe` prints the counts."""
 
 
 @settings
@@ -142,7 +144,7 @@ class Head(DataCommand):
 
 @settings
 class Describe(DataCommand):
-    """Print statistics of each column: count, missing and distinct values, mean, std, min and max."""
+    """Print statistics of each column: count, missing and distinct values, mean, std, min and max; counts of names."""
 
     path: tuple[str, ...]
     """The recording: a folder or a file; several are read as one."""
@@ -154,8 +156,12 @@ class Describe(DataCommand):
         view = RecordingView(self.opened(_one_or_many(self.path)))
         found = view.describe()
         names = ("steps", "missing", "distinct", "mean", "std", "min", "max")
-        rows = [[name, *(_cell(figures.get(figure)) for figure in names)] for name, figures in found.items()]
-        return self.tell([view.recording], {"columns": found}, table([["column", *names], *rows]))
+        rows = [["column", *names]]
+        rows += [[name, *(_cell(figures.get(figure)) for figure in names)] for name, figures in found.items()]
+        if any("counts" in figures for figures in found.values()):
+            counts = [_counted(figures.get("counts", {})) for figures in found.values()]
+            rows = [[*row, cell] for row, cell in zip(rows, ["counts", *counts], strict=True)]
+        return self.tell([view.recording], {"columns": found}, table(rows))
 
 
 @settings
@@ -397,6 +403,12 @@ def _cell(value: Any) -> str:
     return "-" if value is None else printable(str(value))
 
 
+def _counted(counts: Mapping[str, int]) -> str:
+    """How often the most frequent texts occur, for a table cell."""
+    shown = [f"{printable(text)} {count:,}" for text, count in list(counts.items())[:_MOST_NAMES]]
+    return ", ".join([*shown, "…"] if len(counts) > _MOST_NAMES else shown)
+
+
 def _one_or_many(paths: tuple[str, ...]) -> Any:
     return paths[0] if len(paths) == 1 else paths
 
@@ -422,6 +434,8 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
         returns = f"mean {found['return_mean']:,.1f} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
     version = "" if found["version"] is None else f", version {found['version']}"
     ends = ", ".join(f"{found[end]:,} {end}" for end in ("terminated", "truncated", "unfinished"))
+    if (both := found["terminated"] + found["truncated"] + found["unfinished"] - found["episodes"]) > 0:
+        ends += f"; {both:,} both terminated and truncated"
     meta = {name: value for name, value in found["meta"].items() if value not in (None, [], "")}
     rows = {
         "recording": f"{found['path']} ({found['format']}{version})",

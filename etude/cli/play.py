@@ -147,12 +147,16 @@ class Evaluate(Play, flags.TableOptions):
 
     def _estimate(self, data: str) -> int:
         from etude.evaluation import METHODS, evaluate_each_on
+        from etude.evaluation.estimators import VALUING
 
+        methods = METHODS if self.methods is None else self.methods.split(",")
         with closing(self.loaded(plays=False)) as algorithm:
+            if valuing := [method for method in methods if method in VALUING]:
+                say(f"fitting action values for {', '.join(valuing)}, which takes most of the time")
             found = evaluate_each_on(
                 algorithm,
                 self.described(data),
-                methods=METHODS if self.methods is None else self.methods.split(","),
+                methods=methods,
                 gamma=self.gamma,
                 confidence=self.confidence,
                 seed=self.seed or 0,

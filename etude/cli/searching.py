@@ -21,8 +21,8 @@ ALGORITHM is one of {names}, or `module:Class` of your own.
 Its settings, and the options: etude {command} ALGORITHM --help, all of them: --help-all
 
 VALUES of a setting that is tried, for each of --samples:
-  0.1,0.2,0.3           one of these, drawn (also choice:0.1,0.2,0.3)
-  grid:0.1,0.2,0.3      each of these, with each of the other grids' values
+  0.1,0.2,0.3           each of these, with each value of the other lists (also grid:0.1,0.2,0.3)
+  choice:0.1,0.2,0.3    one of these, drawn
   uniform:0.1,0.3       a number between these
   loguniform:1e-4,1e-2  a number between these, whose logarithm is even
   randint:1,10          a whole number from the first up to, but not including, the second
@@ -42,7 +42,7 @@ class SearchOptions(RunOptions):
     tried; --space.NAME counts more."""
 
     samples: int = 1
-    """How often the search space is drawn from, at least 1; each time, all of its grids are gone through."""
+    """How often the search space is drawn from, at least 1; each time, all combinations of its lists are tried."""
 
     metric: str = "return_mean"
     """The field of results that says which trial is best; `losses/policy` is an entry of a field."""

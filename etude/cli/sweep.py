@@ -43,8 +43,8 @@ class SweepOptions(SearchOptions, FolderOptions):
     """How many seeds each trial is trained with, counted from `seed` (from 0 without one), at least 1."""
 
     resume: str | None = None
-    """Go on with the sweep in this folder, with the same command otherwise: trials that have ended are not trained
-    again, the others go on from their checkpoints."""
+    """Continue the sweep in this folder, with the same command otherwise: finished trials are not trained again, the
+    others continue from their checkpoints."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +85,7 @@ class Trial(NamedTuple):
 
 def main(command: str, args: list[str]) -> int:
     """Run ``etude sweep ALGORITHM ...``."""
+    _check_whole(args)
     cls = algorithm_class(args, "sweep", USAGE)
     if cls is None:
         return 0
@@ -112,7 +113,28 @@ def main(command: str, args: list[str]) -> int:
     title += f", {options.seeds} seeds each" if options.seeds > 1 else ""
     how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "say": streams.say}
     outcomes = train_all(jobs, out, title, ended=note, **how)
-    return _report(table(), out, options, jobs, outcomes)
+    return _report(table(), out, options, jobs, outcomes, _to_go_on(args, out))
+
+
+def _check_whole(args: Sequence[str]) -> None:
+    """Refuse `--resume` without the search space: a folder does not say what a command may import and call."""
+    resumes = any(word.partition("=")[0] == "--resume" for word in args)
+    if resumes and not any(word.startswith("--space") for word in args):
+        raise SettingsError(
+            "a sweep continues with the command that started it, plus --resume FOLDER, as in etude sweep ppo --env "
+            "CartPole-v1 --space.lr 1e-3,1e-4 --stop.env-steps 50000 --resume runs/sweep."
+        )
+
+
+def _to_go_on(args: Sequence[str], out: Path) -> str:
+    """The command that continues this sweep."""
+    words, is_kept = ["etude", "sweep"], True
+    for word in args:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in ("--out", "--resume", "--overwrite")
+        if is_kept:
+            words.append(word)
+    return shlex.join([*words, "--resume", str(out)])
 
 
 def _trials(
@@ -169,6 +191,7 @@ def _report(
     options: SweepOptions,
     jobs: Sequence[TrainingJob],
     outcomes: Sequence[Outcome],
+    to_go_on: str,
 ) -> int:
     """Write what was found to standard output, the best first; gives the exit code."""
     cut, failed, metric = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes), options.metric
@@ -185,7 +208,7 @@ def _report(
     for line in failed:
         streams.say(f"error: {line}")
     if (cut or failed) and not options.quiet:
-        streams.say(f"go on with the same command and --resume {shlex.quote(str(out))}")
+        streams.say(f"go on: {to_go_on}")
     return INTERRUPTED if cut else FAILED if failed else 0
 
 

@@ -45,6 +45,10 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
+    kinds = {typing.get_origin(kind) for kind in _kinds(hint) if kind is not type(None)}
+    if kinds == {Mapping} and [word.lower() for word in words] != ["none"] and not any("=" in word for word in words):
+        example = ", such as obs=speed,load action=command" if where.endswith(".columns") else ""
+        raise SettingsError(f"{where} is {' '.join(words)!r}, but takes NAME=VALUE ...{example}.")
     value = _of_words(hint, words, where, converters)
     if "NAME" not in metavar(hint) and not fits(hint, value, text=True):
         such = {"NUMBER|STEP": ", such as 3e-4 or 0:3e-4,100000:0", "INT ...": ", such as 64 64"}

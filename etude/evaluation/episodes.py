@@ -143,11 +143,16 @@ def check_column_finite(episodes: Experience, name: str, place: str, remedy: str
     """Raise a DataError for the first non-finite number in a column of whole episodes."""
     row = first_not_finite(episodes.steps[name])
     if row is not None:
-        segment = int(episodes.segment_of_step()[row])
-        raise DataError(
-            f"{place}: `{name}` is {episodes.steps[name][row]} at t {row - episodes.offsets[segment]} of episode "
-            f"{episodes.segments.episode_id[segment]!r}: {remedy}"
-        )
+        raise value_error(episodes, name, row, place, remedy)
+
+
+def value_error(episodes: Experience, name: str, row: int, place: str, remedy: str) -> DataError:
+    """The error for the value in a row of a column of whole episodes."""
+    segment = int(episodes.segment_of_step()[row])
+    return DataError(
+        f"{place}: `{name}` is {episodes.steps[name][row]} at t {row - episodes.offsets[segment]} of episode "
+        f"{episodes.segments.episode_id[segment]!r}: {remedy}"
+    )
 
 
 # -- whether the episodes fit a module -------------------------------------------------------------------------------

@@ -468,8 +468,8 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
     if weight < 0.5 and not explore:
         notes.append(
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the evaluated policy always takes its "
-            "most likely action (greedy), and an episode with any other action counts for nothing. Let it sample its "
-            "actions (explore=True)"
+            "most likely action, and an episode with any other action counts for nothing. Let it sample its actions "
+            "(explore=True; on the command line without --greedy)"
         )
     elif not 0.5 <= weight <= 2:
         notes.append(

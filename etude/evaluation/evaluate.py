@@ -277,13 +277,14 @@ def _log_ratio(
     if config.behaviour == "fit":
         fitted = fitted_behaviour(target, chunks, config.seed)
         return lambda episodes: target.logp(episodes) - fitted.logp(episodes)
-    if not recorded_logp(first, place).any():
+    space = target.module.action_space
+    if not recorded_logp(first, space, place).any():
         raise DataError(
             f"{place}: `logp` is 0 throughout: the actions were not sampled, but always the most likely ones. Other "
             "actions of the policy were never tried, so no weight can tell their effect. Record while "
             "exploring (explore=True), or evaluate by dm and fqe only."
         )
-    return lambda episodes: target.logp(episodes) - recorded_logp(episodes, place)
+    return lambda episodes: target.logp(episodes) - recorded_logp(episodes, space, place)
 
 
 def _recorded_distance(target: TargetPolicy, first: Experience) -> Callable[[Experience], Floats] | None:

@@ -16,13 +16,14 @@ from etude.algorithms.task import TaskModule
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.errors import SettingsError
-from etude.evaluation.episodes import check_column_finite
+from etude.evaluation.episodes import value_error
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.learners import Loss, ModuleLearner, seeded
 from etude.learners.batch import PaddedSequences
 from etude.modules import Module, Output, make_module
 from etude.recordings.batches import Groups, RowPool, batches_of, rows_of
+from etude.recordings.faults import impossible_logp
 from etude.spaces import leaves
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -178,17 +179,20 @@ def _slices(columns: Columns) -> list[tuple[int, int]]:
 # -- the behaviour policy --------------------------------------------------------------------------------------------
 
 
-def recorded_logp(episodes: Experience, where: str) -> Floats:
+def recorded_logp(episodes: Experience, action_space: spaces.Space[Any], where: str) -> Floats:
     """Return the recorded log-probabilities of the actions, ``[num_steps]``; ``where`` names the data in errors.
 
     Raises:
-        DataError: one of them is not finite.
+        DataError: one of them is not finite, or above 0 though the actions are discrete.
     """
-    remedy = (
-        "an action that was taken has a finite log-probability. Correct it, leave the episode out, or let the policy "
-        "be estimated (behaviour='fit')."
-    )
-    check_column_finite(episodes, col.LOGP, where, remedy)
+    rows = impossible_logp(episodes, leaves(action_space, col.ACTION))
+    if len(rows):
+        remedy = (
+            "an action that was taken has a finite log-probability, which is at most 0 if the actions are discrete. "
+            "Correct it (probabilities of a table are mapped as `propensity`), leave the episode out, or let the "
+            "policy be estimated (behaviour='fit')."
+        )
+        raise value_error(episodes, col.LOGP, int(rows[0]), where, remedy)
     logp: Floats = episodes.steps[col.LOGP].astype(np.float64)
     return logp
 

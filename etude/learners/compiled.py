@@ -102,7 +102,9 @@ class CompiledStep:
             with torch.no_grad():
                 parts, figures, kept, is_fine = self._graph(columns, self._rates)
                 return CompiledResult(parts, figures, kept, bool(is_fine.item()))
-        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        except RuntimeError as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # torch has no public name for it
+                raise
             raise EtudeError(
                 "compile=True: the loss reads a Python number that keeps changing, and each value is compiled anew. "
                 "Keep it in a tensor (a buffer of the module) or a column of the batch, or train without compile."

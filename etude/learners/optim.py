@@ -352,8 +352,9 @@ class Sides:
                 continue
             grads = torch.autograd.grad(side * weight, self._group.parameters, retain_graph=True, allow_unused=True)
             views = self._group.split(self._group.grads[self.names.index(name)])
-            pairs = [(view, grad) for view, grad in zip(views, grads, strict=True) if grad is not None]
-            torch._foreach_add_([view for view, _ in pairs], [grad for _, grad in pairs])
+            for view, grad in zip(views, grads, strict=True):
+                if grad is not None:
+                    view.add_(grad)
 
     def parts(self, grads: Sequence[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         """The gradient of each side, as a list of tensors.

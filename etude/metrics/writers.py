@@ -78,8 +78,8 @@ class Sink:
         except Exception as error:  # noqa: BLE001 - raised below
             self._note(error)
         if self._error is not None:
-            writes = "a write is" if self._num_failed == 1 else f"{self._num_failed:,} writes are"
-            raise DataError(f"{writes} missing of {self._what}: {_reason(self._error)}.") from self._error
+            writes = "1 write" if self._num_failed == 1 else f"{self._num_failed:,} writes"
+            raise DataError(f"{writes} of {self._what} failed: {_reason(self._error)}.") from self._error
 
 
 def _reason(error: Exception) -> str:

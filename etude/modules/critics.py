@@ -4,13 +4,15 @@
 import copy
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from etude.columns import ACTION
 from etude.modules.distributions import Distribution
@@ -26,6 +28,13 @@ def frozen_copy(module: M) -> M:
     copied = copy.deepcopy(module).requires_grad_(False)
     copied.eval()
     return copied
+
+
+@cache
+def _averaging(tau: float) -> Callable[[list[Tensor], list[Tensor], None], None]:
+    """The function that sets targets to (1 - tau) targets + tau sources."""
+    average: Callable[[list[Tensor], list[Tensor], None], None] = get_ema_multi_avg_fn(1.0 - tau)  # type: ignore[no-untyped-call]
+    return average
 
 
 class TargetNetwork:
@@ -50,7 +59,8 @@ class TargetNetwork:
     @torch.no_grad()
     def follow(self, tau: float) -> None:
         """Set target = (1 - tau) target + tau source for parameters, and copy buffers. With tau = 1, both are equal."""
-        torch._foreach_lerp_(self._targets, self._sources, tau)
+        if self._targets:
+            _averaging(tau)(self._targets, self._sources, None)
         for own, other in self._owners:
             for target, source in zip(own.buffers(recurse=False), other.buffers(recurse=False), strict=True):
                 target.copy_(source)

@@ -418,10 +418,13 @@ class TorchActor(SamplingActor):
     def __init__(self, module: Module, *, explore: bool) -> None:
         super().__init__(module.dist, explore=explore)
         self._module = module
-        self._device = torch.device("cpu")
+        self._device = module.device
+        # parameters stay the same objects on any device; a search through the module takes as long as a small layer
+        self._parameter = next(module.parameters(), None)
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        self._device = self._module.device
+        if self._parameter is not None:
+            self._device = self._parameter.device
         super().start(rng, num_rows)
 
     def step(

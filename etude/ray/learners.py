@@ -21,7 +21,7 @@ from etude.learners.loss import Figures
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, TrainedShare
 from etude.ray.learner_group import LearnerGroup, LearnerLost
-from etude.ray.policies import changes_of, from_arrays, learner_state, sent, set_learner_state
+from etude.ray.policies import fingerprint, from_arrays, learner_state, sent, set_learner_state
 from etude.ray.start import check_connected, connection
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ class Learners:
         return {"learner_restarts": float(new)} | {f"left_out/{kind}": float(n) for kind, n in left_out.items() if n}
 
     def _marks(self) -> Any:
-        """A value that changes when weights here are changed in place."""
-        return {name: changes_of(policy.module) for name, policy in self._algorithm.policies.items()}
+        """A value that shows whether weights here have changed."""
+        return {name: fingerprint(policy.module) for name, policy in self._algorithm.policies.items()}
 
     def _together(self, begin: Callable[[LearnerGroup], list[Any]], begun: list[Any] | None = None) -> list[Any]:
         """Run an update, or wait for one that was ``begun``; load the new state, and return the results.

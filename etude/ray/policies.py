@@ -69,9 +69,14 @@ def set_learner_state(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
         learner.connectors.load_state_dict(copy.deepcopy(state["connectors"]))  # copied, as the original is read-only
 
 
-def changes_of(module: Module) -> int:
-    """A number that changes when weights are changed in place, by gradient steps for example."""
-    return sum(tensor._version for tensor in (*module.parameters(), *module.buffers()))
+def fingerprint(module: torch.nn.Module) -> list[int]:
+    """A sum over the words of each parameter and buffer, which shows whether any of them has changed."""
+    sums = []
+    for tensor in (*module.parameters(), *module.buffers()):
+        flat = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        whole = len(flat) // 8 * 8
+        sums.append(int(flat[:whole].view(np.int64).sum()) + int(flat[whole:].sum()))
+    return sums
 
 
 # -- what runners act with ----------------------------------------------------------------------------------------
@@ -161,8 +166,8 @@ class Broadcast:
         seq_nos = {name: own.updates for name, own in algorithm.learner.modules.items()}
         learned = {name: learned_of(policy.connectors) for name, policy in policies.items()}
         plain = {name: plain_attributes(policy.module) for name, policy in policies.items()}
-        changes = {name: changes_of(policy.module) for name, policy in policies.items()}
-        marks = (seq_nos, changes, pickle.dumps((learned, plain)))
+        prints = {name: fingerprint(policy.module) for name, policy in policies.items()}
+        marks = (seq_nos, prints, pickle.dumps((learned, plain)))
         if again or marks != self._marks:
             values = {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
             self.ref = ray.put(Weights(seq_nos, values, learned, plain))

@@ -81,6 +81,8 @@ class ClientService:
     def open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         check_fields(fields, ())
         with self._changed:
+            if self._is_shut:
+                raise _ended()
             self._sessions.expire()
             free = [slot for slot in range(self._limit) if slot not in self._clients]
             client = self._sessions.add(_Client(free[0] if free else -1))  # which refuses where none is free
@@ -202,7 +204,7 @@ class ClientService:
 
 
 def _ended() -> RequestError:
-    return RequestError(SESSION, "has no run any more: it has ended.", 410)
+    return RequestError(SESSION, "belongs to a run that has ended.", 410)
 
 
 class ExternalEnv:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import EtudeError, SpaceError
-from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import NamedDiscrete, Space, are_choices, in_words, leaf_dtype, leaf_shape, leaves
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -181,7 +181,7 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
         raise RequestError(name, f"is {what}, but must be numbers.")
     if array.dtype.kind == "f" and dtype.kind != "f" and array.size:
-        raise RequestError(name, f"has numbers with a fraction, but its space {leaf} has whole numbers.")
+        raise RequestError(name, f"has numbers with a fraction, but its space {in_words(leaf)} has whole numbers.")
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
@@ -192,8 +192,10 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         if limits is not None and array.size and not (limits.min <= array.min() and array.max() <= limits.max):
             raise RequestError(name, f"has a number outside the range of {dtype}.")
         array = array.astype(dtype)
-    if not _is_choice(leaf, array):
-        raise RequestError(name, f"is outside its space {leaf}.")
+    if array.shape[len(array.shape) - len(leaf_shape(leaf)) :] == leaf_shape(leaf):  # others are refused later
+        inside = are_choices(leaf, array.reshape(-1, *leaf_shape(leaf)))
+        if inside is not None and not inside.all():
+            raise RequestError(name, f"is outside its space {leaf}.")
     return array
 
 
@@ -205,17 +207,6 @@ def _types_in(value: Any) -> set[type]:
         found |= types - {list}
         level = [*chain.from_iterable(one for one in level if type(one) is list)] if list in types else []
     return found
-
-
-def _is_choice(leaf: Space, array: NDArray[Any]) -> bool:
-    """Whether all values are choices of a space of choices; True for a Box, or where shapes do not fit."""
-    if isinstance(leaf, spaces.Discrete):
-        return bool(((array >= leaf.start) & (array < leaf.start + leaf.n)).all())
-    if isinstance(leaf, spaces.MultiBinary):
-        return bool(((array == 0) | (array == 1)).all())
-    if isinstance(leaf, spaces.MultiDiscrete) and array.shape[-len(leaf.shape) :] == leaf.shape:
-        return bool(((array >= leaf.start) & (array < leaf.start + leaf.nvec)).all())
-    return True
 
 
 def _unpacked(name: str, value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:

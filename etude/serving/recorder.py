@@ -82,6 +82,7 @@ class EpisodeRecorder:
     Args:
         path: The folder, or its URL. What is there is added to.
         policies: What acts, by module id. Where their spaces differ, each has a folder of its name.
+        env: The name of the env that they were trained in, if it is known.
         explore: Whether actions are drawn.
         flush_seconds: A file is finished when its first episode is this old, or when it is large.
 
@@ -89,7 +90,9 @@ class EpisodeRecorder:
         DataError: there is a recording of other spaces, or another writer.
     """
 
-    def __init__(self, path: str, policies: Mapping[str, Policy], *, explore: bool, flush_seconds: float) -> None:
+    def __init__(
+        self, path: str, policies: Mapping[str, Policy], *, env: str | None, explore: bool, flush_seconds: float
+    ) -> None:
         root = located(path)
         kinds = {name: (policy.obs_space, policy.module.action_space) for name, policy in policies.items()}
         self._folders = folders_of(kinds)
@@ -108,6 +111,7 @@ class EpisodeRecorder:
                         root / folder if folder else root,
                         obs_space=kinds[name][0],
                         action_space=kinds[name][1],
+                        env=env,
                         meta=meta,
                         prefix=prefix,
                         append=True,

@@ -13,6 +13,7 @@ import numpy as np
 
 from etude import columns as col
 from etude.algorithms.loading import load_policy
+from etude.algorithms.saving import saved_env_name
 from etude.checkpoints import Where, load_meta, state_name
 from etude.columns import Columns
 from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
@@ -145,7 +146,11 @@ class PolicyService:
         self.recorder: EpisodeRecorder | None = None
         if config.record is not None:
             self.recorder = EpisodeRecorder(
-                config.record, self.policies, explore=config.explore, flush_seconds=config.flush_seconds
+                config.record,
+                self.policies,
+                env=saved_env_name(self._meta.get("config", {})),
+                explore=config.explore,
+                flush_seconds=config.flush_seconds,
             )
 
     # -- requests -------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page in the browser that shows recordings: figures, histograms, episodes, and one episode step by step."""
+"""A browser page that shows recordings: statistics, histograms, lists of episodes, and single episodes step by step."""
 
 from etude.viewer.pages import PageServer, save_page
 from etude.viewer.views import RecordingView

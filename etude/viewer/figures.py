@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of columns: statistics, histograms and counts, and images as PNG, all as plain data for a page."""
+"""Statistics, histograms and counts of columns, and images as PNG, all as plain data for a page."""
 
 import io
 from collections import Counter
@@ -15,16 +15,21 @@ from etude.spaces import Space
 Values: TypeAlias = NDArray[Any]
 
 MAX_PARTS: Final = 32
-"""The numbers of a vector that are shown; of longer ones, the first."""
-MOST_COUNTED: Final = 40
-"""Whole numbers in a wider range than this are shown as a histogram; of texts, so many, the most frequent."""
+"""The largest number of components of a vector that are shown: the first ones of a longer vector."""
+MAX_LABELS: Final = 40
+"""The largest number of labels with counts. Whole numbers in a wider range are shown as a histogram with edges; of
+texts, only the most frequent are shown."""
 NUM_BINS: Final = 40
 _SMALLEST_IMAGE: Final = 8
 _CHANNELS: Final = (1, 3, 4)
 
 
 def scalars(name: str, values: Values) -> dict[str, Values]:
-    """``values`` ``[steps, ...]`` as columns of one value a step (``obs[0]``), at most `MAX_PARTS`."""
+    """Split ``values`` ``[steps, ...]`` into columns ``[steps]``, one per component.
+
+    Returns:
+        The columns by name: ``name`` itself for ``[steps]``, else ``obs[0]``, ``obs[1]``, ..., at most `MAX_PARTS`.
+    """
     if values.ndim == 1:
         return {name: values}
     flat = values.reshape(len(values), -1)
@@ -32,45 +37,52 @@ def scalars(name: str, values: Values) -> dict[str, Values]:
 
 
 def statistics(values: Values) -> dict[str, Any]:
-    """Of ``[n]`` numbers or texts: how many there are, are missing (NaN or None) and differ; of numbers, also min, max,
-    mean and std (float, None where there is no finite one)."""
+    """Summarise ``[n]`` numbers or texts.
+
+    Returns:
+        ``steps``, ``missing`` and ``distinct``: how many values there are, how many of them are missing (NaN or None),
+        and how many different ones. For numbers also ``min``, ``max``, ``mean`` and ``std`` of the finite values
+        (float; None if no value is finite). For texts also ``counts``: how often the most frequent ones occur.
+    """
     if values.dtype == object:
-        there = [value for value in values.tolist() if value is not None]
-        return {"steps": len(values), "missing": len(values) - len(there), "distinct": len({str(v) for v in there})}
+        counts = Counter(str(value) for value in values.tolist() if value is not None)
+        missing, most = len(values) - counts.total(), dict(counts.most_common(MAX_LABELS))
+        return {"steps": len(values), "missing": missing, "distinct": len(counts), "counts": most}
     numbers = values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     out: dict[str, Any] = {"steps": len(values), "missing": int(np.isnan(numbers).sum())}
     out["distinct"] = len(np.unique(finite))
-    with np.errstate(over="ignore", invalid="ignore"):  # of the largest numbers, such as those that stand for "none"
+    with np.errstate(over="ignore", invalid="ignore"):  # some columns mark missing values with the largest float
         found = np.array([finite.min(), finite.max(), finite.mean(), finite.std()] if len(finite) else [np.nan] * 4)
     return out | dict(zip(("min", "max", "mean", "std"), plain(found), strict=True))
 
 
 def histogram(columns: Sequence[Values]) -> dict[str, Any]:
-    """How often values occur in each of several columns ``[n]``, of numbers or of texts.
+    """Count how often values occur in each of several columns ``[n]`` of numbers or texts, with the same bins.
 
     Returns:
-        ``labels`` with ``counts`` for each column, where it holds texts, or whole numbers in a small range; else
-        ``edges`` (one more than bins) with ``counts``. NaN, infinity and None are left out.
+        ``labels`` if the columns hold texts, or whole numbers in a small range; otherwise ``edges``, one more than
+        there are bins. In both cases also ``counts``: for each column, a list with one count per label or bin. NaN,
+        infinity and None are not counted.
     """
     if any(values.dtype == object for values in columns):
         each = [Counter(str(value) for value in values.tolist() if value is not None) for values in columns]
-        labels = [label for label, _ in sum(each, Counter[str]()).most_common(MOST_COUNTED)]
+        labels = [label for label, _ in sum(each, Counter[str]()).most_common(MAX_LABELS)]
         return {"labels": labels, "counts": [[counter[label] for label in labels] for counter in each]}
     finite = [values[np.isfinite(values.astype(np.float64))] for values in columns]
     distinct = np.unique(np.concatenate([np.unique(values) for values in finite])) if finite else np.zeros(0)
     is_whole = all(values.dtype.kind in "biu" for values in finite)
-    if is_whole and (not len(distinct) or distinct[-1] - distinct[0] < MOST_COUNTED):
+    if is_whole and (not len(distinct) or distinct[-1] - distinct[0] < MAX_LABELS):
         counts = [[int((values == one).sum()) for one in distinct] for values in finite]
         return {"labels": [str(one) for one in distinct.tolist()], "counts": counts}
     low, high = (float(distinct[0]), float(distinct[-1])) if len(distinct) else (0.0, 0.0)
-    # Halved, so that the width of the largest numbers is one.
+    # Halved first, because the range between the largest floats would overflow.
     edges = np.linspace(low / 2, high / 2, NUM_BINS + 1) * 2 if low < high else np.array([low - 0.5, low + 0.5])
     return {"edges": edges.tolist(), "counts": [np.histogram(values, edges)[0].tolist() for values in finite]}
 
 
 def plain(values: Values) -> list[Any]:
-    """``[n]`` values as JSON has them: NaN and infinity are None, other things than numbers are text."""
+    """Convert ``[n]`` values to a list that JSON can store: NaN and infinity become None, objects become text."""
     if values.dtype == object:
         return [None if value is None else str(value) for value in values.tolist()]
     if values.dtype.kind != "f":
@@ -79,7 +91,10 @@ def plain(values: Values) -> list[Any]:
 
 
 def is_image(leaf: Space) -> bool:
-    """Whether values of a space can be looked at: ``[H, W]``, or with channels or a stack of frames first or last."""
+    """Whether the values of a space are images: uint8, or float from 0 to 1.
+
+    Their shape is ``[H, W]``, or has a third axis, first or last, for channels or stacked frames.
+    """
     if not isinstance(leaf, spaces.Box) or len(leaf.shape) not in (2, 3):
         return False
     is_scaled = leaf.dtype.kind == "f" and bool(np.all(leaf.low >= 0) and np.all(leaf.high <= 1))
@@ -87,11 +102,13 @@ def is_image(leaf: Space) -> bool:
 
 
 def png(image: Values) -> bytes:
-    """An image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]`` of uint8, or of floats from 0 to 1, as a PNG.
+    """Encode an image as PNG.
 
-    Of a stack of frames (other than 1, 3 or 4 channels), it is the last.
+    Args:
+        image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; uint8, or float from 0 to 1. If it has neither 1, 3 nor 4
+            channels, it is a stack of frames, and the last frame is encoded.
     """
-    from PIL import Image  # takes a while
+    from PIL import Image  # slow to import
 
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:
@@ -105,6 +122,6 @@ def png(image: Values) -> bytes:
     return out.getvalue()
 
 
-def of_episodes(figures: Mapping[str, Values], rows: Values) -> dict[str, list[Any]]:
-    """The figures of some episodes, as columns of plain values."""
+def episode_columns(figures: Mapping[str, Values], rows: Values) -> dict[str, list[Any]]:
+    """Select the rows of some episodes from the columns ``figures``, and convert them with `plain`."""
     return {name: plain(values[rows]) for name, values in figures.items()}

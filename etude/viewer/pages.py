@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of some recordings: served to a browser on this machine, or saved whole as one file."""
+"""The page that shows recordings: served to browsers on this machine, or saved as one file."""
 
 import base64
 import json
@@ -15,49 +15,53 @@ from urllib.parse import parse_qsl, urlsplit
 from etude.errors import EtudeError, SettingsError
 from etude.files import RemotePath, located, replace
 from etude.urls import is_this_machine, port_error
-from etude.viewer.views import RecordingView, compared
+from etude.viewer.views import RecordingView, compare_column
 
 _EMBEDDED: Final = "/*ANSWERS*/ null"
-"""Stands in the page where a saved one has the answers to what it asks."""
+"""The placeholder in ``page.html`` that a saved page replaces with the answers to all its requests."""
 MAX_PAGE_BYTES: Final = 64 * 2**20
-"""A saved page holds no more episodes when it is as large as this."""
+"""Once a saved page is larger than this, no more episodes and images are added to it."""
 
 Request = Mapping[str, str]
 
 
 class _Answers:
-    """What the page may ask for, by name. Each answer is JSON data, or the bytes of a PNG."""
+    """Answers the requests of the page: ``answers(name, query)`` returns JSON data, or the bytes of a PNG."""
 
     def __init__(self, views: Sequence[RecordingView]) -> None:
         self._views = views
-        self._known: Mapping[str, Callable[[Request], Any]] = {
+        self._handlers: Mapping[str, Callable[[Request], Any]] = {
             "recordings": lambda _: [view.summary() for view in views],
-            "column": lambda asked: compared(views, asked["name"]),
-            "episodes": lambda asked: self._view(asked).list(
-                asked.get("where", ""), asked.get("sort", ""), asked.get("descending") == "1"
+            "column": lambda query: compare_column(views, query["name"]),
+            "episodes": lambda query: self._view(query).list(
+                query.get("where", ""), query.get("sort", ""), query.get("descending") == "1"
             ),
-            "episode": lambda asked: self._view(asked).episode(asked["id"]),
-            "frame": lambda asked: self._view(asked).frame(
-                asked["id"], int(asked["agent"]), asked["column"], int(asked["t"])
+            "episode": lambda query: self._view(query).episode(query["id"]),
+            "frame": lambda query: self._view(query).frame(
+                query["id"], int(query["agent"]), query["column"], int(query["t"])
             ),
         }
 
-    def __call__(self, name: str, asked: Request) -> Any:
-        """The answer.
+    def __call__(self, name: str, query: Request) -> Any:
+        """Return the answer to a request.
+
+        Args:
+            name: The name of the request, the part of the URL after ``/api/``.
+            query: Its parameters.
 
         Raises:
-            SettingsError: there is no such question, or it lacks something.
-            DataError: what it asks for is not there or can't be read.
+            SettingsError: the request is unknown, or a parameter is missing or invalid.
+            DataError: the requested data doesn't exist or can't be read.
         """
-        if name not in self._known:
+        if name not in self._handlers:
             raise SettingsError(f"there is nothing at /api/{name}.")
         try:
-            return self._known[name](asked)
-        except (KeyError, ValueError, IndexError, OSError) as error:  # a file may have gone
-            raise SettingsError(f"/api/{name} can't answer {dict(asked)!r}: {error}.") from error
+            return self._handlers[name](query)
+        except (KeyError, ValueError, IndexError, OSError) as error:  # a file may have been deleted
+            raise SettingsError(f"/api/{name} can't answer {dict(query)!r}: {error}.") from error
 
-    def _view(self, asked: Request) -> RecordingView:
-        return self._views[int(asked["recording"])]
+    def _view(self, query: Request) -> RecordingView:
+        return self._views[int(query["recording"])]
 
 
 def _page(answers: Mapping[str, Any] | None) -> str:
@@ -65,7 +69,7 @@ def _page(answers: Mapping[str, Any] | None) -> str:
     if answers is None:
         return text
     data = json.dumps(answers, allow_nan=False, ensure_ascii=False)
-    return text.replace(_EMBEDDED, data.replace("<", "\\u003c"))  # so that no text in it ends the script
+    return text.replace(_EMBEDDED, data.replace("<", "\\u003c"))  # text in the data must not end the script
 
 
 def save_page(
@@ -75,31 +79,31 @@ def save_page(
     where: str = "",
     max_episodes: int = 20,
 ) -> list[str]:
-    """Write the page of ``views`` as one file that needs nothing else.
+    """Write the page of ``views`` to a single self-contained HTML file.
 
     Args:
         views: The recordings, at least one.
-        path: The file, which appears whole or not at all.
-        where: Only episodes for which this expression holds are in the lists.
-        max_episodes: How many episodes of each recording can be stepped through: the first ones of the list, at least
-            0, and fewer where the page would be larger than 64 MiB.
+        path: The file to write. It is written atomically.
+        where: List only the episodes for which this expression holds; empty lists all.
+        max_episodes: The number of episodes per recording, at least 0, that the page can show step by step: the first
+            ones of the list. There are fewer if the page would become larger than about 64 MiB.
 
     Returns:
-        What is not in it, in words.
+        Notes on what was left out of the page, one text per recording; empty if nothing was.
 
     Raises:
         DataError: something can't be read, or the file can't be written.
-        SettingsError: ``where`` can't be used.
+        SettingsError: ``where`` is not a valid expression over episodes.
     """
     ask, size, notes = _Answers(views), 0, list[str]()
     answers: dict[str, Any] = {}
 
-    def put(name: str, asked: Request) -> Any:
+    def put(name: str, query: Request) -> Any:
         nonlocal size
-        answer = ask(name, asked)
-        kept = "data:image/png;base64," + base64.b64encode(answer).decode() if isinstance(answer, bytes) else answer
-        answers[_key(name, asked)] = kept
-        size += len(kept) if isinstance(kept, str) else len(json.dumps(kept))
+        answer = ask(name, query)
+        stored = "data:image/png;base64," + base64.b64encode(answer).decode() if isinstance(answer, bytes) else answer
+        answers[_key(name, query)] = stored
+        size += len(stored) if isinstance(stored, str) else len(json.dumps(stored))
         return answer
 
     for summary in put("recordings", {}):
@@ -114,41 +118,42 @@ def save_page(
         for count, episode_id in enumerate(ids):
             if size > MAX_PAGE_BYTES:
                 notes.append(
-                    f"{view.recording.path}: only {count} episodes are there step by step; more would take too much."
+                    f"{view.recording.path}: the page has only {count} episodes step by step; more would make it too "
+                    "large."
                 )
                 break
-            asked = {"recording": str(k), "id": episode_id}
-            for agent, one in enumerate(put("episode", asked)["agents"]):
+            query = {"recording": str(k), "id": episode_id}
+            for agent, one in enumerate(put("episode", query)["agents"]):
                 for column in view.images:
                     for t in range(one["frames"]):
                         if size <= MAX_PAGE_BYTES:
-                            put("frame", {**asked, "agent": str(agent), "column": column, "t": str(t)})
+                            put("frame", {**query, "agent": str(agent), "column": column, "t": str(t)})
         else:
             if len(ids) < listed["found"]:
                 notes.append(
-                    f"{view.recording.path}: {len(ids)} of {listed['found']:,} episodes are there step by step."
+                    f"{view.recording.path}: the page has {len(ids)} of {listed['found']:,} episodes step by step."
                 )
     replace(located(path), _page(answers).encode())
     return notes
 
 
-def _key(name: str, asked: Request) -> str:
-    return json.dumps([name, *asked.values()], separators=(",", ":"), ensure_ascii=False)
+def _key(name: str, query: Request) -> str:
+    return json.dumps([name, *query.values()], separators=(",", ":"), ensure_ascii=False)
 
 
 class PageServer:
-    """Serves the page of some recordings to browsers on this machine alone.
+    """Serves the page of some recordings, to browsers on this machine only.
 
     Args:
         views: The recordings, at least one.
-        port: To listen at; 0 is any that is free.
+        port: The port to listen on; 0 chooses a free one.
 
     Raises:
-        SettingsError: the port is taken, or may not be used.
+        SettingsError: the port is taken or can't be used.
     """
 
     def __init__(self, views: Sequence[RecordingView], port: int = 0) -> None:
-        answers, turn = _Answers(views), threading.Lock()
+        answers, lock = _Answers(views), threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -156,19 +161,19 @@ class PageServer:
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 if not is_this_machine(self.headers.get("Host", "")):
-                    # It is from a page elsewhere, whose name was made to lead here.
-                    self._send(403, "text/plain", b"This page is for this machine alone.")
+                    # A page of another site sent it, under a host name that resolves to this machine (DNS rebinding).
+                    self._send(403, "text/plain", b"This page can only be opened on this machine.")
                 elif parts.path == "/":
                     self._send(200, "text/html; charset=utf-8", _page(None).encode())
                 elif parts.path.startswith("/api/"):
                     self._answer(parts.path.removeprefix("/api/"), dict(parse_qsl(parts.query, True)))
                 else:
-                    self._send(404, "text/plain", b"There is nothing here.")
+                    self._send(404, "text/plain", b"Not found.")
 
-            def _answer(self, name: str, asked: Request) -> None:
+            def _answer(self, name: str, query: Request) -> None:
                 try:
-                    with turn:
-                        answer = answers(name, asked)
+                    with lock:
+                        answer = answers(name, query)
                 except EtudeError as error:
                     self._send(400, "application/json", json.dumps({"error": str(error)}).encode())
                     return
@@ -188,26 +193,26 @@ class PageServer:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class Quiet(ThreadingHTTPServer):
+        class PageServer(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # a browser that has left
+                pass  # the browser has closed the connection
 
         try:
-            self._server = Quiet(("127.0.0.1", port), Handler)
+            self._server = PageServer(("127.0.0.1", port), Handler)
         except (OSError, OverflowError) as error:
             raise port_error(f"port {port}", error) from error
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
-        """Where the page is."""
+        """The address of the page."""
 
     def serve(self) -> None:
-        """Answer until interrupted, or until `running` ends."""
+        """Answer requests until interrupted, or until `running` ends."""
         self._server.serve_forever(0.1)
 
     @contextmanager
     def running(self) -> Iterator["PageServer"]:
-        """Answer in a thread while the context lasts."""
+        """Answer requests in a background thread during a ``with`` block, then close the server."""
         thread = threading.Thread(target=self.serve, daemon=True)
         thread.start()
         try:
@@ -218,5 +223,5 @@ class PageServer:
             self.close()
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._server.server_close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page shows of a recording, read when it is asked for: only the parts and columns that it needs."""
+"""RecordingView: the data that the page shows. Each request reads only the parts and columns that it needs."""
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -21,54 +21,60 @@ from etude.spaces import NamedDiscrete, Space, leaves
 from etude.viewer import figures
 
 MAX_EPISODES: Final = 5_000
-"""The episodes of a list that are given at once; the list is sorted before it is cut off."""
+"""The largest number of episodes in one list. A longer list is sorted first and then cut."""
 MAX_POINTS: Final = 5_000
-"""The points of a curve; longer episodes are drawn with every second step, or third, and so on."""
+"""The largest number of points in a curve. Of a longer episode, every second step is drawn, or every third, and so
+on."""
 SAMPLED_STEPS: Final = 131_072
-"""The steps that figures of a column are made of, where there are more: those of whole parts, spread evenly."""
+"""About how many steps the statistics of a column use if the recording is larger: whole parts, evenly spread."""
 
 
 class RecordingView:
-    """A recording as a page shows it. Everything it gives is plain JSON data.
+    """A view of a recording for the page. `summary`, `list`, `describe` and `episode` return plain JSON data.
 
     Args:
-        recording: Of any format.
+        recording: The recording to show, of any format.
     """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._leaves = spaces_of(recording)
-        self._loaded = lru_cache(4)(self._load)
+        self._cached_load = lru_cache(4)(self._load)
         self._part = lru_cache(2)(recording.part)
         self._keys = lru_cache(1024)(lambda k: recording.part(k, ()))
 
-    # -- the whole -----------------------------------------------------------------------------------------------
+    # -- the recording -------------------------------------------------------------------------------------------
 
     @cached_property
     def images(self) -> list[str]:
-        """The columns of observations that can be looked at."""
+        """The names of the columns with images."""
         return [
             name for name, leaf in self._leaves.items() if name in self.recording.columns and figures.is_image(leaf)
         ]
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """A row of figures for each episode; reads the rewards, and which steps belong together."""
-        return self._places[0]
+        """A table with one row per episode: its return, length and so on. Reads the reward and key columns once."""
+        return self._episode_parts[0]
 
     @cached_property
-    def _places(self) -> tuple[EpisodeTable, NDArray[np.int64], NDArray[np.int64]]:
-        """The episodes, and which is in which part: ``[n]`` episodes, in order, and ``[n]`` parts."""
+    def _episode_parts(self) -> tuple[EpisodeTable, NDArray[np.int64], NDArray[np.int64]]:
+        """The episodes, and the parts that hold them.
+
+        Returns:
+            The table of episodes, and two int64 arrays ``[n]``: episode ``i`` of the first, an index into the table and
+            increasing, has steps in part ``i`` of the second.
+        """
         recording, table = self.recording, EpisodeTable()
         rewards = [col.REWARD] if col.REWARD in recording.columns else []
         codes = [np.unique(table.add(recording.part(k, rewards, finals=False))) for k in range(recording.num_parts)]
-        parts = np.repeat(np.arange(len(codes)), [len(some) for some in codes])
+        parts = np.repeat(np.arange(len(codes)), [len(own) for own in codes])
         episodes = np.concatenate([*codes, np.zeros(0, np.int64)])
         order = np.argsort(episodes, kind="stable")
         return table, episodes[order], parts[order]
 
     def summary(self) -> dict[str, Any]:
-        """What it holds, and where it is."""
+        """A summary of the recording: path, format, spaces, number of episodes and steps, returns, lengths and size."""
         recording, known = self.recording, self.episodes.figures
         lengths, ended = known[LENGTH], int(known["done"].sum())
         return {
@@ -93,15 +99,19 @@ class RecordingView:
         }
 
     def list(self, where: str = "", sort: str = "", descending: bool = False) -> dict[str, Any]:
-        """The episodes for which ``where`` holds, as columns; at most `MAX_EPISODES` of them.
+        """List the episodes for which ``where`` holds.
 
         Args:
-            where: An expression over episodes (see `etude.recordings.where`); empty is all.
-            sort: The figure to sort by; empty is the order in which they were recorded.
-            descending: The largest first.
+            where: An expression over episodes (see `etude.recordings.where`); empty lists all.
+            sort: The column to sort by, such as ``return``; empty keeps the order in which they were recorded.
+            descending: Whether to list the largest first.
+
+        Returns:
+            ``found``, the number of matching episodes; ``of``, the number of all episodes; and the columns of the table
+            of episodes by name, as lists with one value for each of the first `MAX_EPISODES` matching episodes.
 
         Raises:
-            SettingsError: ``where`` or ``sort`` can't be used.
+            SettingsError: ``where`` is not a valid expression, or ``sort`` is not a column.
         """
         table = self.episodes if not where.strip() else episode_table(self.recording, expression := Expression(where))
         known = self.episodes.figures
@@ -114,10 +124,14 @@ class RecordingView:
             keys = known[sort][rows]
             order = np.argsort(keys.astype(str) if keys.dtype == object else keys, kind="stable")
             rows = rows[order[::-1] if descending else order]
-        return {"found": len(rows), "of": len(self.episodes), **figures.of_episodes(known, rows[:MAX_EPISODES])}
+        return {"found": len(rows), "of": len(self.episodes), **figures.episode_columns(known, rows[:MAX_EPISODES])}
 
     def sample(self, name: str) -> NDArray[Any]:
-        """``[steps, ...]``: the values of a column, of about `SAMPLED_STEPS` steps where there are more.
+        """The values of a step column, or of a column of the table of episodes.
+
+        Returns:
+            ``[steps, ...]``, of about `SAMPLED_STEPS` steps if the recording has more; ``[episodes]`` for a column of
+            the table of episodes. A discrete space with names gives names instead of numbers.
 
         Raises:
             DataError: there is no such column, or a part can't be read.
@@ -131,14 +145,17 @@ class RecordingView:
         stride = max(round(self.episodes.num_steps / SAMPLED_STEPS), 1)
         for k in sorted(range(num), key=lambda k: (k % stride, k)):
             exp = recording.part(k, [name], finals=False)
-            found.append(in_words(self._leaves.get(name), np.array(exp.trained_steps()[name])))
+            found.append(with_names(self._leaves.get(name), np.array(exp.trained_steps()[name])))
             rows += len(found[-1])
             if rows >= SAMPLED_STEPS:
                 break
         return np.concatenate(found) if found else np.zeros(0)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """`figures.statistics` of each column of one value a step (``obs[0]``); of images, of all their pixels."""
+        """The statistics of each column, by name: those of `figures.statistics`.
+
+        A column with several components has an entry for each (``obs[0]``); an image column has one for all pixels.
+        """
         out = {}
         for name in self.recording.columns:
             values = self.sample(name)
@@ -149,13 +166,18 @@ class RecordingView:
     # -- one episode ---------------------------------------------------------------------------------------------
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """One episode: for each agent its columns as curves, its texts, and how many images there are.
+        """The steps of one episode.
+
+        Returns:
+            ``id``, and ``agents``: for each segment (one per agent, or several if steps are missing) the agent and
+            module, ``steps``, ``stride`` (every how many steps the curves have a value), ``curves`` of numbers and
+            ``texts`` by column, and ``frames``, the number of images in each image column.
 
         Raises:
             DataError: there is no such episode, or it can't be read.
         """
         names = tuple(name for name in self.recording.columns if name not in self.images)
-        exp = self._loaded(episode_id, names)
+        exp = self._cached_load(episode_id, names)
         return {"id": episode_id, "agents": [self._agent(exp[i]) for i in range(exp.num_segments)]}
 
     def _agent(self, exp: Experience) -> dict[str, Any]:
@@ -163,7 +185,7 @@ class RecordingView:
         num = len(exp.t()[exp.trained()])
         stride = max(-(-num // MAX_POINTS), 1)
         for name, values in steps.items():
-            shown = in_words(self._leaves.get(name), np.asarray(values))
+            shown = with_names(self._leaves.get(name), np.asarray(values))
             for part, column in figures.scalars(name, shown).items():
                 (texts if column.dtype == object else curves)[part] = figures.plain(column[::stride])
         segment = exp.segments
@@ -181,22 +203,25 @@ class RecordingView:
         }
 
     def frame(self, episode_id: str, agent: int, column: str, t: int) -> bytes:
-        """A PNG of the image that an agent observed before its step ``t``; that after its last is the final one.
+        """The image that an agent observed at step ``t``, as PNG.
 
         Args:
-            episode_id: Of the episode.
-            agent: Which of the agents of `episode`, by number.
+            episode_id: The id of the episode.
+            agent: The index of the agent in ``agents`` of `episode`.
             column: One of `images`.
-            t: From 0, counted from the agent's first step there.
+            t: The step, counted from 0 at the first step of that agent. The number of steps selects the final
+                observation.
 
         Raises:
             DataError: there is no such image.
         """
         if column not in self.images:
             raise DataError(f"{self.recording.path}: `{column}` holds no images. {choice(column, self.images)}")
-        whole = self._loaded(episode_id, ())
+        whole = self._cached_load(episode_id, ())
         if not 0 <= agent < whole.num_segments:
-            raise DataError(f"{self._named(episode_id)} has {whole.num_segments} agents, so there is no agent {agent}.")
+            raise DataError(
+                f"{self._episode_label(episode_id)} has {whole.num_segments} agents, so there is no agent {agent}."
+            )
         (begin,), (end,), (name,) = *spans(whole[agent]), whole[agent].segments.agent_id
         for k in self._parts_of(episode_id) if 0 <= t <= end - begin else ():
             # All images of an episode may be too many at once, so only a part with this one is read.
@@ -206,30 +231,32 @@ class RecordingView:
             if (i := self._segment_at(part, episode_id, name, begin + t)) is not None:
                 images, at = part[i].trained_steps()[column], begin + t - int(spans(part[i])[0][0])
                 return figures.png(np.asarray(images[at] if at < len(images) else part[i].final_obs[column][0]))
-        raise DataError(f"{self._named(episode_id)} has {end - begin} steps, so there is no step {t}.")
+        raise DataError(f"{self._episode_label(episode_id)} has {end - begin} steps, so there is no step {t}.")
 
     def _segment_at(self, exp: Experience, episode_id: str, agent: str | None, t: int) -> int | None:
-        """The segment of a part that has what an agent observed at step ``t`` of an episode; None if none has."""
+        """The index of the segment of ``exp`` with an agent's observation at step ``t``; None if there is none."""
         begin, end = spans(exp)
-        is_own = (self._places[0].codes(exp) == self._codes[episode_id]) & (np.asarray(exp.segments.agent_id) == agent)
-        has_final = exp.segments.has_final_obs if exp.steps else True  # without columns, nobody knows
+        is_own = (self._episode_parts[0].codes(exp) == self._codes[episode_id]) & (
+            np.asarray(exp.segments.agent_id) == agent
+        )
+        has_final = exp.segments.has_final_obs if exp.steps else True  # without columns it is unknown
         found = np.flatnonzero(is_own & (begin <= t) & (t < end + has_final))
         return int(found[0]) if len(found) else None
 
-    def _named(self, episode_id: str) -> str:
+    def _episode_label(self, episode_id: str) -> str:
         return f"{self.recording.path}: episode {episode_id!r}"
 
     def _load(self, episode_id: str, names: tuple[str, ...]) -> Experience:
-        """An episode's segments, one for each agent (several where steps are missing), with these columns."""
+        """Load these columns of an episode: one segment per agent, or several if steps are missing."""
         found = []
         for k in self._parts_of(episode_id):
             exp = self.recording.part(k, names)
-            found.append(exp.select(np.flatnonzero(self._places[0].codes(exp) == self._codes[episode_id])))
+            found.append(exp.select(np.flatnonzero(self._episode_parts[0].codes(exp) == self._codes[episode_id])))
         return in_order(Experience.concat(found), by_episode=True).join()
 
     def _parts_of(self, episode_id: str) -> Sequence[int]:
-        """The parts of the recording that an episode is in."""
-        _, episodes, parts = self._places
+        """The indices of the parts that hold steps of an episode."""
+        _, episodes, parts = self._episode_parts
         code = self._codes.get(episode_id)
         if code is None:
             raise DataError(f"{self.recording.path}: there is no episode {episode_id!r}.")
@@ -242,28 +269,31 @@ class RecordingView:
 
 
 def spans(exp: Experience) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each segment, the first step of its own, lookback left out, and the step after its last, as their ``t``."""
+    """The first ``t`` of each segment, without lookback, and one more than its last ``t``: two int64 ``[segments]``."""
     own = exp.segments
     return own.t_start + own.lookback, own.t_start + exp.lengths
 
 
 def spaces_of(recording: Recording) -> dict[str, Space]:
-    """The simple spaces of a recording by column."""
+    """The simple spaces of observations and actions by column, such as ``obs/camera``."""
     return {**leaves(recording.obs_space, col.OBS), **leaves(recording.action_space, col.ACTION)}
 
 
-def in_words(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Values of a space, which is None for other columns: names in place of numbers, where it has some."""
+def with_names(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:
+    """``values``, with names instead of numbers if their space ``leaf`` is a `NamedDiscrete`."""
     return np.array(leaf.names, object)[values] if isinstance(leaf, NamedDiscrete) else values
 
 
 def first_rows(recording: Recording, count: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The first steps of a recording, lookback left out, each as plain JSON data by column.
+    """The first steps of a recording, without lookback.
 
     Args:
-        recording: Of any format.
-        count: How many steps, at least 1.
-        columns: The step columns, by name or root; None is all.
+        recording: The recording, of any format.
+        count: The number of steps, at least 1.
+        columns: The step columns, by name or root; None: all.
+
+    Returns:
+        For each step, plain JSON data by column; an image or matrix is replaced by a text with its shape and dtype.
 
     Raises:
         DataError: a column does not exist, or something can't be read.
@@ -275,29 +305,29 @@ def first_rows(recording: Recording, count: int, columns: Sequence[str] | None =
         if not any(name is not None for name in exp.segments.agent_id.names):
             facts = {name: facts[name] for name in facts if name not in (col.AGENT_ID, col.MODULE_ID)}
         ends = {name: facts.pop(name) for name in (col.TERMINATED, col.TRUNCATED)}
-        steps = {name: in_words(known.get(name), np.asarray(values)) for name, values in exp.steps.items()}
-        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **steps, **ends}
+        steps = {name: with_names(known.get(name), np.asarray(values)) for name, values in exp.steps.items()}
+        shown = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **steps, **ends}
         for i in np.flatnonzero(exp.trained())[: count - len(rows)].tolist():
-            rows.append({name: _value(values[i]) for name, values in there.items()})
+            rows.append({name: _value(values[i]) for name, values in shown.items()})
         if len(rows) == count:
             break
     return rows
 
 
 def _value(value: Any) -> Any:
-    """One value of a step as JSON has it; an image or matrix is its shape, in words."""
+    """Convert one value of a step to JSON data; an image or matrix becomes a text with its shape and dtype."""
     array = np.asarray(value)
     if array.ndim > 1:
         return f"{'x'.join(map(str, array.shape))} {array.dtype}"
     return figures.plain(array.reshape(-1)) if array.ndim else figures.plain(array.reshape(1))[0]
 
 
-def compared(views: Sequence[RecordingView], name: str) -> list[dict[str, Any]]:
-    """Histograms and statistics of a column, or of a figure of episodes, over several recordings.
+def compare_column(views: Sequence[RecordingView], name: str) -> list[dict[str, Any]]:
+    """Compare a step column, or a column of the table of episodes, between several recordings.
 
     Returns:
-        For each number of the column (``obs[0]``, ``obs[1]``): its ``name``, what `figures.histogram` gives, and what
-        `figures.statistics` gives for each recording (None where it has no such column).
+        For each component of the column (``obs[0]``, ``obs[1]``): its ``name``, the result of `figures.histogram`, and
+        ``statistics``, a list with the result of `figures.statistics` for each recording, None if it lacks the column.
 
     Raises:
         DataError: no recording has the column, or it can't be read.
@@ -305,10 +335,10 @@ def compared(views: Sequence[RecordingView], name: str) -> list[dict[str, Any]]:
     has = [name in view.recording.columns or name in view.episodes.figures for view in views]
     if not any(has):
         views[0].sample(name)
-    parts = [figures.scalars(name, view.sample(name)) if there else {} for view, there in zip(views, has, strict=True)]
+    parts = [figures.scalars(name, view.sample(name)) if known else {} for view, known in zip(views, has, strict=True)]
     out = []
-    for part in dict.fromkeys(part for some in parts for part in some):
-        columns = [some[part] if part in some else np.zeros(0) for some in parts]
-        each = [figures.statistics(some[part]) if part in some else None for some in parts]
+    for part in dict.fromkeys(part for own in parts for part in own):
+        columns = [own[part] if part in own else np.zeros(0) for own in parts]
+        each = [figures.statistics(own[part]) if part in own else None for own in parts]
         out.append({"name": part, **figures.histogram(columns), "statistics": each})
     return out

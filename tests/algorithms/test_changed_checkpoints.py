@@ -130,6 +130,18 @@ def test_what_was_left_out_and_the_steps_of_running_episodes_are_checked(run: Pa
             algorithm.close()
 
 
+def test_a_checkpoint_without_spaces_or_with_an_endless_number_is_broken(run: Path) -> None:
+    document = read(run)
+    write(run, replaced(document, ("meta", "spaces"), {}))
+    for load in (etude.load, etude.load_policy):
+        with pytest.raises(CheckpointError, match="its `spaces` can't be read"):
+            load(run)
+    for name in ("seed", "lr"):
+        write(run, replaced(document, ("meta", "config", name), 10**400))
+        with pytest.raises(CheckpointError, match=f"Config.{name} is 1000"):
+            etude.load(run)
+
+
 def test_a_folder_of_checkpoints_with_a_changed_one_is_an_error(run: Path, tmp_path: Path) -> None:
     document = read(run)
     folder = tmp_path / "checkpoint-000001"

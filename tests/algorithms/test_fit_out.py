@@ -44,7 +44,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path):
     out = tmp_path / "run"
     etude.PPO(SMALL).fit(etude.Stop(updates=2), out=out, log=())
     other = etude.PPO(SMALL)
-    with pytest.raises(SettingsError, match="holds a run already"):
+    with pytest.raises(SettingsError, match="already contains a run"):
         other.fit(etude.Stop(updates=2), out=out)
     assert other.iteration == 0
     other.fit(etude.Stop(updates=4), out=out, overwrite=True)

@@ -145,6 +145,19 @@ def test_settings_that_a_policy_acts_by_can_be_others(tmp_path: Path) -> None:
         etude.load_policy(tmp_path, target=7.0)
 
 
+def test_overrides_that_are_no_settings_are_told_without_advice_on_training(tmp_path: Path) -> None:
+    algorithm = etude.PPO(etude.PPOConfig(env="CartPole-v1", **SMALL))
+    algorithm.save(tmp_path)
+    algorithm.close()
+    with pytest.raises(SettingsError, match=r"is of PPO, which has no setting `target_return`") as caught:
+        etude.load_policy(tmp_path, target_return=3)
+    assert "fit" not in str(caught.value).removeprefix(str(tmp_path))
+    with pytest.raises(SettingsError, match="no setting `modul`. Nearest: `module`"):
+        etude.load_policy(tmp_path, modul=OwnNet)
+    with pytest.raises(SettingsError, match="Here it is: `gamma`"):
+        etude.load_policy(tmp_path, discount=0.9)
+
+
 def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         etude.load_policy(tmp_path)

@@ -39,9 +39,9 @@ def test_ranges_are_spread_as_their_words_say(words):
 
 def test_lists_in_words():
     assert written("0.1", "lr", float) == 0.1
-    assert written("0.1,0.2", "lr", float) == written("choice:0.1,0.2", "lr", float) == Choice([0.1, 0.2])
-    assert written("grid:1,2", "n", int) == Grid([1, 2])
-    assert written("module:f,module:g", "env", str) == Choice(["module:f", "module:g"])
+    assert written("0.1,0.2", "lr", float) == written("grid:0.1,0.2", "lr", float) == Grid([0.1, 0.2])
+    assert written("choice:1,2", "n", int) == Choice([1, 2])
+    assert written("module:f,module:g", "env", str) == Grid(["module:f", "module:g"])
 
 
 def test_tried_settings_go_into_those_that_are_there():
@@ -61,7 +61,7 @@ def test_tried_settings_go_into_those_that_are_there():
         ("randint:1,2.5", "both must be whole numbers"),
         ("uniform:a,b", "could not convert string to float"),
         ("uniform:1", "must be uniform:LOW,HIGH, as in uniform:1e-4,1e-2"),
-        ("unifrom:1,2", "there is no `unifrom`. Nearest: `uniform`"),
+        ("unifrom:1,2", "unknown keyword `unifrom`. Nearest: `uniform`"),
     ],
 )
 def test_words_that_are_no_search_space(words, why):

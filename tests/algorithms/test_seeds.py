@@ -67,8 +67,8 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path):
     refused(
         "several runs can't write one recording", dataclasses.replace(SMALL, record=etude.RecordConfig(path="data"))
     )
-    refused("these runs are processes of this machine", dataclasses.replace(SMALL, engine="ray"))
-    refused("must be how many .at least 1., or different whole numbers", seeds=[1, 1])
+    refused("these runs are processes on this machine", dataclasses.replace(SMALL, engine="ray"))
+    refused("must be a number .at least 1. or a list of distinct integers", seeds=[1, 1])
     refused("`seeds` is 0", seeds=0)
     refused("needs to know when to stop", stop=etude.Stop())
     refused("`max_concurrent` is 0", max_concurrent=0)
@@ -78,11 +78,11 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path):
 def test_runs_that_are_there_are_neither_mixed_nor_lost(tmp_path):
     out = tmp_path / "runs"
     etude.PPO(SMALL).fit(SHORT, out=out / "seed-3")
-    with pytest.raises(SettingsError, match=f"Go on with all that are in {out} "):
+    with pytest.raises(SettingsError, match=f"Continue all runs in {out} "):
         etude.fit_seeds(SMALL, 2, stop=SHORT, out=out)
     with pytest.raises(SettingsError, match="is a run of etude.algorithms.ppo:PPO, not of a2c"):
         etude.fit_seeds(etude.A2CConfig(env="CartPole-v1", seed=3), 1, stop=SHORT, out=out, resume=True)
-    with pytest.raises(SettingsError, match="seed-3 holds a run already"):
+    with pytest.raises(SettingsError, match="seed-3 already contains a run"):
         etude.fit_seeds(SMALL, 1, stop=SHORT, out=out / "seed-3")
     assert len(rows(out / "seed-3")) == 4
 

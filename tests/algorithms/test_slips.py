@@ -72,6 +72,8 @@ def test_an_own_algorithm_may_take_more_than_its_settings():
     [
         lambda ppo: ppo.fit(10_000),
         lambda ppo: ppo.fit(stop=10_000),
+        lambda ppo: ppo.fit(1e4),
+        lambda ppo: ppo.fit(-5),
         lambda ppo: ppo.fit(total_timesteps=10_000),
         lambda ppo: ppo.fit(env_steps=10_000),
         lambda ppo: list(ppo.iterate(10_000)),
@@ -118,6 +120,7 @@ def test_replay_and_offline_algorithms_say_how_they_train(tmp_path, ppo):
         *[(name, "evaluate()") for name in ("predict", "rollout")],
         *[(name, "algorithm.module") for name in ("get_policy", "model")],
         *[(name, "etude.load(path)") for name in ("restore", "load_checkpoint")],
+        *[(name, "algorithm.policy.export(") for name in ("export", "save_policy")],
         ("save_checkpoint", "save(path)"),
         ("num_timesteps", "env_steps"),
         ("evalute", "`evaluate`"),

@@ -126,6 +126,32 @@ def test_columns_without_data(capsys: Said) -> None:
     assert "`columns` is for estimates from a recording" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["x"], ["obs: speed", "action"], [""]])
+@pytest.mark.parametrize("command", [["data", "info", "x.csv"], ["train", "bc", "--data", "x.csv"]])
+def test_columns_that_are_no_pairs(command: list[str], words: list[str], capsys: Said) -> None:
+    assert main([*command, "--columns", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{command[1]}.columns is {' '.join(words)!r}, but takes NAME=VALUE" in said
+    assert "obs=speed,load action=command" in said
+
+
+def test_describe_counts_names(log: Path, capsys: Said) -> None:
+    assert main(["data", "describe", str(log), "--columns", *COLUMNS, "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["columns"]["action"]["counts"]
+    assert (sum(counts.values()), set(counts)) == (200, set(CHANCES))
+    assert main(["data", "describe", str(log), "--columns", *COLUMNS]) == 0
+    assert ", ".join(f"{name} {count}" for name, count in counts.items()) in capsys.readouterr().out
+
+
+def test_info_says_which_episodes_are_both_terminated_and_truncated(tmp_path: Path, capsys: Said) -> None:
+    rows = ["trip,speed,command,over,cut", "a,0.5,left,no,no", "a,1.5,right,yes,yes", "b,2.5,left,yes,no"]
+    (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
+    words = ["obs=speed", "action=command", "episode_id=trip", "terminated=over", "truncated=cut"]
+    assert main(["data", "info", str(tmp_path / "log.csv"), "--columns", *words]) == 0
+    said = capsys.readouterr().out
+    assert "2: 2 terminated, 1 truncated, 0 unfinished; 1 both terminated and truncated" in said
+
+
 def test_the_policy_answers_in_words(run: str) -> None:
     policy = etude.load_policy(run)
     one = {"numbers": np.array([0.5]), "weather": "wet"}

@@ -78,7 +78,10 @@ def test_the_engine_in_a_file(tmp_path, text, args, engine):
         (["--engine", "ray", "--ray.num-runers", "2"], "Nearest: `ray.num-runners`"),
         (["--engine", "ray", "--ray.num-runners", "many"], "ppo.ray.num_runners is 'many', expected INT"),
         (["--engine", "ray", "--ray.runtime-env", "pip=[1"], "[1 can't be read as JSON"),
-        (["--engine", "ray", "--ray.resources-per-runner", "much"], "ppo.engine.resources_per_runner is ('much',)"),
+        (
+            ["--engine", "ray", "--ray.resources-per-runner", "much"],
+            "ppo.ray.resources_per_runner is 'much', but takes NAME=VALUE",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_engine(args, message):

@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_seeds_that_end_and_go_on_with_the_settings_of_their_checkpoints(tmp_pat
         assert len(list((path / "checkpoints").iterdir())) == 1
         assert (path / "metrics.csv").exists()
     assert main([*words, "--stop.updates", "4", "--out", str(out)]) == 2
-    assert f"Go on with all that are in {out} (--resume {out};" in capsys.readouterr().err
+    assert f"Continue all runs in {out} (--resume {out};" in capsys.readouterr().err
 
     (out / "seed-2" / MANIFEST).unlink()  # as if it had not begun: it gets the settings of the other one
     assert main(["train", "ppo", "--seeds", "2", "--resume", str(out), "--stop.updates", "6", "--quiet", "--json"]) == 0
@@ -89,7 +90,7 @@ def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     out = tmp_path / "sweep"
-    words = [*SWEEP, "--space.lr", "grid:0.001,0.01", "--space.clip", "uniform:0.1,0.3", "--seeds", "2"]
+    words = [*SWEEP, "--space.lr", "0.001,0.01", "--space.clip", "uniform:0.1,0.3", "--seeds", "2"]
     words += ["--stop.updates", "2", "--quiet"]
     assert main([*words, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -118,7 +119,7 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     assert trained == [out / "trial-1" / "seed-2"]
     assert found["trials"][0]["clip"] != found["trials"][2]["clip"]
 
-    words[words.index("grid:0.001,0.01")] = "grid:0.001,0.02"
+    words[words.index("0.001,0.01")] = "0.001,0.02"
     assert main([*words, "--resume", str(out)]) == 2
     assert "trial-1/seed-1 was trained with `lr` 0.01, but is now to have 0.02" in capsys.readouterr().err
 
@@ -135,6 +136,8 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
         (["ppo", "--space.lr", "1", "--seeds", "0"], "`seeds` is 0, but must be at least 1"),
         (["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"], "where it is"),
         ([], "etude sweep needs an algorithm: ppo,"),
+        (["--resume", "runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),
+        (["ppo", "--resume=runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),
     ],
 )
 def test_errors_of_a_sweep(args, message, tmp_path, monkeypatch, capsys):
@@ -142,6 +145,15 @@ def test_errors_of_a_sweep(args, message, tmp_path, monkeypatch, capsys):
     assert main(["sweep", *args]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_failed_sweep_names_the_command_that_continues_it(tmp_path, capsys):
+    words = [*SWEEP, "--space.lr", "0.001", "--stop.updates", "2", "--overwrite"]
+    words[words.index("CartPole-v1")] = "Nowhere-v0"
+    assert main([*words, "--out", str(tmp_path / "s 1")]) == 1
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("go on: etude "))
+    assert shlex.split(line)[3:] == [*words[:-1], "--resume", str(tmp_path / "s 1")]
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 def test_a_page_is_written(data, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["show", data, "--to", str(page), "--episodes", "1", "--where", "return > 1"]) == 0
-    assert "1 of 2 episodes are there step by step" in capsys.readouterr().out
+    assert "the page has 1 of 2 episodes step by step" in capsys.readouterr().out
     assert page.read_text().startswith("<!doctype html>")
 
 

@@ -250,7 +250,7 @@ def test_two_runs_are_never_mixed(tmp_path, capsys):
     out = trained(tmp_path / "run")
     (out / "notes.txt").write_text("mine")
     assert main([*SMALL, "--stop.updates", "2", "--out", str(out)]) == 2
-    assert f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))};" in capsys.readouterr().err
+    assert f"{out} already contains a run. Continue it (--resume {shlex.quote(str(out))};" in capsys.readouterr().err
     trained(out, "--overwrite", updates=2)
     assert [row["updates"] for row in read_jsonl(out / "metrics.jsonl")] == [2]
     assert len(list((out / "tensorboard").iterdir())) == 1
@@ -266,7 +266,7 @@ def test_a_folder_that_can_not_be(tmp_path, monkeypatch, capsys, out):
     assert main([*SMALL, "--out", out]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: can't write a run to {out}: ")
-    assert err.endswith("Give a folder that can be written to, as `out`.\n")
+    assert err.endswith("Choose a writable folder as `out`.\n")
 
 
 def test_a_folder_that_must_not_be_written_to(tmp_path, monkeypatch, capsys):
@@ -279,7 +279,7 @@ def test_a_folder_that_must_not_be_written_to(tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         for args in ([], ["--out", "x"], ["--out", str(out), "--overwrite"], ["--resume", str(out)]):
             assert main([*SMALL, *args]) == 2
-            assert "Permission denied. Give a folder that can be written to" in capsys.readouterr().err
+            assert "Permission denied. Choose a writable folder" in capsys.readouterr().err
     finally:
         for folder in (out, tmp_path):
             folder.chmod(0o755)
@@ -501,7 +501,7 @@ def test_checkpoints_that_can_not_be_kept_are_named_before_anything_is_replaced(
 def test_a_url_is_no_folder_for_a_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--stop.updates", "1", "--out", "memory://run", "--quiet"]) == 2
-    assert "`out` is 'memory://run', but a run is written to a folder on this machine" in capsys.readouterr().err
+    assert "`out` is 'memory://run', but must be a folder on this machine" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

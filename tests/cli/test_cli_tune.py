@@ -6,7 +6,7 @@ import pytest
 from cli_runs import SMALL
 
 import etude
-from etude.algorithms.search import Grid
+from etude.algorithms.search import Choice, Grid
 from etude.cli import tune as command
 from etude.cli.asked import ALGORITHMS
 from etude.cli.main import main
@@ -21,13 +21,13 @@ def asked(*args, algorithm="ppo"):
 
 def test_words_of_the_search_space_become_spaces_of_settings():
     config, space, options = asked(
-        "--space.lr", "loguniform:1e-4,1e-2", "--space.clip=0.1,0.2", "--space.hidden", "grid:8+8,16",
+        "--space.lr", "loguniform:1e-4,1e-2", "--space.clip=choice:0.1,0.2", "--space.hidden", "grid:8+8,16",
         "--space.num-workers", "0", "--space.normalize-advantages", "yes,no", "--space.kl_target", "none,0.01",
         "--space.engine.num-runners", "randint:1,3", "--clip", "0.3", "--stop.updates", "3", "--samples", "2",
         "--resources", "CPU=2", "GPU=0.5",
     )  # fmt: skip
     assert (space["lr"].low, space["lr"].high) == (1e-4, 1e-2)
-    assert space["clip"].values == [0.1, 0.2]
+    assert space["clip"] == Choice([0.1, 0.2])
     assert space["network.hidden"] == Grid([(8, 8), (16,)])
     assert space["workers.num_workers"] == 0
     assert space["normalize_advantages"].values == [True, False]
@@ -57,7 +57,7 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
     ("args", "message"),
     [
         (["ppo", "--space.lrr", "1,2"], "the search space of ppo has no setting `lrr`. Nearest: `lr`"),
-        (["ppo", "--space.lr", "logunifrm:1,2"], "there is no `logunifrm`. Nearest: `loguniform`"),
+        (["ppo", "--space.lr", "logunifrm:1,2"], "unknown keyword `logunifrm`. Nearest: `loguniform`"),
         (["ppo", "--space.lr", "1,fast"], "ppo.lr is 'fast', expected NUMBER"),
         (
             ["ppo", "--space.num-envs", "uniform:1,4", "--stop.updates", "1"],

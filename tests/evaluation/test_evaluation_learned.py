@@ -97,6 +97,7 @@ def test_on_the_command_line(clone, capsys):
         (["--gamma", "2"], "`gamma` is 2.0, but must be between 0 and 1"),
         (["--behaviour", "guess"], "evaluate.behaviour is 'guess', expected {recorded,fit}"),
         (["--on", "nowhere"], "nowhere"),
+        (["--on", "nowhere", "--methods", "wis,dm,dr"], "fitting action values for dm, dr, which takes most"),
     ],
 )
 def test_errors_on_the_command_line(clone, capsys, more, message):

@@ -161,4 +161,4 @@ def test_a_greedy_policy_that_nobody_played_is_told_so():
     found = evaluate_on(policy(np.array([[0.0, 1.0]] * 3)), exp, methods=["wis"], explore=False)
     assert found.mean_weight < 0.5
     assert found.trusted is False
-    assert any("always takes its most likely action (greedy)" in note for note in found.notes)
+    assert any("always takes its most likely action" in note for note in found.notes)

@@ -281,6 +281,9 @@ def test_actions_that_were_not_drawn(tmp_path):
     logp[exp.offsets[3]] = np.nan
     with pytest.raises(DataError, match=r"the experience: `logp` is nan at t 0 of episode '5-3'"):
         evaluate_on(policy(WANTS), exp.with_steps(logp=logp))
+    probabilities = np.exp(exp.steps["logp"])
+    with pytest.raises(DataError, match=r"`logp` is 0\.\d+ at t 0 of episode '5-0': .*mapped as `propensity`"):
+        evaluate_on(policy(WANTS), exp.with_steps(logp=probabilities))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_errors_of_users_code_end_the_command_as_themselves(
     to = ["--engine", "ray", "--num-runners", "1", *SMALL, "--stop.env-steps", "640", "--quiet", "--out"]
     assert main(["train", "ppo", "--env", "fault_runs:Wheel", *to, str(tmp_path / "a")]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("error: 6 failures without a step between (see Workers.max_restarts): env ")
+    assert err.startswith("error: 6 failures without a step in between (see Workers.max_restarts): env ")
     assert err.endswith("ValueError: a wheel came off\n")
     assert "ray::" not in err
     assert len(err.splitlines()) < 15

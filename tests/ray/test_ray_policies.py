@@ -23,6 +23,7 @@ from etude.modules.critics import TargetNetwork
 pytest.importorskip("ray")
 from etude.ray.policies import (
     as_arrays,
+    fingerprint,
     from_arrays,
     learned_of,
     plain_attributes,
@@ -150,3 +151,20 @@ def test_weights_of_a_kind_that_numpy_lacks_travel_as_well() -> None:
     assert sent.keys() == module.state_dict().keys()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(sent[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.bool])
+def test_any_changed_weight_changes_the_fingerprint(dtype: torch.dtype) -> None:
+    module = nn.Module()
+    memory = torch.zeros(40, dtype=dtype)
+    module.register_buffer("whole", memory[1:38])  # neither begins nor ends on a word of eight bytes
+    module.register_buffer("one", torch.zeros((), dtype=dtype))
+    before = fingerprint(module)
+    assert before == fingerprint(module)
+    for number in memory[1:38]:
+        number.fill_(1)
+        assert fingerprint(module) != before
+        number.fill_(0)
+    assert fingerprint(module) == before
+    module.get_buffer("one").fill_(1)
+    assert fingerprint(module) != before

@@ -360,7 +360,7 @@ def test_trials_that_fail_are_told(cluster, tmp_path, capsys):
 def test_each_algorithm_is_found_by_its_settings():
     for cls in (etude.PPO, etude.DQN, etude.SAC, etude.BC, etude.MARWIL, etude.IQL, etude.CQL, etude.TD3BC):
         assert algorithm_of(cls.Config) is cls
-    with pytest.raises(SettingsError, match="OnPolicyConfig are the settings of no algorithm: say which is meant"):
+    with pytest.raises(SettingsError, match="OnPolicyConfig are the settings of no algorithm. Pass the right one"):
         algorithm_of(etude.OnPolicyConfig)
     assert issubclass(etude.PPO, Algorithm)
 

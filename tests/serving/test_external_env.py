@@ -1,11 +1,13 @@
 """A run whose envs are clients: what it collects is what they report."""
 
+import asyncio
 import json
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ import etude
 from etude.envs import Arena, make_arena
 from etude.errors import EnvError, SettingsError
 from etude.modules import make_module
+from etude.serving.external import ClientService
+from etude.serving.protocol import RequestError
+from etude.serving.sessions import Sessions
 from etude.spaces import NamedDiscrete
 
 OBS, ACTION = spaces.Box(-10, 10, (1,), np.float32), spaces.Discrete(2)
@@ -126,43 +131,33 @@ def test_names_go_to_clients_as_texts():
         player.context.__exit__(None, None, None)
 
 
-def test_a_client_that_vanishes_costs_its_unfinished_episode():
-    env = external(num_envs=2, session_seconds=0.2)
-    stays_for = 40
-    with (
-        closing(env),
-        ThreadPoolExecutor(2) as threads,
-        connected(env.url) as leaves,
-        connected(env.url) as stays,
-        connected(env.url) as third,
-    ):
+def test_a_client_that_vanishes_costs_its_unfinished_episode(monkeypatch):
+    now = [0.0]  # the sessions' clock, which moves while no client acts
+    monkeypatch.setattr("etude.serving.external.Sessions", partial(Sessions, clock=lambda: now[0]))
+    env = external(session_seconds=60.0)
 
-        def leave():
-            session = leaves.open()
-            for t in range(3):
-                leaves.act([5.0 + t], session=session, **({"reward": 1.0} if t else {}))
+    def play():
+        session = leaves.open()
+        for t in range(3):
+            leaves.act([5.0 + t], session=session, **({"reward": 1.0} if t else {}))
+        now[0] += 61.0
+        while not stays.metric("etude_episodes_total"):
+            pass  # until the server has seen it
+        session = stays.open()  # in the only slot
+        while True:  # until the env is closed
+            for t in range(4):
+                stays.act([float(t)], session=session, **({"reward": 1.0} if t else {}))
+            stays.act([4.0], session=session, reward=1.0, truncated=True)
 
-        def stay():
-            session, ended = stays.open(), 0
-            while ended < stays_for:
-                for t in range(4):
-                    stays.act([float(t)], session=session, **({"reward": 1.0} if t else {}))
-                stays.act([4.0], session=session, reward=1.0, truncated=True)
-                ended += 1
-                while ended == stays_for - 1 and not third.metric("etude_episodes_total"):
-                    pass  # until the other is known to have gone
-
-        tasks = [threads.submit(leave), threads.submit(stay)]
-        runner = etude.Runner(env, make_module(None, OBS, ACTION), seed=1)
-        parts = [runner.collect(num_steps=4 * stays_for - 20)]
-        tasks[0].result()
-        stats = runner.stats()
-        while not stats["faulty_episodes"]:
-            parts.append(runner.collect(num_steps=4))
+    with ThreadPoolExecutor(1) as threads, connected(env.url) as leaves, connected(env.url) as stays:
+        with closing(env):
+            task = threads.submit(play)
+            task.add_done_callback(lambda _: env.close())  # so that collect ends, too, if it fails
+            runner = etude.Runner(env, make_module(None, OBS, ACTION), seed=1)
+            exp = runner.collect(num_steps=12)
             stats = runner.stats()
-        exp = etude.Experience.concat(parts)
-        env.close()
-        tasks[1].exception()
+        task.exception()
+    assert stats["faulty_episodes"] == 1
     (lost,) = [one for one in exp if one.steps["obs"][0, 0] >= 5]
     assert lost.steps["obs"][:, 0].tolist() == [5.0, 6.0]  # the steps whose results had come
     assert lost.final_obs["obs"].tolist() == [[7.0]]
@@ -219,6 +214,16 @@ def test_the_end_of_a_run_is_said_to_who_waits():
         assert answer.result()[0] == 410
     with pytest.raises(EnvError, match="closed"):
         env.recv()
+
+
+def test_the_end_of_a_run_is_said_to_who_comes():
+    service = ClientService(OBS, ACTION, 1, 60.0, 1000, is_local=True)
+    session = service.open({})["session"]
+    service.shut()
+    for call in (lambda: service.open({}), lambda: asyncio.run(service.act({"session": session, "obs": [0.0]}))):
+        with pytest.raises(RequestError, match="has ended") as caught:
+            call()
+        assert caught.value.status == 410
 
 
 def test_it_is_an_env_of_as_many_copies_as_the_config_says():

@@ -117,6 +117,7 @@ def test_the_recording_says_what_the_newest_checkpoint_has_learned(tmp_path):
                 await own.act({"session": session, "reward": 1, "terminated": True})
 
         asyncio.run(served())
+    assert etude.Recording.open(tmp_path / "data").env == "CartPole-v1"
     learned = etude.Recording.open(tmp_path / "data").meta["filter"]["connectors"]
     assert [one["state"]["obs"]["count"] for one in learned if one["name"] == "normalize_obs"] == [64]
 

@@ -112,7 +112,7 @@ def test_a_saved_page_stays_below_its_size(views, tmp_path, monkeypatch):
     monkeypatch.setattr("etude.viewer.pages.MAX_PAGE_BYTES", 10_000)
     notes = save_page(views, str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").stat().st_size < 60_000
-    assert any("more would take too much" in note for note in notes)
+    assert any("make it too large" in note for note in notes)
 
 
 def drawn(address, tmp_path):

@@ -11,7 +11,7 @@ from shown_data import episode, write
 from etude.errors import DataError, SettingsError
 from etude.recordings import Recording, Source
 from etude.viewer import RecordingView, figures
-from etude.viewer.views import compared, first_rows
+from etude.viewer.views import compare_column, first_rows
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +114,19 @@ def test_long_episodes_are_drawn_with_fewer_points(view, monkeypatch):
 
 def test_figures_of_several_recordings_share_their_bins(view, tmp_path):
     other = RecordingView(Recording.open(write(tmp_path / "data", [episode(7, 12, reward=0.5)])))
-    (returns,) = compared([view, other], "return")
+    (returns,) = compare_column([view, other], "return")
     assert returns["edges"][0] == 3
     assert returns["edges"][-1] == 8
     assert [sum(some) for some in returns["counts"]] == [4, 1]
-    first, second = compared([view, other], "obs/speed")
+    first, second = compare_column([view, other], "obs/speed")
     assert (first["name"], second["name"]) == ("obs/speed[0]", "obs/speed[1]")
     assert first["statistics"][1]["mean"] == pytest.approx(np.mean(np.arange(12) / 10))
-    (action,) = compared([view, other], "action")
+    (action,) = compare_column([view, other], "action")
     taken = np.concatenate([np.arange(n) % 3 for n in (5, 3, 8, 4)])
     assert action["labels"] == ["0", "1", "2"]
     assert action["counts"] == [np.bincount(taken).tolist(), [4, 4, 4]]
     with pytest.raises(DataError, match="no column `speed`"):
-        compared([view, other], "speed")
+        compare_column([view, other], "speed")
 
 
 def test_a_column_that_one_recording_lacks_has_no_figures_there(view, tmp_path):
@@ -134,7 +134,7 @@ def test_a_column_that_one_recording_lacks_has_no_figures_there(view, tmp_path):
     table["terminated"] = [False, True]
     names = {"info/note" if name == "note" else name: name for name in table}
     log = RecordingView(Recording.open(Source(pa.table(table), columns=names)))
-    (note,) = compared([view, log], "info/note")
+    (note,) = compare_column([view, log], "info/note")
     assert note["statistics"][0] is None
     assert note["labels"] == ["x", "y"]
     assert note["counts"] == [[0, 0], [1, 1]]
@@ -145,12 +145,12 @@ def test_names_are_shown_in_place_of_numbers():
     table = {"episode_id": ["a"] * 3, "obs": ["wet", "dry", "dry"], "action": ["left", "stay", "left"]}
     table |= {"reward": [0.0, 1.0, 2.0], "terminated": [False, False, True]}
     view = RecordingView(Recording.open(Source(pa.table(table), columns={name: name for name in table})))
-    (action,) = compared([view], "action")
+    (action,) = compare_column([view], "action")
     assert (action["labels"], action["counts"]) == (["left", "stay"], [[2, 1]])
     (agent,) = view.episode(view.list()["episode_id"][0])["agents"]
     assert agent["texts"] == {"obs": ["wet", "dry", "dry"], "action": ["left", "stay", "left"]}
     assert [(row["obs"], row["action"]) for row in first_rows(view.recording, 2)] == [("wet", "left"), ("dry", "stay")]
-    assert view.describe()["action"] == {"steps": 3, "missing": 0, "distinct": 2}
+    assert view.describe()["action"] == {"steps": 3, "missing": 0, "distinct": 2, "counts": {"left": 2, "stay": 1}}
 
 
 def test_figures_of_large_columns_are_made_of_parts_from_all_over(tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_statistics_and_histograms_leave_out_what_is_missing():
     assert sum(figures.histogram([largest])["counts"][0]) == 4
     texts = np.array(["b", None, "a", "b"], object)
     assert figures.histogram([texts]) == {"labels": ["b", "a"], "counts": [[2, 1]]}
-    assert figures.statistics(texts) == {"steps": 4, "missing": 1, "distinct": 2}
+    assert figures.statistics(texts) == {"steps": 4, "missing": 1, "distinct": 2, "counts": {"b": 2, "a": 1}}
     assert figures.plain(values) == [1.0, None, None, 3.0]
 
 
