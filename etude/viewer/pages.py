@@ -193,14 +193,14 @@ class PageServer:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        class PageServer(ThreadingHTTPServer):
+        class QuietServer(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the browser has closed the connection
 
         try:
-            self._server = PageServer(("127.0.0.1", port), Handler)
+            self._server = QuietServer(("127.0.0.1", port), Handler)
         except (OSError, OverflowError) as error:
             raise port_error(f"port {port}", error) from error
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
