@@ -297,7 +297,7 @@ class RLlibJson(FileFormat):
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each agent's episode, or for each piece of it."""
-        return read_rows(unit, columns)
+        return read_rows(unit, columns, problems)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its line."""
