@@ -103,8 +103,8 @@ def _json(word: str) -> Any:
     """Parse a word as JSON if it begins like a list or an object; otherwise return it."""
     try:
         return json.loads(word) if word[:1] in ("[", "{") else word
-    except ValueError as error:
-        raise SettingsError(f"{word} can't be read as JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{word[:200]} can't be read as JSON: {error}") from None
 
 
 def is_one_or_many(hint: Any) -> bool:
