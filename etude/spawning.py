@@ -11,12 +11,16 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import spawn
 from typing import Any
 
 _PACKAGE_MAIN = "main_of_package"
 """The key in `preparation` of the module name ``package.__main__``, for ``python -m package``."""
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+"""The environment variable that acts as Python's option ``-P``."""
 
 _is_importing_main = False
 """Whether this process is importing the script that sent its job, to find what the script defines."""
@@ -74,6 +78,24 @@ def unnamed_file() -> int:
         return os.memfd_create("etude")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+@contextmanager
+def no_current_folder() -> Iterator[None]:
+    """A context in which processes that multiprocessing starts import nothing from the current folder.
+
+    Python puts that folder in front of its own modules for ``python -c``, which is how multiprocessing starts them.
+    They get the `sys.path` of this process as soon as they receive their first job.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 # -- objects that the user's script defines ---------------------------------------------------------------------------

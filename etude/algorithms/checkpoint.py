@@ -135,7 +135,7 @@ _log = logging.getLogger("etude.algorithms")
 
 def write_components(
     path: Where, parts: Mapping[str, Component], meta: Mapping[str, Any], told: Mapping[str, str]
-) -> dict[str, Exception]:
+) -> dict[str, BaseException]:
     """Write a checkpoint of these components, and return the errors of those that can't be saved and are left out.
 
     Args:
@@ -157,10 +157,10 @@ def write_components(
     return failures
 
 
-def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, Exception]]:
+def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, BaseException]]:
     """The components, and the errors of those that can't be saved; errors of weights are raised."""
     kept: dict[str, Any] = {}
-    failures: dict[str, Exception] = {}
+    failures: dict[str, BaseException] = {}
     for name, component in parts.items():
         try:
             part = component.get()
@@ -172,34 +172,38 @@ def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, 
             if error:
                 raise error
             kept[name] = part
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a user's code, which may raise anything: everything else is still saved
             if name.startswith(MODULES):
                 raise
             failures[name] = error
     return kept, failures
 
 
-def _take_out_callbacks(runner: dict[str, Any]) -> dict[str, Exception]:
+def _take_out_callbacks(runner: dict[str, Any]) -> dict[str, BaseException]:
     """Remove callbacks whose state can't be saved from the runner's state; return the errors by callback."""
     called = runner.get("callbacks")
     if not called:
         return {}
-    failures: dict[str, Exception] = {name: CheckpointError(why) for name, why in called.pop("left_out").items()}
+    failures: dict[str, BaseException] = {name: CheckpointError(why) for name, why in called.pop("left_out").items()}
     failures |= {name: error for name, state in called["callbacks"] if (error := _refusal(state))}
     called["callbacks"] = [pair for pair in called["callbacks"] if pair[0] not in failures]
     return {f"callbacks/{name}": error for name, error in failures.items()}
 
 
-def _refusal(part: Any) -> Exception | None:
+def _refusal(part: Any) -> BaseException | None:
     """Why a part can't be saved; None if it can."""
     try:
         Encoder().encode(part)
-    except Exception as error:  # noqa: BLE001  a CheckpointError, or one of the part's own
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  a CheckpointError, or one of the part's own
         return error
     return None
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """The reason why something can't be saved, as text."""
     return str(error) if isinstance(error, EtudeError) else f"{type(error).__name__}: {error}"
 

@@ -171,7 +171,10 @@ def _config_of_policy(
     given = dict(overrides)
     agents = kept.get("agents")
     if isinstance(agents, dict):
-        modules, own = agents.get("modules"), (agents.get("overrides") or {}).get(name)
+        modules, overridden = agents.get("modules"), agents.get("overrides") or {}
+        if not isinstance(overridden, dict):
+            raise CheckpointError(f"{path} is broken: its `config/agents/overrides` is not a mapping.")
+        own = overridden.get(name)
         kept["agents"] = {} if modules is None else {"modules": [name], "overrides": own and {name: own}}
         if isinstance(modules, dict):
             kept["agents"]["modules"] = {name: modules.get(name)}

@@ -25,7 +25,7 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.kept import Checkpoints
 from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
-from etude.algorithms.results import Result, Stop
+from etude.algorithms.results import Result, Stop, result_from
 from etude.algorithms.run import Log, check_free, check_logs, check_run_of, claimed, clear, holds_run
 from etude.algorithms.saving import name_of
 from etude.checkpoints import MANIFEST, load_meta
@@ -98,12 +98,9 @@ class TrainingJob:
         """The last result of the run in ``out``, if it has reached its goal or used up its budget; otherwise None."""
         if not self.goes_on:
             return None
-        saved = load_meta(self.out).get("result") or {}
-        try:
-            result = Result(**saved)
-        except TypeError:  # saved by another version
-            return None
-        return result if self.stop.now(result) else None
+        meta = load_meta(self.out)
+        result = result_from(meta.get("result")) if isinstance(meta, Mapping) else None
+        return result if result is not None and self.stop.now(result) else None
 
 
 class Outcome(NamedTuple):

@@ -4,7 +4,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from etude.display import short, table
 from etude.errors import SettingsError
@@ -117,6 +117,25 @@ class Result:
             rows["length_mean"] = f"{self.length_mean:,.1f}"
         rows |= {f"losses/{name}": f"{value:.4g}" for name, value in self.losses.items()}
         return table("Result", {**rows, "seconds": f"{self.seconds:,.1f}"})
+
+
+def result_from(saved: Any) -> Result | None:
+    """The `Result` that `Result.to_dict` returned, as a checkpoint stores it; None if it is none, or does not fit."""
+    hints = get_type_hints(Result)
+    if not isinstance(saved, Mapping) or not all(_fits(hints.get(name), value) for name, value in saved.items()):
+        return None
+    try:
+        return Result(**saved)
+    except TypeError:  # a field is missing
+        return None
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if hint in (int, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(get_args(hint)[1], item) for item in value.values())
+    return hint is not None and isinstance(value, hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

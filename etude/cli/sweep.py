@@ -162,8 +162,10 @@ def _trials(
 def _check_same(job: TrainingJob, values: Mapping[str, Any]) -> None:
     """Refuse to go on with a trial of other settings, which another command has drawn."""
     plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
+    meta = load_meta(job.out)
+    saved = meta.get("config") if isinstance(meta, Mapping) else None
     for name in values:
-        was, now = (_at(place, name) for place in (load_meta(job.out).get("config"), plain))
+        was, now = (_at(place, name) for place in (saved, plain))
         if was != now:
             raise SettingsError(
                 f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the "

@@ -103,8 +103,8 @@ def _json(word: str) -> Any:
     """Parse a word as JSON if it begins like a list or an object; otherwise return it."""
     try:
         return json.loads(word) if word[:1] in ("[", "{") else word
-    except ValueError as error:
-        raise SettingsError(f"{word} can't be read as JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{word[:200]} can't be read as JSON: {error}") from None
 
 
 def is_one_or_many(hint: Any) -> bool:
@@ -142,8 +142,8 @@ def read(path: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file.
 
     Raises:
-        SettingsError: the file does not exist, is of another kind, can't be parsed, is not a mapping, or has a name
-            twice.
+        SettingsError: the file does not exist, is of another kind, can't be parsed, is not a mapping, is nested too
+            deeply, or has a name twice.
     """
     if is_url(path):
         raise SettingsError(
@@ -156,6 +156,9 @@ def read(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         found = json.loads(text, object_pairs_hook=_once) if path.endswith(".json") else yaml.load(text, _loader())
+        _check_nesting(found)
+    except RecursionError:
+        raise SettingsError(f"{path} can't be parsed: it is nested too deeply.") from None
     except OSError as error:
         raise SettingsError(f"can't read the settings {path}: {error.strerror}.") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -163,6 +166,21 @@ def read(path: str) -> dict[str, Any]:
     if found is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
         raise SettingsError(f"{path} must hold settings by name, such as `num_envs: 8`, each on a line.")
     return found or {}
+
+
+_DEEPEST = 64
+
+
+def _check_nesting(value: Any, inside: tuple[int, ...] = (), known: set[int] | None = None) -> None:
+    """Raise a ValueError if a value contains itself, as YAML's anchors allow, or is nested too deeply."""
+    known = set() if known is None else known
+    if not isinstance(value, dict | list) or (id(value) in known and id(value) not in inside):
+        return
+    if id(value) in inside or len(inside) == _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep, or contains itself.")
+    known.add(id(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        _check_nesting(item, (*inside, id(value)), known)
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -91,9 +91,9 @@ def _arguments(spec: str, text: str) -> tuple[list[Any], dict[str, Any]]:
             raise ValueError("not a list of arguments")
         args = [ast.literal_eval(arg) for arg in call.args]
         return args, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two for what is nested too deeply
         raise SettingsError(
-            f"connector `{spec}`: can't read {text!r}. Write plain values, such as `clip_reward:-1,high=1`."
+            f"connector `{spec[:100]}`: can't read {text[:100]!r}. Write plain values, such as `clip_reward:-1,high=1`."
         ) from None
 
 

@@ -182,6 +182,7 @@ def _pictured(num_panels: int, draw: "Callable[[Sequence[Axes]], None]", to: Pat
         "ytick.labelcolor": _INK,
     }
     style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999"}
+    style |= {"text.parse_math": False}  # names of runs and envs may contain `$`
     style |= {"axes.grid": True, "grid.color": "#DDDDDD", "axes.axisbelow": True, "svg.hashsalt": "etude"}
     with rc_context(style):
         figure = Figure(figsize=(2.2 + 5.4 * num_panels, 4.4), dpi=160, layout="constrained", facecolor="white")

@@ -213,10 +213,15 @@ def _is_after(line: bytes, iteration: int) -> bool:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = json.loads(line, parse_int=_whole_number)
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
+
+
+def _whole_number(text: str) -> float:
+    """An int; infinity if it is too large for a float, as a number with a fraction would be."""
+    return int(text) if math.isfinite(value := float(text)) else value
 
 
 def _mend_tail(path: Path) -> None:

@@ -3,7 +3,8 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -70,6 +71,35 @@ class Place(NamedTuple):
     row: int | None = None
     """The row in the file, from 0, as in `Problem`."""
     row_group: int | None = None
+
+
+def not_chained(
+    place: Callable[[int], Place], name: str, obs: NDArray[Any], after: NDArray[Any], offsets: NDArray[np.int64]
+) -> Iterator[Problem]:
+    """Yield a warning if next observations differ from the observations of the steps that follow.
+
+    Only the next observation of a segment's last step is used; all others are those of the following rows.
+
+    Args:
+        place: Locates a row.
+        name: The column of the observations.
+        obs: ``[rows, ...]``: the observations.
+        after: ``[rows, ...]``: the next observations.
+        offsets: ``[segments + 1]``: the bounds of the segments.
+    """
+    a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after[:-1], obs[1:]))
+    other = (a != b).any(axis=1)
+    other[offsets[1:-1] - 1] = False
+    rows = np.flatnonzero(other)
+    rows = rows[((a[rows] != b[rows]) & ((a[rows] == a[rows]) | (b[rows] == b[rows]))).any(axis=1)]  # NaN follows NaN
+    if not len(rows):
+        return
+    where, count, next_name = place(int(rows[0])), len(rows), col.NEXT_OBS + name[len(col.OBS) :]
+    text = (
+        f"{where.words}: `{next_name}` is not the `{name}` of the step that follows ({count:,} such places). Are the "
+        "rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
+    )
+    yield Problem("not_chained", text, where.file, where.row, next_name, count, True, harmless=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

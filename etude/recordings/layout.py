@@ -10,7 +10,7 @@ import errno
 import json
 import reprlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -143,14 +143,22 @@ class FileFacts:
         return _dumped(dataclasses.asdict(self))
 
 
-def loads(text: str | bytes) -> Any:
-    """Parse JSON text. NaN and infinity, which are not JSON but which some writers produce, become text.
+def loads(text: str | bytes, *, parse_constant: Callable[[str], Any] = str) -> Any:
+    """Parse JSON text.
+
+    Args:
+        text: The text.
+        parse_constant: Converts NaN and infinity, which are not JSON but which some writers produce.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: it is not JSON, or holds half of a surrogate pair, which no file can hold as text.
         RecursionError: it is nested too deeply.
     """
-    return json.loads(text, parse_constant=str)
+    found = json.loads(text, parse_constant=parse_constant)
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    if b"\\ud" in raw or b"\\uD" in raw:
+        json.dumps(found, ensure_ascii=False).encode()  # a UnicodeEncodeError is a ValueError
+    return found
 
 
 def _dumped(data: Mapping[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from etude import columns as col
+from etude import spawning
 from etude.columns import Columns
 from etude.connectors import Connect, Pipeline, PreLearnerLike, overrides
 from etude.errors import DataError, EtudeError, SettingsError
@@ -67,9 +68,10 @@ class LoadWorkers(Generic[R]):
             self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="etude-loader")
         else:
             context = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(
-                num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
-            )
+            with spawning.no_current_folder():
+                self._executor = ProcessPoolExecutor(
+                    num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
+                )
             self._job = _do
         self.close = weakref.finalize(self, self._executor.shutdown, wait=True, cancel_futures=True)
 
@@ -82,7 +84,8 @@ class LoadWorkers(Generic[R]):
         pending: deque[Future[R]] = deque()
         try:
             for number in numbers:
-                pending.append(self._executor.submit(self._job, number))
+                with spawning.no_current_folder():  # it may start another process
+                    pending.append(self._executor.submit(self._job, number))
                 if len(pending) > self._ahead:
                     yield pending.popleft().result()
             while pending:

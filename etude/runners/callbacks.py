@@ -724,7 +724,9 @@ class CallbackRunner:
             name = type(callback).__qualname__
             try:
                 states.append([name, copy.deepcopy(callback.state_dict())])
-            except Exception as error:  # noqa: BLE001  user code: everything else is still saved
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  user code: everything else is still saved
                 left_out[name] = f"its state_dict() failed ({type(error).__name__}: {error})"
         return states, left_out
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever of a run can't be saved, the weights are, and what was left out is said: when saving, and when loading."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,21 @@ class HoldsItself(Counts):
         return state
 
 
-@pytest.mark.parametrize("callback", [Fails, HoldsALock, HoldsItself])
+class Exits(Counts):
+    def state_dict(self) -> dict[str, Any]:
+        raise SystemExit("no more")
+
+
+class ExitsWhenRead(Counts):
+    def state_dict(self) -> dict[str, Any]:
+        class State(dict[str, Any]):
+            def items(self) -> Any:
+                raise SystemExit("no more")
+
+        return State(x=1)
+
+
+@pytest.mark.parametrize("callback", [Fails, HoldsALock, HoldsItself, Exits, ExitsWhenRead])
 def test_a_callback_that_can_not_be_saved_is_left_out_alone(
     callback: type[Counts], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +140,12 @@ class Odd(Connector):
         return {"x": object()}
 
 
-@pytest.mark.parametrize("connector", [Forgetful, Odd])
+class Cancelled(Connector):
+    def state_dict(self) -> dict[str, Any]:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("connector", [Forgetful, Odd, Cancelled])
 def test_a_connector_that_can_not_be_saved(
     connector: type[Connector], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 import etude
 from etude.algorithms.comparison import compare
-from etude.algorithms.parallel import cores_of
+from etude.algorithms.parallel import TrainingJob, cores_of
 from etude.algorithms.run import claimed
 from etude.algorithms.seeds import seeds_of
+from etude.checkpoints import save_tree
 from etude.errors import SettingsError
 
 SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=3)
@@ -85,6 +86,31 @@ def test_runs_that_are_there_are_neither_mixed_nor_lost(tmp_path):
     with pytest.raises(SettingsError, match="seed-3 already contains a run"):
         etude.fit_seeds(SMALL, 1, stop=SHORT, out=out / "seed-3")
     assert len(rows(out / "seed-3")) == 4
+
+
+def test_a_changed_result_of_a_checkpoint_is_none(tmp_path):
+    """A run is finished if the result in its checkpoint says so; one that says nonsense is trained, or refused."""
+    whole = etude.PPO(SMALL).train().to_dict()
+    job = TrainingJob(
+        name="run",
+        algorithm=etude.PPO,
+        config=SMALL,
+        changes={},
+        out=tmp_path,
+        stop=etude.Stop(env_steps=64),
+        resume=True,
+    )
+    losses = {**whole, "losses": {"policy": "much"}}
+    missing = {name: value for name, value in whole.items() if name != "seconds"}
+    changed = [
+        {**whole, name: value} for name in whole for value in ("x", [1], {"a": "b"}, None) if whole[name] != value
+    ]
+    for meta in ([], "x", None, {}, *({"result": result} for result in (3, [1], "x", losses, missing, *changed))):
+        save_tree(tmp_path, {}, meta=meta)
+        found = job.finished()
+        assert found is None or "x" in (found.resumed, found.bottleneck)  # the fields that are text
+    save_tree(tmp_path, {}, meta={"result": whole})
+    assert job.finished() == etude.Result(**whole)
 
 
 def test_as_many_at_once_as_the_cores_allow():

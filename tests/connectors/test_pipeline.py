@@ -81,6 +81,8 @@ def test_names_and_texts_lead_back() -> None:
         ("zzzzzz", r"there is no connector `zzzzzz`\. There are: clip_action, clip_reward, "),
         ("frame_stack:x", r"connector `frame_stack:x`: can't read 'x'\. Write plain values"),
         ("frame_stack:4)(", r"can't read '4\)\('"),
+        (f"frame_stack:{'-' * 9000}1", r"connector `frame_stack:-{88}`: can't read '-{100}'"),
+        (f"frame_stack:{'1+' * 5000}1", r"can't read '1\+"),
         (
             "frame_stack:n=4",
             r"connector `frame_stack:n=4`: .*unexpected keyword argument 'n'.* It takes \(k: int = 4\)",

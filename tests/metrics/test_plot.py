@@ -7,7 +7,7 @@ from matplotlib import image
 
 from etude.errors import DataError
 from etude.metrics import JSONLines, plot_runs
-from etude.metrics.plot import _curve, _labels
+from etude.metrics.plot import Band, _curve, _labels, plot_bands
 
 
 def _run(path, rows):
@@ -42,6 +42,24 @@ def test_runs_of_all_kinds_make_one_picture(tmp_path):
     assert picture[..., :3].std() > 0.05, "the picture is empty"
     alone = image.imread(plot_runs([tmp_path / "ppo"], tmp_path / "one.png"))
     assert alone.shape[1] < picture.shape[1]
+
+
+@pytest.mark.parametrize("name", ["$\\frac$", "a$b^$", "%s{}"])
+def test_names_are_drawn_as_they_are(tmp_path, name):
+    assert plot_runs([_online(tmp_path / name, 3)], tmp_path / "c.png").stat().st_size > 1000
+    band = Band(name, *np.ones((4, 2)))
+    text = plot_bands({name: [band]}, tmp_path / "c.svg", x="env_steps", y="return_mean").read_text()
+    assert f"<!-- {name} -->" in text
+
+
+def test_numbers_too_large_to_draw_are_left_out(tmp_path):
+    run = _online(tmp_path / "ppo", 3)
+    whole = (run / "metrics.jsonl").read_text()
+    huge = "1" + "0" * 400
+    (run / "metrics.jsonl").write_text(
+        whole + f'{{"env_steps": 900, "return_mean": {huge}, "losses": {{"a": {huge}}}}}\n'
+    )
+    plot_runs([run], tmp_path / "c.png")
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf"])

@@ -73,6 +73,20 @@ def test_a_broken_line_inside_is_named(tmp_path):
         read_jsonl(path)
 
 
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b'}\n{"a": 2}\n')
+    with pytest.raises(DataError, match=r"m\.jsonl, line 2 is not a JSON object"):
+        read_jsonl(path)
+    cut_jsonl(path, 3)
+
+
+def test_whole_numbers_too_large_for_a_float_are_infinite(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1' + b"0" * 400 + b', "b": -1' + b"0" * 5000 + b', "c": 9007199254740993}\n')
+    assert read_jsonl(path) == [{"a": np.inf, "b": -np.inf, "c": 9007199254740993}]
+
+
 def test_missing_metrics_are_named(tmp_path):
     with pytest.raises(DataError, match=r"can't read the metrics .*gone\.jsonl: No such file"):
         read_jsonl(tmp_path / "gone.jsonl")

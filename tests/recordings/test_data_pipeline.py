@@ -3,6 +3,7 @@ import asyncio
 import collections
 import gc
 import itertools
+import os
 import sys
 import threading
 import tracemalloc
@@ -275,6 +276,20 @@ def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
     with pytest.raises(EtudeError, match="a worker process that loads data died: it was killed, perhaps for lack"):
         list(crew.done(range(9)))
     crew.close()
+
+
+def test_worker_processes_import_nothing_from_the_folder_that_one_works_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("enum", "selectors", "signal", "pickle", "etude"):
+        (tmp_path / f"{name}.py").write_text("import pathlib; pathlib.Path(__file__).with_suffix('.touched').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    crew = LoadWorkers(square, 1, "processes")
+    assert list(crew.done(range(3))) == [0, 1, 4]
+    crew.close()
+    assert not list(tmp_path.glob("*.touched"))
+    assert dict(os.environ) == before
 
 
 def test_a_crew_holds_few_ahead() -> None:

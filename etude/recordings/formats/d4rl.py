@@ -32,7 +32,17 @@ from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import cache
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped, most_rows
+from etude.recordings.format import (
+    Contents,
+    FileFormat,
+    Place,
+    Problem,
+    Unit,
+    cut_long,
+    grouped,
+    most_rows,
+    not_chained,
+)
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
@@ -132,9 +142,15 @@ class FlatArrays(FileFormat):
         """Read whole episodes, or pieces of those longer than a unit."""
         own: _ArrayUnit = unit.data
         pieces = own.pieces
-        steps = {name: _rows(own, name, int(pieces.start[0]), int(pieces.stop[-1])) for name in columns}
+        start, stop = int(pieces.start[0]), int(pieces.stop[-1])
+        steps = {name: _rows(own, name, start, stop) for name in columns}
         offsets = offsets_of(pieces.stop - pieces.start)
-        final_obs, known = _final_obs(own, [n for n in columns if col.is_under(n, col.OBS)], steps, offsets)
+        obs = col.under(columns, col.OBS)
+        nexts = {
+            name: _rows(own, col.NEXT_OBS + name[len(col.OBS) :], start, stop)
+            for name in (obs if col.under(own.columns, col.NEXT_OBS) else ())
+        }
+        final_obs, known = _final_obs(own, obs, steps, nexts, offsets)
         segments = Segments.of(
             len(known),
             episode_id=[f"{own.prefix}{i}" for i in pieces.episode.tolist()],
@@ -143,7 +159,11 @@ class FlatArrays(FileFormat):
             truncated=pieces.truncated,
             has_final_obs=known,
         )
-        return Experience(steps, offsets, segments, final_obs)
+        exp = Experience(steps, offsets, segments, final_obs)
+        if problems is not None:
+            for name, after in nexts.items():
+                problems += not_chained(lambda row: self.place(unit, row, exp), name, steps[name], after, offsets)
+        return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
@@ -301,23 +321,26 @@ def _rows(unit: _ArrayUnit, name: str, start: int, stop: int) -> NDArray[Any]:
 
 
 def _final_obs(
-    unit: _ArrayUnit, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
+    unit: _ArrayUnit,
+    names: Sequence[str],
+    steps: Mapping[str, Any],
+    nexts: Mapping[str, NDArray[Any]],
+    offsets: NDArray[np.int64],
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
     """The final observation of each segment: from the next observations, or the next row of the same episode."""
     pieces = unit.pieces
-    start, stop = int(pieces.start[0]), int(pieces.stop[-1])
     given = bool(col.under(unit.columns, col.NEXT_OBS))
     known = np.full(len(pieces.start), True) if given else ~pieces.is_last
     out = {}
     for name in names:
         if given:
-            after = _rows(unit, col.NEXT_OBS + name[len(col.OBS) :], start, stop)
-            out[name] = after[offsets[1:] - 1]
+            out[name] = nexts[name][offsets[1:] - 1]
         else:
             out[name] = np.zeros((len(known), *steps[name].shape[1:]), steps[name].dtype)
             inside = np.flatnonzero(known[:-1])
             out[name][inside] = steps[name][offsets[inside + 1]]
             if known[-1]:
+                stop = int(pieces.stop[-1])
                 out[name][-1] = _rows(unit, name, stop, stop + 1)[0]
     return out, known
 

@@ -6,7 +6,6 @@ env's infos at reset belong to no step and are left out: ``info/<name>`` holds t
 """
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ def read_metadata(path: AnyPath) -> dict[str, Any]:
 def env_id(metadata: Mapping[str, Any]) -> str | None:
     """Return the id of the env, if the metadata contains one."""
     try:
-        spec = json.loads(metadata.get("env_spec") or "{}")
+        spec = loads(metadata.get("env_spec") or "{}")
     except (ValueError, TypeError, RecursionError):
         return None
     env = spec.get("id") if isinstance(spec, dict) else None
@@ -92,7 +91,7 @@ def space_of(text: Any, where: str) -> Space:
         DataError: it does not describe a space, or one that Etude does not support.
     """
     try:
-        space = _made(json.loads(text) if isinstance(text, str) else text)
+        space = _made(loads(text, parse_constant=float) if isinstance(text, str) else text)
         leaves(space, "space")
     except (KeyError, TypeError, ValueError, AssertionError, OverflowError, RecursionError, IndexError) as error:
         raise DataError(f"{where} does not describe a space: {str(text)[:200]} ({error!r}).") from error

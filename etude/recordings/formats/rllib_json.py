@@ -35,7 +35,7 @@ from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import Sorted, contents_of, read_rows, row_place
 from etude.recordings.formats.table_inputs import Group
-from etude.recordings.layout import Header
+from etude.recordings.layout import Header, loads
 
 # -- one line --------------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def batches_of(line: bytes) -> list[LineBatch]:
         DataError: it is not JSON, or not in one of RLlib's layouts.
     """
     try:
-        data = json.loads(line)
+        data = loads(line, parse_constant=float)
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not whole JSON ({str(error)[:100]}): the line was cut off or overwritten") from error
     if not isinstance(data, dict):
@@ -297,7 +297,7 @@ class RLlibJson(FileFormat):
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each agent's episode, or for each piece of it."""
-        return read_rows(unit, columns)
+        return read_rows(unit, columns, problems)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its line."""

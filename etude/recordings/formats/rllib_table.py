@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,7 +30,7 @@ from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import one_array
 from etude.recordings.formats.inferring import Range, described, inferred_space, needs_range, widen
@@ -464,17 +465,14 @@ class RLlibTable(FileFormat):
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each episode, or for each piece of it if rows are missing."""
-        exp, rows = _loaded(unit.data, columns)
+        exp, rows = _loaded(unit.data, columns, problems)
         if problems is not None:
             problems += _notes(unit.data, exp, rows)
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
-        parquet = unit.data.plan.table.parquet
-        run = _run_of(_loaded(unit.data, ())[1], unit.data.runs, row)
-        place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
-        return Place(place, str(parquet.file_of(run.group)), file_row)
+        return _row_place(unit.data, _loaded(unit.data, ())[1], row)
 
 
 # -- describing ------------------------------------------------------------------------------------------------
@@ -553,7 +551,9 @@ def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _loaded(unit: _TableUnit, names: Sequence[str]) -> tuple[Experience, SegmentedRows]:
+def _loaded(
+    unit: _TableUnit, names: Sequence[str], problems: list[Problem] | None = None
+) -> tuple[Experience, SegmentedRows]:
     runs, plan, fields = unit.runs, unit.plan, unit.plan.table.fields
     order_needs_obs = not plan.table.has_t and "eps_id" in fields and "new_obs" in fields
     obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
@@ -580,7 +580,17 @@ def _loaded(unit: _TableUnit, names: Sequence[str]) -> tuple[Experience, Segment
     finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
     in_order = rows.in_order
     kept = {name: steps[name] if in_order else steps[name][rows.order] for name in names}
+    if problems is not None and next_obs:
+        for name in finals:
+            after = next_obs[name] if in_order else next_obs[name][rows.order]
+            problems += not_chained(partial(_row_place, unit, rows), name, kept[name], after, rows.offsets)
     return Experience(kept, rows.offsets, segments, finals), rows
+
+
+def _row_place(unit: _TableUnit, rows: SegmentedRows, row: int) -> Place:
+    parquet, run = unit.plan.table.parquet, _run_of(rows, unit.runs, row)
+    place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
+    return Place(place, str(parquet.file_of(run.group)), file_row)
 
 
 def _naming(unit: _TableUnit) -> Any:

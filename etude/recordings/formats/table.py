@@ -18,7 +18,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
@@ -529,15 +529,16 @@ def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None
     """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
     own: RowsUnit = unit.data
     common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-    nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
-    found = _rows(own, stop + own.follows, [*columns, *nexts])
+    nexts = {name: _next_of(name) for name in col.under(columns, col.OBS)} if common.has_next else {}
+    found = _rows(own, stop + own.follows, [*columns, *nexts.values()])
     known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
     final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
     if common.has_finals:
         known |= _add_finals(own, final_obs)
     segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
     if problems is not None:
-        problems += (_not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
+        for name, after in nexts.items():
+            problems += not_chained(partial(row_place, unit), name, found[name], found[after], offsets)
     return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
 
 
@@ -545,16 +546,6 @@ def row_place(unit: Unit, row: int) -> Place:
     """Locate a row of a unit, by the row count of its file."""
     own: RowsUnit = unit.data
     return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
-
-
-def _not_chained(unit: Unit, name: str, found: Columns) -> Problem:
-    other = _unlike(name, found, unit.data.offsets)
-    place, count = row_place(unit, int(other.argmax())), int(other.sum())
-    text = (
-        f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
-        "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
-    )
-    return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
@@ -644,16 +635,3 @@ def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
 
 def _next_of(obs: str) -> str:
     return col.NEXT_OBS + obs[len(col.OBS) :]
-
-
-def _obs_of(next_obs: str) -> str:
-    return col.OBS + next_obs[len(col.NEXT_OBS) :]
-
-
-def _unlike(name: str, found: Columns, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool ``[rows - 1]``: where the next observation of a step differs from the observation of the step after it."""
-    after, obs = found[name][:-1], found[_obs_of(name)][1:]
-    a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after, obs))
-    other = ((a != b) & ((a == a) | (b == b))).any(axis=1)
-    other[offsets[1:-1] - 1] = False
-    return np.asarray(other)

@@ -106,7 +106,7 @@ def test_what_it_says_about_itself(tmp_path: Path, kind: str) -> None:
     assert list(exp.steps) == ["reward"]
     assert exp.final_obs == {}
     np.testing.assert_array_equal(exp.steps["reward"], np.arange(40.0))
-    assert not recording.validate().problems
+    assert recording.validate().ok
 
 
 @pytest.mark.parametrize("nexts", [True, False])
@@ -197,7 +197,7 @@ def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
 def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
     arrays = some(20)
     arrays["actions"][13, 1] = np.nan
-    (found,) = opened(tmp_path, "npz", arrays).validate().problems
+    (found,) = opened(tmp_path, "npz", arrays).validate().errors
     assert "row 13: column `action` holds NaN in component 1" in found.message
     assert (found.kind, found.row, found.column) == ("nan", 13, "action")
 

@@ -202,8 +202,9 @@ def flat(path: Path, change: Callable[[dict[str, Any]], None], suffix: str = "pa
     rng, n = np.random.default_rng(1), 21
     obs = rng.normal(size=n + 1)
     columns = {
-        "x": obs[:-1], "x2": obs[1:], "a": rng.integers(0, 4, n), "r": rng.normal(size=n), "end": np.zeros(n, bool),
-        "trip": np.repeat(["a", "b"], [9, 12]), "i": np.concatenate([np.arange(9), np.arange(12)]),
+        "x": obs[:-1].copy(), "x2": obs[1:].copy(), "a": rng.integers(0, 4, n), "r": rng.normal(size=n),
+        "end": np.zeros(n, bool), "trip": np.repeat(["a", "b"], [9, 12]),
+        "i": np.concatenate([np.arange(9), np.arange(12)]),
     }  # fmt: skip
     columns["end"][[8, 20]] = True
     change(columns)
@@ -215,6 +216,24 @@ def flat(path: Path, change: Callable[[dict[str, Any]], None], suffix: str = "pa
         pa.csv.write_csv(table, path / "a.csv")
     names = {"obs": "x", "next_obs": "x2", "action": "a", "reward": "r", "terminated": "end", "episode_id": "trip"}
     return Source(str(path / f"a.{suffix}"), columns=names | {"t": "i"}, action_space=ACTION)
+
+
+def arrays(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A file as those of D4RL: two episodes of nine and twelve steps, with what is observed after each step."""
+    rng, n = np.random.default_rng(2), 21
+    obs = rng.normal(size=(n + 1, 3)).astype(np.float32)
+    columns: dict[str, Any] = {
+        "observations": obs[:-1].copy(),
+        "next_observations": obs[1:].copy(),
+        "actions": rng.normal(size=(n, 2)).astype(np.float32),
+        "rewards": rng.normal(size=n).astype(np.float32),
+        "terminals": np.isin(np.arange(n), [8, 20]),
+        "timeouts": np.zeros(n, bool),
+    }
+    change(columns)
+    path.mkdir()
+    np.savez(path / "a.npz", **columns)
+    return path
 
 
 def minari(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -289,12 +308,31 @@ CASES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "json: two ends": (REFUSES, lambda p: lines(p, rows(9, terminateds=flags(9, 4, 8)))),
     "json: an agent twice in a step": (REFUSES, lambda p: lines(p, rows(9), rows(9, seed=4))),
     "json: a line written again": (WARNS, lambda p: lines(p, rows(9), rows(9))),
+    "json: a next observation that does not follow": (
+        WARNS,
+        lambda p: lines(p, rows(9, new_obs=rows(9, seed=6)["obs"])),
+    ),
     "rllib table: good": (FINE, lambda p: rllib_table(p, nothing)),
     "rllib table: t repeats": (REFUSES, lambda p: rllib_table(p, set_at("t", 5, 4))),
     "rllib table: t jumps": (WARNS, lambda p: rllib_table(p, nothing, [*range(4), *range(6, 21)])),
     "rllib table: two ends": (REFUSES, lambda p: rllib_table(p, set_at("terminateds", 5, True))),
     "rllib table: rows written again": (WARNS, lambda p: rllib_table(p, nothing, [*range(21), *range(9)])),
+    "rllib table: a next observation that does not follow": (
+        WARNS,
+        lambda p: rllib_table(p, lambda found: found["new_obs"].__setitem__(4, found["new_obs"][0])),
+    ),
     "table: good": (FINE, lambda p: flat(p, nothing)),
+    "table: a next observation that does not follow": (WARNS, lambda p: flat(p, set_at("x2", 4, 7.0))),
+    "arrays: good": (FINE, lambda p: arrays(p, nothing)),
+    "arrays: a next observation that does not follow": (
+        WARNS,
+        lambda p: arrays(p, set_at("next_observations", 4, 7.0)),
+    ),
+    "arrays: steps in any order": (
+        WARNS,
+        lambda p: arrays(p, lambda found: found.update({name: values[::-1] for name, values in found.items()})),
+    ),
+    "arrays: an infinite observation": (REFUSES, lambda p: arrays(p, set_at("observations", 4, np.inf))),
     "table: an action outside its space": (REFUSES, lambda p: flat(p, set_at("a", 4, 99))),
     "table: t repeats": (REFUSES, lambda p: flat(p, set_at("i", 5, 4))),
     "table: t jumps": (WARNS, lambda p: flat(p, set_at("i", slice(5, 9), [15, 16, 17, 18]))),

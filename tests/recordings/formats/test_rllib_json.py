@@ -203,6 +203,8 @@ BROKEN = [
     (json.dumps(sample_batch(rows_of(3)))[:-20], "is not whole JSON"),
     ("[1, 2]", "is not a JSON object"),
     ("[" * 100_000, "is not whole JSON"),
+    (sample_batch(rows_of(3) | {"eps_id": ["\ud800"] * 3}), "is not whole JSON .*surrogates not allowed"),
+    (sample_batch(rows_of(3) | {"x\udfffy": [1, 2, 3]}), "is not whole JSON .*surrogates not allowed"),
     (without("actions"), "has no column `actions`"),
     (without("terminateds") | {"truncateds": "x"}, "`truncateds` is the text 'x'"),
     (sample_batch(rows_of(3) | {"rewards": [1.0, 2.0]}), "for 2 rewards"),
