@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from crew_jobs import dies_at_5, fails_at_5, square
+from crew_jobs import dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
@@ -274,6 +274,17 @@ def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
     crew = LoadWorkers(dies_at_5, 2, "processes")
     with pytest.raises(EtudeError, match="a worker process that loads data died: it was killed, perhaps for lack"):
         list(crew.done(range(9)))
+    crew.close()
+
+
+@pytest.mark.usefixtures("forked_loaders")
+@pytest.mark.parametrize(
+    ("job", "match"), [(fails_in_two_words, "TwoWordsError: out of order"), (fails_locked, "LockedError: no key")]
+)
+def test_an_error_that_no_other_process_can_read_is_told_with_its_traceback(job: Any, match: str) -> None:
+    crew = LoadWorkers(job, 1, "processes")
+    with pytest.raises(DataError, match=rf"(?s)in a worker process: {match}\n.*crew_jobs.py.*raise \w+Error"):
+        list(crew.done(range(3)))
     crew.close()
 
 
