@@ -634,9 +634,7 @@ class Algorithm(Generic[C]):
         with opened_logs(log, out, start) as logs, closing(view):
             begun = os.stat(out)
             signals.conclude = conclude
-            signals.stuck = (
-                f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
-            )
+            signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
             with suppress(Interrupted):  # the running iteration is then lost
                 for result in self.iterate(stop):
                     if result.iteration > start:  # else nothing was left to do
