@@ -114,6 +114,8 @@ def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
         return [leaf for part in parts for leaf in part]
     if isinstance(space, _LEAVES):
         return [(name, path, space)]
+    if not isinstance(space, spaces.Space):
+        raise SpaceError(f"the space of `{name}` is {space!r}: it must be an object of a class in gymnasium.spaces.")
     raise SpaceError(
         f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict "
         f"and Tuple: {_remedy(name, path)}"

@@ -729,6 +729,8 @@ class Algorithm(Generic[C]):
             max_file_size: Size in bytes at which a file is closed.
         """
         with self.untimed(), self.threads_held():
+            if not isinstance(path, str | os.PathLike):
+                raise SettingsError(f"`path` is {path!r}, but must be the path of the recording's folder, or its URL.")
             folder = os.fspath(path)
             if append and seed is not None:  # else the recording might hold these episodes already
                 seed = seed_after(folder, self.recorded_spaces(), seed)
