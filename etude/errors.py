@@ -16,8 +16,12 @@ def printable_lines(text: str) -> str:
 
 def described(error: BaseException) -> str:
     """The type and the message of another package's error; if it has no message, where it was raised."""
-    if str(error):
-        return f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the error's own code
+        text = ""
+    if text:
+        return f"{type(error).__name__}: {text}"
     raised = traceback.extract_tb(error.__traceback__)[-1:]
     return type(error).__name__ + "".join(f" in {at.filename}, line {at.lineno}: `{at.line}`" for at in raised)
 

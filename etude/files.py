@@ -12,6 +12,7 @@ import io
 import os
 import posixpath
 import re
+import reprlib
 import secrets
 import socket
 import sys
@@ -531,7 +532,10 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     """
     if isinstance(where, RemotePath):
         return where
-    text = os.fspath(where)
+    try:
+        text = os.fspath(where)
+    except TypeError:
+        raise DataError(f"a file or folder is named by its path or URL, not by {reprlib.repr(where)}.") from None
     if not text and filesystem is None:
         raise DataError("an empty path was given: give a folder, a file or a URL; `.` is the current folder.")
     if filesystem is None and not is_url(text):

@@ -58,14 +58,30 @@ def interruptible(function: F) -> F:
     return function
 
 
+_is_pausing = False
+
+
+def pause() -> None:
+    """Leave the running iteration here if it did not end by itself within `GRACE` seconds of the first signal.
+
+    It is called where the state in checkpoints is consistent.
+
+    Raises:
+        Interrupted: the iteration ends here.
+    """
+    if _is_pausing and threading.current_thread() is threading.main_thread():
+        raise Interrupted
+
+
 class Signals:
     """Handles the signals that end a run, while a ``with`` block lasts in the main thread.
 
     The first signal sets an event, and the running iteration may end by itself. If it does not, it is interrupted as
-    soon as it is in an `interruptible` function. If the code there can't be interrupted, such as a simulator in C, a
-    thread saves the run and ends the process. The second signal raises a KeyboardInterrupt, as does the first one
-    before `conclude` is set; if closing then takes too long, the process is ended by force. If not even threads can
-    run, because C code holds Python's lock, the `Guard` process kills this one.
+    soon as it is in an `interruptible` function, or at the next `pause`. If the code in that function can't be
+    interrupted, such as a simulator in C, a thread saves the run and ends the process. If the iteration hangs anywhere
+    else, in a loss for instance, the process is ended, and the last checkpoint remains. The second signal raises a
+    KeyboardInterrupt, as does the first one before `conclude` is set; if closing then takes too long, the process is
+    ended by force. If not even threads can run, because C code holds Python's lock, the `Guard` process kills this one.
 
     If SIGHUP is ignored, as under ``nohup``, it stays ignored.
 
@@ -78,6 +94,9 @@ class Signals:
         self._quiet, self._kill = quiet, kill
         self.conclude: Callable[[], int] | None = None
         """Saves and reports, and returns the exit code. The watching thread calls it if the main thread is stuck."""
+        self.stuck: str | None = None
+        """Printed if the process is ended by force because the run hangs where it can't be saved. None: it is waited
+        for."""
         self._event = threading.Event()
         self._first_at = self._second_at = 0.0  # when the main thread received them
         self._lock = threading.Lock()  # held by the thread that concludes
@@ -124,7 +143,9 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
+        global _is_pausing
         self.wait()
+        _is_pausing = False
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -172,6 +193,7 @@ class Signals:
 
     def _look(self, seconds: float, since_second: float | None) -> None:
         """Check the main thread, given the seconds since the first signal and since the second one."""
+        global _is_pausing
         if self.conclude is None:
             if seconds > CLOSING:
                 self._end(INTERRUPTED)
@@ -182,8 +204,13 @@ class Signals:
         elif self._is_saved:
             if seconds > LIMIT:
                 self._end(INTERRUPTED)
-        elif seconds > GRACE and _is_interruptible(sys._current_frames().get(threading.main_thread().ident or 0)):
-            if seconds < STUCK:
+        elif seconds > GRACE:
+            _is_pausing = True
+            if not _is_interruptible(sys._current_frames().get(threading.main_thread().ident or 0)):
+                if seconds > LIMIT and self.stuck is not None and not self._lock.locked():
+                    _say(f"error: {self.stuck}\n")
+                    self._end(INTERRUPTED)
+            elif seconds < STUCK:
                 assert _NUDGE is not None
                 signal.pthread_kill(threading.main_thread().ident or 0, _NUDGE)
             elif self._lock.acquire(blocking=False):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import (
     Any,
+    Final,
     Literal,
     NamedTuple,
     TypeGuard,
@@ -34,7 +35,7 @@ from typing import (
 )
 
 from etude.display import short
-from etude.errors import SettingsError
+from etude.errors import SettingsError, UnknownNameError
 
 C = TypeVar("C")
 
@@ -90,7 +91,34 @@ def settings(cls: type[C]) -> type[C]:
         plain_init(self, **_checked(made, given, name))
 
     made.__init__ = checked_init
+    made.__getattr__, made.__setattr__ = _no_such_setting, _refuse_change
     return made  # type: ignore[no-any-return]
+
+
+class FrozenSettingsError(SettingsError, dataclasses.FrozenInstanceError):
+    """Settings can't be changed in place."""
+
+
+def _no_such_setting(self: Any, name: str) -> Any:
+    """Raise an AttributeError that names the setting, or the way to write it here."""
+    cls: Any = type(self)
+    if name.startswith("_"):
+        return object.__getattribute__(self, name)  # raises the original error
+    if name in _BUILDERS.split():
+        raise UnknownNameError(
+            f"{cls.__name__} has no `{name}`. Settings are given when it is made, as in {cls.__name__}"
+            f"({next(iter(_hints(cls)), '')}=...); dataclasses.replace(config, ...) makes a copy with other ones."
+        )
+    raise UnknownNameError(str(unknown_setting(cls.__name__, name, cls)))
+
+
+def _refuse_change(self: Any, name: str, value: Any) -> None:
+    cls: Any = type(self)
+    if name not in own_paths(cls) and name not in _hints(cls):
+        raise unknown_setting(cls.__name__, name, cls)
+    raise FrozenSettingsError(
+        f"{cls.__name__} can't be changed: make a copy with dataclasses.replace(config, {name}={shown(value)})."
+    )
 
 
 def _what_differs(self: Any) -> str:
@@ -364,6 +392,13 @@ _SAID_ELSEWHERE = {
     "quiet": "fit prints nothing unless you give it progress=True",
 }
 """What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
+
+
+_BUILDERS: Final = (
+    "environment rollouts env_runners training build build_algo build_env resources learners multi_agent debugging "
+    "fault_tolerance reporting checkpointing offline_data rl_module experimental copy update to_dict create"
+)
+"""Methods of other libraries' settings."""
 
 
 def other_names(name: str) -> list[str]:

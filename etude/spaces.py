@@ -114,6 +114,8 @@ def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
         return [leaf for part in parts for leaf in part]
     if isinstance(space, _LEAVES):
         return [(name, path, space)]
+    if not isinstance(space, spaces.Space):
+        raise SpaceError(f"the space of `{name}` is {space!r}: it must be an object of a class in gymnasium.spaces.")
     raise SpaceError(
         f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict "
         f"and Tuple: {_remedy(name, path)}"
@@ -431,23 +433,41 @@ def check_value(space: Space, value: Any, root: str) -> None:
         array = np.asarray(values[name])
         check_form(name, leaf, array)
         check_finite_value(name, array)
-        if not isinstance(leaf, spaces.Box) and not leaf.contains(array.astype(leaf_dtype(leaf))[()]):
-            raise SpaceError(f"`{name}` is {array}, outside its space {leaf}.")
+        check_choice(name, leaf, array)
 
 
-def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
-    """Mark the rows of a batch ``[B, *shape]`` that are in a simple space of choices: booleans ``[B]``.
+def check_choice(name: str, leaf: Space, array: np.ndarray) -> None:
+    """Raise a SpaceError if the value ``name`` is not in its simple space of choices. A Box is not checked."""
+    inside = are_choices(leaf, array[None])
+    if inside is not None and not inside[0]:
+        raise SpaceError(f"`{name}` is {array}, outside its space {leaf}.")
+
+
+def choices_of(leaf: Space) -> tuple[np.ndarray, np.ndarray] | None:
+    """The first choice and the number of choices of a simple space, int64 scalars or arrays of its shape.
 
     None for a Box, whose bounds are not checked: see `outside_bounds`.
     """
+    choices: tuple[Any, Any]
     if isinstance(leaf, spaces.Discrete):
-        inside = (array >= leaf.start) & (array < leaf.start + leaf.n)
-    elif isinstance(leaf, spaces.MultiBinary):
-        inside = (array == 0) | (array == 1)
+        choices = leaf.start, leaf.n
     elif isinstance(leaf, spaces.MultiDiscrete):
-        inside = (array >= leaf.start) & (array < leaf.start + leaf.nvec)
+        choices = leaf.start, leaf.nvec
+    elif isinstance(leaf, spaces.MultiBinary):
+        choices = 0, 2
     else:
         return None
+    return np.asarray(choices[0], np.int64), np.asarray(choices[1], np.int64)
+
+
+def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
+    """Mark the rows of a batch ``[B, *shape]`` that are in a simple space of choices: booleans ``[B]``. None for a
+    Box."""
+    choices = choices_of(leaf)
+    if choices is None:
+        return None
+    first, count = choices
+    inside = (array >= first) & (array < first + count)
     marked: np.ndarray = inside.all(axis=tuple(range(1, inside.ndim)))
     return marked
 

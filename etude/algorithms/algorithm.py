@@ -634,6 +634,7 @@ class Algorithm(Generic[C]):
         with opened_logs(log, out, start) as logs, closing(view):
             begun = os.stat(out)
             signals.conclude = conclude
+            signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
             with suppress(Interrupted):  # the running iteration is then lost
                 for result in self.iterate(stop):
                     if result.iteration > start:  # else nothing was left to do
@@ -728,6 +729,8 @@ class Algorithm(Generic[C]):
             max_file_size: Size in bytes at which a file is closed.
         """
         with self.untimed(), self.threads_held():
+            if not isinstance(path, str | os.PathLike):
+                raise SettingsError(f"`path` is {path!r}, but must be the path of the recording's folder, or its URL.")
             folder = os.fspath(path)
             if append and seed is not None:  # else the recording might hold these episodes already
                 seed = seed_after(folder, self.recorded_spaces(), seed)

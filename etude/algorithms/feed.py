@@ -21,6 +21,7 @@ from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.files import shown
+from etude.interruption import interruptible
 from etude.learners import ModuleLearner
 from etude.learners.batch import as_tensors
 from etude.modules import Module
@@ -125,7 +126,7 @@ class Feed:
             if self.pipeline is not None and self.pipeline.depth is not None:
                 self._depths.append(self.pipeline.depth)
             begin = time.perf_counter()
-            batch: Any = next(self._batches, _END)
+            batch: Any = self._next()
             if batch is _END:
                 if not i:
                     raise DataError("the batches given have come to their end: give endless ones, or stop earlier.")
@@ -136,6 +137,10 @@ class Feed:
                 batch = self._seen(batch)
             self.waited += time.perf_counter() - begin
             yield batch
+
+    @interruptible
+    def _next(self) -> Any:
+        return next(self._batches, _END)
 
     def _seen(self, exp: Experience) -> Any:
         begin = time.perf_counter()

@@ -10,6 +10,7 @@ from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
+from etude.interruption import interruptible
 from etude.learners import ModuleLearner, Update
 
 C = TypeVar("C", bound=OnPolicyConfig)
@@ -49,12 +50,14 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             self.learner.modules[name].connectors.update(seen)
         return updates
 
+    @interruptible
     def connected(self, name: str, exp: Experience) -> Experience:
         """Raw experience as a module saw it: after the connectors between env and module."""
         with self.timed("connect"):
             seen = self.policies[name].connectors.offline(exp)
             return seen if self.learner.modules[name].connectors.takes_tensors else seen.numpy()
 
+    @interruptible
     def prepared(self, name: str, seen: Experience) -> Experience:
         """What a module learns from: the output of the learner's connectors on what it saw."""
         learner = self.learner.modules[name]

@@ -30,7 +30,7 @@ from etude.algorithms.run import Log, check_free, check_logs, check_run_of, clai
 from etude.algorithms.saving import name_of
 from etude.checkpoints import MANIFEST, load_meta
 from etude.envs import kill_workers
-from etude.errors import EtudeError, SettingsError
+from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals
 from etude.threads import for_acting, usable_cores
 
@@ -318,8 +318,8 @@ def run_job() -> None:
         except EtudeError as error:
             outcome = Outcome(error=str(error))
             sys.stderr.write(f"error: {error}\n")
-        except Exception as error:  # noqa: BLE001  sent to the other process
-            outcome = Outcome(error=f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001  sent to the other process
+            outcome = Outcome(error=described(error))
             traceback.print_exc()
         with contextlib.suppress(OSError):  # the other process is gone
             sender.send(outcome)

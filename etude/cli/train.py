@@ -27,7 +27,7 @@ from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
 from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import kill_workers
-from etude.errors import EtudeError, SettingsError
+from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, interruptible
 from etude.presets import Preset, find_preset, find_presets
 from etude.settings import settings, typed
@@ -143,7 +143,13 @@ def main(command: str, args: list[str]) -> int:
                 check_clips(algorithm)
             if options.overwrite:
                 run.clear(out)
-            return train(algorithm, out, options, signals)
+            try:
+                return train(algorithm, out, options, signals)
+            except SystemExit as error:  # it would end the command without a word
+                raise EtudeError(
+                    f"the run was ended by {described(error)}. A callback, a connector or a network must raise an "
+                    f"Exception instead, and may not call sys.exit. {out} keeps the last checkpoint, if any."
+                ) from error
 
 
 def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> Algorithm[Any]:

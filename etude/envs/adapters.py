@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from etude import columns as col
-from etude.errors import EnvError, SpaceError
+from etude.errors import EnvError, SpaceError, described
 from etude.spaces import Space, find_part, is_handled, without
 
 OFF_POLICY_ACTION: Final = "off_policy_action"
@@ -141,6 +141,9 @@ def reduced_spaces(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tupl
 NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
 """Types of rewards that need no further check."""
 
+FLAGS = frozenset((bool, np.bool_))
+"""Types of flags that need no further check."""
+
 _UNPACKED = re.compile(r"values to unpack \(expected [25]")  # Python's message for old tuples
 
 
@@ -166,6 +169,11 @@ def check_flags(terminated: Any, truncated: Any) -> None:
     for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
         if not isinstance(flag, bool | np.bool_):
             raise EnvValueError(f"`{name}` is {flag!r}, not True or False.")
+
+
+def warn_of_closing(name: str, error: BaseException) -> None:
+    """Log that an env could not be closed. What it has done before is not affected."""
+    _log.warning("%s fails to close an env: %s", name, described(error))
 
 
 # -- the old Gym API ------------------------------------------------------------------------------------------------

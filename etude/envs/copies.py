@@ -3,19 +3,20 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from etude import columns as col
 from etude.columns import Columns
 from etude.envs.adapters import EnvValueError
 from etude.envs.arena import BoundsCheck, Ints, Turn
 from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
-from etude.spaces import check_finite_value
+from etude.spaces import Space, check_choice, check_finite_value, choices_of, leaves
 from etude.stateful import Stateful
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _log = logging.getLogger("etude.envs")
 
 
 class EnvFault(NamedTuple):
-    """An env that failed, or returned NaN or infinity."""
+    """An env that failed, or returned an invalid value."""
 
     env: int
     status: int
@@ -41,27 +42,28 @@ class EnvFault(NamedTuple):
     error: EtudeError
 
 
-class FiniteCheck:
-    """Checks observations and rewards in the step buffers for NaN and infinity."""
+class ValueCheck:
+    """Checks the step buffers for NaN, infinity and discrete values outside their space."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
         self._is_single = buffers.layout.agents == (None,)
-        self._shown = _floats(buffers.obs, buffers.reward)
-        self._ended = _floats(buffers.end_obs, buffers.end_reward)
+        self._leaves = [leaves(group.obs_space, col.OBS) for group in buffers.layout.groups]
+        self._shown = _floats(buffers.obs, buffers.reward), _choices(buffers.obs, self._leaves)
+        self._ended = _floats(buffers.end_obs, buffers.end_reward), _choices(buffers.end_obs, self._leaves)
 
     def all(self, bits: int) -> bool:
-        """Whether all numbers are finite. It takes a few microseconds.
+        """Whether all values are valid. It takes a few microseconds.
 
         It may return False because of an env that is not ready; `faults` finds out.
 
         Args:
             bits: The status bits of all ready envs together. Final observations are checked only if an episode ended.
         """
-        return _all_finite(self._shown) and (not bits & ENDED or _all_finite(self._ended))
+        return _are_valid(*self._shown) and (not bits & ENDED or _are_valid(*self._ended))
 
     def faults(self, envs: Ints, status: Ints) -> list[EnvFault]:
-        """Find the envs that returned NaN or infinity, and set these values to 0.
+        """Find the envs that returned invalid values, and replace these values.
 
         Args:
             envs: The envs to check, ``[n]``.
@@ -95,10 +97,12 @@ class FiniteCheck:
                 continue
             kind, row = buffers.layout.place(env, seat)
             for part, column in obs[kind].items():
+                leaf = self._leaves[kind][part]
                 try:
                     check_finite_value(part, column[row])
+                    check_choice(part, leaf, column[row])
                 except SpaceError as error:
-                    column[row] = 0
+                    column[row] = getattr(leaf, "start", 0)
                     return SpaceError(f"{whose}{error}")
         return None
 
@@ -109,10 +113,38 @@ def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> lis
     return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
 
 
-def _all_finite(columns: list[tuple[NDArray[Any], NDArray[Any]]]) -> bool:
-    for column, finite in columns:
+class _Choices(NamedTuple):
+    """A column of a Discrete, MultiDiscrete or MultiBinary space. As unsigned numbers, its values without ``start`` are
+    at most ``top``."""
+
+    column: NDArray[Any]
+    start: NDArray[Any]
+    top: NDArray[Any]
+    valid: NDArray[np.bool_]
+    """For the result of the check."""
+
+
+def _choices(obs: Iterable[Columns], leaves_of: Iterable[Mapping[str, Space]]) -> list[_Choices]:
+    found = []
+    for columns, own_leaves in zip(obs, leaves_of, strict=True):
+        for name, leaf in own_leaves.items():
+            column = columns[name]
+            if (choices := choices_of(leaf)) is not None and column.size:
+                start, count = choices
+                unsigned = np.dtype(f"u{column.dtype.itemsize}")
+                top = (count - 1).astype(unsigned)
+                found.append(_Choices(column, start.astype(column.dtype), top, np.ones(column.shape, bool)))
+    return found
+
+
+def _are_valid(floats: list[tuple[NDArray[Any], NDArray[Any]]], choices: list[_Choices]) -> bool:
+    for column, finite in floats:
         np.isfinite(column, finite)
         if b"\0" in finite.tobytes():  # three times as fast as `all` for small arrays
+            return False
+    for values, start, top, valid in choices:
+        np.less_equal((values - start).view(top.dtype), top, valid)
+        if b"\0" in valid.tobytes():
             return False
     return True
 
@@ -145,7 +177,7 @@ class CopiesArena:
         names[slots] = [buffers.layout.agents[agent] for agent in buffers.layout.seated]
         self.agents: list[str | None] = names.tolist()
         self._turn_builder = TurnBuilder(buffers, infos)
-        self._finite = FiniteCheck(buffers)
+        self._values = ValueCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
         self._steps = np.zeros(count, np.int64)  # by env, since the arena was made
         self._failures = FailurePolicy(workers, self._steps, can_restart=can_restart)
@@ -285,8 +317,8 @@ class CopiesArena:
             envs, status, bits = self._ready()
             if bits & FAILED:
                 self._fail(self._errors_of(envs[(status & FAILED) != 0]))
-            elif not self._finite.all(bits):
-                self._fail(self._finite.faults(envs, status))
+            elif not self._values.all(bits):
+                self._fail(self._values.faults(envs, status))
             if not self._broken:
                 return envs, status, bits
             broken = sorted(self._broken)
@@ -307,7 +339,7 @@ class CopiesArena:
         return [EnvFault(env, int(self._buffers.status[env]), self._failure(env)) for env in envs.tolist()]
 
     def _fail(self, faults: Sequence[EnvFault]) -> None:
-        """Mark envs that failed or returned NaN or infinity to be made again; or raise the error that ends the run."""
+        """Mark envs that failed or returned invalid values to be made again; or raise the error that ends the run."""
         self._take(np.array([fault.env for fault in faults], np.int64), BEGUN)
         ending: EtudeError | None = None
         for fault in faults:
@@ -386,6 +418,7 @@ class FailurePolicy:
         self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
         self._broke_at = np.full(num_envs, -1)  # by env: steps since its previous failure when it broke its contract
+        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at the same step
         self._contract_errors: dict[int, EtudeError] = {}  # by env: the error with which it broke its contract
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
         self._num_failures = 0
@@ -406,9 +439,11 @@ class FailurePolicy:
         """Count a failure of one env; returns None if it may begin again, or else the error that ends the run.
 
         If an env breaks its contract (`WRONG`) at the same step each time, restarting is useless. The run therefore
-        ends if no env has got further without failing, and either all envs broke it at the same step, or this env did
-        so twice. An error that is not about a value (a wrong number of results, for instance), and a reward or a flag
-        that is wrong from the first step on, end it the first time.
+        ends if no env has got further without failing, and all envs broke it at the same step, together more than
+        `Workers.max_restarts` times in a row, or this env alone did. One failure of one env is not enough: episodes
+        of equal length that now and then end in a wrong value fail at the same step, too. An error that is not about a
+        value (a wrong number of results, for instance), and a reward or a flag that is wrong from the first step on,
+        end it the first time.
         """
         env, bits, error = fault
         if not bits & WRONG:  # no warning before the first step: if it never works, the run ends with the error
@@ -418,12 +453,19 @@ class FailurePolicy:
         if not self._may_restart or int(steps.max()) > k or self._furthest > k:
             return self.record([env], error)
         is_value = isinstance(error, SpaceError) or (isinstance(error, EnvValueError) and k > 0) or not bits & FAILED
-        is_rule = not is_value or self._broke_at[env] == k or self._workers.max_restarts == 0
+        if not is_value:
+            return error
+        self._times_broken[env] = self._times_broken[env] + 1 if self._broke_at[env] == k else 1
         self._broke_at[env], self._contract_errors[env] = k, error
         self._count([env])
-        if len(steps) > 1 and (self._broke_at == k).all():
+        most = self._workers.max_restarts
+        if self._times_broken[env] > most:
+            return error
+        if (self._broke_at == k).all() and self._times_broken.sum() > most:
             return self._contract_errors[0]
-        return error if is_rule else None
+        if k:
+            self._warn(str(error).strip())
+        return None
 
     def record(self, envs: list[int], error: EtudeError, *, most: int = ANY, quiet: bool = False) -> EtudeError | None:
         """Count a failure of ``envs``; returns None if they may begin again, or else the error that ends the run.

@@ -15,7 +15,7 @@ from etude.envs.pool import PoolArena
 from etude.envs.registry import EnvLike, make_one, named
 from etude.envs.vector import VectorArena, holds_tensors, vector_spec
 from etude.envs.workers import Workers
-from etude.errors import EnvError
+from etude.errors import EnvError, SettingsError
 from etude.settings import foreign_env
 
 VECTOR_FROM = 5
@@ -50,8 +50,13 @@ def make_arena(
     Raises:
         EnvError: the env can't be made.
         SpaceError: Etude can't handle a space.
+        SettingsError: ``workers`` are none.
     """
     workers = Workers() if workers is None else workers
+    if not isinstance(workers, Workers):
+        raise SettingsError(f"`workers` is {workers!r}, expected Workers. Write Workers(num_workers=...).")
+    if not isinstance(num_envs, int):
+        raise EnvError(f"num_envs must be a whole number, not {num_envs!r}.")
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if isinstance(env, Arena):

@@ -508,6 +508,9 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
         return GymAdapter(env)
     if foreign := foreign_env(env):
         raise EnvError(foreign)
+    if env is None or isinstance(env, type):
+        what = "nothing: does it lack a `return`?" if env is None else f"the class {env.__name__}, not an object of it."
+        raise EnvError(f"the function that makes the env returns {what}")
     raise EnvError(
         f"{type(env).__module__}.{type(env).__qualname__} is not an env: neither a gymnasium.Env, nor a PettingZoo "
         "ParallelEnv or AECEnv, nor does it have `possible_agents`, `reset` and `step` as in MultiAgentEnv. Let it "

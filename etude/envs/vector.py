@@ -18,11 +18,20 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces
+from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
-from etude.errors import EnvError, described
-from etude.spaces import Flattener, Nester, check_value, in_short, leaf_dtype, leaf_shape
+from etude.errors import EnvError, SpaceError, described
+from etude.spaces import (
+    Flattener,
+    Nester,
+    are_choices,
+    check_value,
+    choices_of,
+    in_short,
+    leaf_dtype,
+    leaf_shape,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +90,7 @@ class VectorArena:
         self._t = np.zeros(self.num_slots, np.int64)  # steps of the running episodes; only counted if max_steps is set
         self._unchecked = 1 << 62 if check == "always" else check
         self._flatten = Flattener(self.obs_space, col.OBS)
+        self._choices = {name: leaf for name, leaf in self._flatten.leaves.items() if choices_of(leaf) is not None}
         self._nest_action = Nester(self.action_space, col.ACTION)
         self._flatten_action = Flattener(self.action_space, col.ACTION)
         self._turns: list[Turn] = []
@@ -139,6 +149,15 @@ class VectorArena:
             if np.shape(flag) != (self.num_slots,) or np.asarray(flag).dtype.kind != "b":
                 raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
+    def _check_choices(self, columns: Columns) -> None:
+        """Check that discrete observations are in their space; on a device, it would take too long."""
+        for name, leaf in self._choices.items() if self.device is None else ():
+            array = np.asarray(columns[name])
+            inside = are_choices(leaf, array)
+            if inside is not None and not inside.all():
+                row = int(np.argmin(inside))
+                raise SpaceError(f"copy {row}: `{name}` is {array[row]}, outside its space {leaf}.")
+
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
         obs, info = self._begin(seed)
@@ -146,6 +165,7 @@ class VectorArena:
         columns = self._flatten(obs)
         if self._unchecked:
             self._check(columns)
+        self._check_choices(columns)
         self._t[:] = 0
         n = self.num_slots
         self._reset_due = None
@@ -194,7 +214,9 @@ class VectorArena:
             self._t += 1
             truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
             self._t[terminated | truncated] = 0
-        turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)
+        columns = self._flatten(obs)
+        self._check_choices(columns)
+        turn = Turn(self._slots, columns, reward, None, None, infos=info)
         if info and OFF_POLICY_ACTION in info:
             turn.taken = self._taken(info)
         self._turns = [turn]
@@ -222,6 +244,7 @@ class VectorArena:
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
         end.obs, end.infos = self._final_columns(info["final_obs"], rows), info.get("final_info", {})
+        self._check_choices(end.obs)
         return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
@@ -230,6 +253,7 @@ class VectorArena:
         if self._mode is AutoresetMode.DISABLED:
             obs, self._reset_infos = self._reset_rows(done)
             columns = self._flatten(obs)
+            self._check_choices(columns)
         if taken is not None:
             there = ~done[taken[0]]
             taken = (taken[0][there], {name: column[there] for name, column in taken[1].items()})
@@ -296,7 +320,12 @@ class VectorArena:
     def close(self) -> None:
         """See `Arena.close`. A VectorEnv object that was given is not closed."""
         if not self._is_given:
-            self.env.close()
+            try:
+                self.env.close()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - nothing is lost
+                warn_of_closing(type(self.env).__name__, error)
 
 
 def _refuse_tensors(env: VectorEnv[Any, Any, Any], given: Any) -> None:

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from etude import columns as col
 from etude.envs.adapters import (
+    FLAGS,
     NUMBERS,
     OFF_POLICY_ACTION,
     AgentStep,
@@ -25,6 +25,7 @@ from etude.envs.adapters import (
     old_api,
     reset_env,
     unpacked_wrongly,
+    warn_of_closing,
 )
 from etude.envs.buffers import (
     ASLEEP,
@@ -78,7 +79,7 @@ class EnvWorker:
         make: Makes one env object.
         name: The name of ``make`` in errors.
         envs: The numbers of this worker's copies.
-        limits: How often values are checked, and the maximum length of episodes.
+        limits: The maximum length of episodes.
         is_users_env: Whether ``make`` returns an env object of the user, who closes it.
         in_callers_thread: Whether the envs step in the thread that uses the arena. A KeyboardInterrupt is then a
             Ctrl-C, and not an error of the env.
@@ -109,9 +110,7 @@ class EnvWorker:
         )
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
-        self._check = _ALWAYS if limits.check == "always" else limits.check
         self._adapters: dict[int, GymAdapter | ManyAgentsAdapter] = {}
-        self._unchecked = dict.fromkeys(envs, 0)
         self._ended = 0
 
     # -- making and closing envs --------------------------------------------------------------------------------
@@ -138,13 +137,11 @@ class EnvWorker:
     def _make(self, env: int) -> GymAdapter | ManyAgentsAdapter:
         old = self._adapters.pop(env, None)
         if old is not None and not self._is_users_env:
-            with contextlib.suppress(Exception):  # its failure was already reported
-                old.close()
+            self._close_one(old, quiet=True)  # its failure was already reported
         adapter = adapt_env(self._make_env())
         if any(adapter.env is other.env for other in self._adapters.values()):
             raise same_object(adapter.env)
         self._adapters[env] = adapter
-        self._unchecked[env] = self._check
         return adapter
 
     def _is_interrupt(self, error: BaseException) -> bool:
@@ -179,17 +176,22 @@ class EnvWorker:
         self._has_ends = dict.fromkeys(self.envs, False)
 
     def close(self) -> None:
-        """Close all envs, even if closing one of them fails.
-
-        Raises:
-            Exception: closing an env failed.
-        """
+        """Close all envs. If closing one of them fails, a warning is logged, because nothing is lost."""
         adapters, self._adapters = list(self._adapters.values()), {}
         if self._is_users_env:
             return
         with contextlib.ExitStack() as stack:
             for adapter in reversed(adapters):
-                stack.callback(adapter.close)
+                stack.callback(self._close_one, adapter)
+
+    def _close_one(self, adapter: GymAdapter | ManyAgentsAdapter, *, quiet: bool = False) -> None:
+        try:
+            adapter.close()
+        except BaseException as error:
+            if self._is_interrupt(error):
+                raise
+            if not quiet:
+                warn_of_closing(self._name, error)
 
     def adapters(self) -> list[EnvAdapter]:
         """The adapters of all envs, in the order of their numbers."""
@@ -280,9 +282,6 @@ class EnvWorker:
         obs, self.infos[env] = reset_env(adapter.env, seed)
         adapter.env_t, adapter.over = 0, False
         view = self._view
-        if self._unchecked[env]:
-            self._unchecked[env] -= 1
-            check_value(view.obs_space, obs, col.OBS)
         view.show(env, obs)
         self._reward[env] = 0.0
         return SHOWN | FIRST
@@ -297,10 +296,8 @@ class EnvWorker:
         adapter.env_t = t = adapter.env_t + 1
         if reward.__class__ not in NUMBERS:
             check_reward(reward)
-        if self._unchecked[env]:
+        if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             check_flags(terminated, truncated)
-            self._unchecked[env] -= 1
-            check_value(view.obs_space, obs, col.OBS)
         if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward
@@ -338,14 +335,12 @@ class EnvWorker:
         status = 0
         waiting = []
         self._buffers.flags[env] = 0
-        first_seat, unchecked = env * len(self._views), self._unchecked[env]
+        first_seat = env * len(self._views)
         for row in rows:
             view, seat = self._views[row.agent], first_seat + self._seat[row.agent]
             flags = SHOWN if row.taken is None else SHOWN | self._store_taken(env, view, row.taken)
             if row.obs is None:
                 flags |= BLIND
-            elif unchecked:
-                check_value(view.obs_space, row.obs, col.OBS)
             if row.terminated or row.truncated:
                 flags |= (TERMINATED if row.terminated else 0) | (TRUNCATED if row.truncated else 0)
                 if row.obs is not None:
@@ -363,7 +358,6 @@ class EnvWorker:
                 status |= flags
         self._env_t[env] = adapter.env_t
         self._waiting[env] = waiting
-        self._unchecked[env] -= self._unchecked[env] > 0
         if not waiting and not adapter.over:
             raise EnvError(
                 f"no agent of {type(adapter.env).__name__} waits for an action, although the episode is not over."

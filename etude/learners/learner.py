@@ -18,6 +18,7 @@ from etude.display import short
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
+from etude.interruption import pause
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
 from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, results_of_all, share_buffers
@@ -430,6 +431,8 @@ class ModuleLearner:
             step = self._timed_step
         with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
             for batch in batches:
+                if team is None:  # others would wait for this one
+                    pause()
                 parts.update(dict.fromkeys(step(batch), math.nan))
             if self._gathered:  # a last step of fewer than `accumulate` batches
                 self._apply(batch)

@@ -38,15 +38,14 @@ class Loss:
         parts: Scalar tensors, already weighted.
 
     Raises:
-        ModuleError: a part has no name.
-        ValueError: there is no part.
+        ModuleError: a part has no name, or there is no part.
     """
 
     def __init__(self, *unnamed: Any, **parts: torch.Tensor) -> None:
         if unnamed:
             raise ModuleError("the parts of a Loss have names: write Loss(policy=...), or another name.")
         if not parts:
-            raise ValueError("a Loss needs at least one part, such as Loss(policy=...).")
+            raise ModuleError("a Loss needs at least one part, such as Loss(policy=...).")
         self.parts = parts
         self.logged: dict[str, torch.Tensor] = {}
         self.kept: dict[str, torch.Tensor] = {}
@@ -58,7 +57,13 @@ class Loss:
     def log(self, **figures: torch.Tensor | float) -> "Loss":
         """Add numbers and scalar tensors that are logged with the parts and do not affect the gradient."""
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
-        self.logged.update({name: torch.as_tensor(figure, device=on).detach() for name, figure in figures.items()})
+        for name, figure in figures.items():
+            try:
+                self.logged[name] = torch.as_tensor(figure, device=on).detach()
+            except (TypeError, ValueError, RuntimeError):
+                raise ModuleError(
+                    f"Loss.log got a {type(figure).__name__} as `{name}`: it logs numbers and scalar tensors."
+                ) from None
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from etude import columns as col
 from etude import spawning
 from etude.columns import Columns
 from etude.connectors import Connect, Pipeline, PreLearnerLike, overrides
-from etude.errors import DataError, EtudeError, SettingsError
+from etude.errors import DataError, EtudeError, SettingsError, described
 from etude.experience import Experience
 from etude.recordings.batches import (
     Groups,
@@ -136,7 +137,24 @@ def _end_with(parent: Any) -> None:
 
 def _do(number: int) -> Any:
     assert _own_job is not None
-    return _own_job(number)
+    try:
+        return _own_job(number)
+    except BaseException as error:
+        if _can_be_sent(error):
+            raise
+        # The other process could not read it, and would report that this one has died.
+        shown = traceback.format_exc().rstrip()
+        raise DataError(f"loading data failed in a worker process: {described(error)}\n{shown}") from None
+
+
+def _can_be_sent(error: BaseException) -> bool:
+    import pickle
+
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - of this process
+    except Exception:  # noqa: BLE001 - the error's own code
+        return False
+    return True
 
 
 PIECE_ROWS = 65_536

@@ -18,6 +18,7 @@ from etude.envs.render import MediaLike, encoded
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import host
+from etude.interruption import interruptible
 from etude.modules import Module
 from etude.runners.episodes import Episode, EpisodeTracker, Finished
 from etude.runners.limits import Limit
@@ -573,6 +574,7 @@ class CallbackRunner:
                 mine = np.flatnonzero(is_its[slots])
                 self._rows[slots[mine]] = mine  # if a slot has several rows, the last one counts
 
+    @interruptible
     def segments(self, parts: Iterable[Experience]) -> None:
         """Call `on_segment` for the collected steps. Rows are unknown from here until `find_rows`."""
         self._rows[:] = self._before[:] = -1

@@ -14,7 +14,7 @@ import torch
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import Arena
-from etude.errors import EtudeError
+from etude.errors import EtudeError, SettingsError
 from etude.experience import Experience, arrays
 from etude.experience.arrays import describe
 from etude.interruption import interruptible
@@ -85,6 +85,10 @@ class Runner:
         callbacks: Sequence[CallbackLike] = (),
         lengths: Lengths | None = None,
     ) -> None:
+        if not callable(getattr(arena, "recv", None)):
+            raise SettingsError(
+                f"Runner takes an arena, not {arena!r}: write Runner(etude.make_arena(env, num_envs), policy)."
+            )
         self.arena = arena
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
         self._env_seed: int | None = int(env_seed.generate_state(1)[0] >> 1)
@@ -200,8 +204,8 @@ class Runner:
         if (num_steps is None) == (num_episodes is None):
             raise EtudeError("collect takes either num_steps or num_episodes: give one of them.")
         wanted = num_steps if num_steps is not None else num_episodes
-        if wanted is None or wanted < 1:
-            raise EtudeError(f"collect needs at least one step or episode, not {wanted}.")
+        if not isinstance(wanted, int | np.integer) or wanted < 1:
+            raise EtudeError(f"collect needs at least one step or episode, not {wanted!r}.")
         is_whole = whole_episodes and num_episodes is None
         goes_on = num_episodes is None and is_whole == self._is_whole and not self._must_reset
         self._is_whole = is_whole

@@ -2,11 +2,14 @@
 """What people write who know other libraries: an EtudeError that says what to write here."""
 
 import copy
+import dataclasses
+import pickle
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import etude
 from etude import PPO, PPOConfig, Stop
@@ -273,3 +276,54 @@ def test_stop_and_configs_know_the_names_of_other_libraries():
     for name in ("total_timesteps", "timesteps_total", "total_steps"):
         said(lambda name=name: Stop(**{name: 10}), "`env_steps`")
         said(lambda name=name: PPOConfig(**{name: 10}), "fit(Stop(env_steps=")
+
+
+def test_settings_can_not_be_changed_or_built_as_those_of_other_libraries():
+    config = PPOConfig(**SMALL)
+    error = said(lambda: setattr(config, "lr", 0.1), "dataclasses.replace(config, lr=0.1)")
+    assert isinstance(error, dataclasses.FrozenInstanceError)
+    said(lambda: setattr(config, "grad_clip", 0.1), "dataclasses.replace(config, grad_clip=0.1)")
+    said(lambda: setattr(config, "learning_rate", 0.1), "Here it is: `lr`")
+    said(lambda: config.learning_rate, "Here it is: `lr`")
+    said(lambda: config.grad_clip, "`optimizer.grad_clip`")
+    for name in ("environment", "training", "env_runners", "build", "copy"):
+        error = said(lambda name=name: getattr(config, name), f"`{name}`", "PPOConfig(env=...)", "dataclasses.replace")
+        assert isinstance(error, AttributeError)
+        assert not hasattr(config, name)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config  # noqa: S301
+
+
+def nothing():
+    gym.make("CartPole-v1")
+
+
+def a_class():
+    return CartPoleEnv
+
+
+class NoSpace(gym.Env):
+    observation_space = 4
+    action_space = gym.spaces.Discrete(2)
+
+
+class ClassOfSpace(NoSpace):
+    observation_space = gym.spaces.Box
+
+
+def test_what_makes_no_env_is_named():
+    said(lambda: PPO(PPOConfig(**(SMALL | {"env": nothing}))), "returns nothing", "`return`")
+    said(lambda: PPO(PPOConfig(**(SMALL | {"env": a_class}))), "returns the class CartPoleEnv, not an object")
+    said(lambda: PPO(PPOConfig(**(SMALL | {"env": NoSpace}))), "the space of `obs` is 4", "gymnasium.spaces")
+    said(lambda: PPO(PPOConfig(**(SMALL | {"env": ClassOfSpace}))), "Box'>: it must be an object")
+
+
+def test_arenas_runners_and_losses_name_what_they_were_given(ppo):
+    said(lambda: etude.make_arena("CartPole-v1", "2"), "num_envs", "'2'")
+    said(lambda: etude.make_arena("CartPole-v1", 2, 2), "`workers` is 2", "Workers(num_workers=...)")
+    said(lambda: etude.Runner("CartPole-v1", ppo.policy), "make_arena(env, num_envs)")
+    said(lambda: etude.Runner(etude.make_arena("CartPole-v1", 2), ppo.policy).collect(num_steps="9"), "not '9'")
+    said(lambda: etude.Loss(policy=torch.ones(())).log(x="high"), "`x`", "str")
+    said(lambda: etude.Loss(policy=torch.ones(())).log(x=None), "`x`", "NoneType")
+    said(lambda: etude.Loss(), "at least one part")
+    said(lambda: ppo.fit(Stop(env_steps=64), out=5), "`out` is 5")
+    said(lambda: ppo.record(5, 3), "path", "5")

@@ -101,6 +101,10 @@ class Walks(CartPoleEnv):
         return super().step(action)
 
 
+class Quiet(CartPoleEnv):
+    """Says nothing: something else hangs."""
+
+
 def fit() -> None:
     """A program that trains until Ctrl-C."""
     import etude

@@ -49,6 +49,14 @@ def test_seeds_that_end_and_go_on_with_the_settings_of_their_checkpoints(tmp_pat
     assert {etude.load(out / f"seed-{seed}").config.lr for seed in (1, 2)} == {0.002}
 
 
+def test_code_that_would_end_the_program_is_told_as_an_error(tmp_path, capsys):
+    words = [*SMALL, "--callbacks", "cli_runs:Exits", "--stop.updates", "9"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 2
+    assert "the run was ended by SystemExit: 0. A callback, a connector" in capsys.readouterr().err
+    assert main([*words, "--seeds", "1", "--out", str(tmp_path / "runs")]) == 1
+    assert "error: seed-1 failed: SystemExit: 0" in capsys.readouterr().err
+
+
 def test_a_seed_that_fails_is_told_with_its_error(tmp_path, capsys):
     out = tmp_path / "runs"
     words = ["train", "ppo", "--env", "Nowhere-v0", "--stop.updates", "2", "--out", str(out)]

@@ -140,6 +140,56 @@ def test_an_evaluation_is_left_too(tmp_path, start):
     assert etude.load(tmp_path / "run", env="CartPole-v1").iteration == 2
 
 
+def named(algorithm):
+    """The same with another algorithm."""
+    return f"import sys; sys.argv[2] = '{algorithm}'; {SOONER}"
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        (["--callbacks", "hanging_code:Segments"], SOONER),
+        (["--connectors", "hanging_code:Connects"], SOONER),
+        (["--epochs", "1000000"], named("hanging_code:IsSlow")),
+    ],
+    ids=["callback", "connector", "long update"],
+)
+def test_a_signal_saves_and_ends_it_wherever_it_hangs(tmp_path, start, more, first):
+    child, _ = start("Quiet", *more, first=first)
+    child.send_signal(signal.SIGTERM)
+    err = ended(child)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    loaded = etude.load(tmp_path / "run", env="CartPole-v1", callbacks=(), epochs=1, trust=True)
+    assert loaded.train().iteration == loaded.iteration > 0
+    loaded.close()
+
+
+def test_a_loss_that_hangs_leaves_the_last_checkpoint(tmp_path, start):
+    child, _ = start("Quiet", "--save-interval", "0", first=named("hanging_code:HangsInLoss"))
+    child.send_signal(signal.SIGINT)
+    err = ended(child)
+    assert child.returncode == 130, err
+    assert f"the run hangs where it can't be interrupted: {tmp_path / 'run'} keeps its last checkpoint" in err
+    assert etude.load(tmp_path / "run", env="CartPole-v1", trust=True).iteration == 2
+
+
+@pytest.mark.parametrize("workers", [[], ["--num-workers", "1"]], ids=["here", "thread"])
+def test_a_signal_saves_and_ends_an_offline_run_whose_data_hangs(tmp_path, start, workers):
+    data, out = str(tmp_path / "data"), tmp_path / "run"
+    ppo = etude.PPO(etude.PPOConfig(env="CartPole-v1", seed=1))
+    ppo.record(data, num_episodes=20, seed=1)
+    ppo.close()
+    words = ["train", "bc", "--data", data, "--mode", "stream", "--batch-size", "16", "--updates-per-iteration", "5"]
+    words += ["--prelearner", "hanging_code:prelearner", "--out", str(out), "--stop.updates", "1000000", *workers]
+    child, _ = start("Quiet", first=f"import sys; sys.argv[1:] = {words}; {SOONER}")
+    child.send_signal(signal.SIGHUP)
+    err = ended(child)
+    assert child.returncode == 130, err
+    assert "the checkpoint is in" in err
+    assert etude.load(out, prelearner=None).iteration >= 0
+
+
 @pytest.mark.parametrize(
     ("env", "number"), [("Hangs", signal.SIGINT), ("IsLocked", signal.SIGTERM), ("Loops", signal.SIGHUP)]
 )

@@ -151,6 +151,66 @@ def test_a_vector_env_ends_no_program_silently(error: BaseException) -> None:
         played(VectorArena(Ending(3, AutoresetMode.SAME_STEP), 3))
 
 
+class Choosing(LendingVectorEnv):
+    """Shows one of three letters; after a while one of its copies shows none, in a step or in a final observation."""
+
+    single_observation_space: Any = gym.spaces.Discrete(3)
+    at_end = False
+
+    def __init__(self, mode: AutoresetMode) -> None:
+        super().__init__(3, mode)
+        self.single_observation_space, self.count = gym.spaces.Discrete(3), 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        _, infos = super().reset(**kwargs)
+        return np.zeros(3, np.int64), infos
+
+    def step(self, actions: Any) -> Any:
+        _, *rest, infos = super().step(actions)
+        self.count += 1
+        if "final_obs" in infos:
+            final = np.zeros(3, np.int64)
+            final[1] = 3 if self.at_end and self.count > 20 else 0
+            infos["final_obs"] = final
+        return np.array([0, 0 if self.count <= 20 or self.at_end else -1, 0]), *rest, infos
+
+
+@pytest.mark.parametrize(
+    ("mode", "at_end"),
+    [(AutoresetMode.SAME_STEP, False), (AutoresetMode.SAME_STEP, True), (AutoresetMode.NEXT_STEP, False)],
+)
+def test_a_copy_of_a_vector_env_that_shows_no_choice_is_named(mode: AutoresetMode, at_end: bool) -> None:
+    env = Choosing(mode)
+    env.at_end = at_end
+    with pytest.raises(SpaceError, match=r"copy \d: `obs` is (-1|3), outside its space Discrete\(3\)"):
+        played(VectorArena(env, 3, check=0), 40)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), SystemExit(0), asyncio.CancelledError(), GeneratorExit()])
+@pytest.mark.parametrize("kind", ["sync", "thread", "vector"])
+def test_an_env_that_can_not_be_closed_loses_nothing(
+    kind: Any, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(Numbered):
+        def close(self) -> None:
+            raise error
+
+    class StuckVector(LendingVectorEnv):
+        def close(self, **kwargs: Any) -> None:
+            raise error
+
+    workers = Workers(num_workers=2 * (kind == "thread"), mode="thread")
+    arena: Any = VectorArena(lambda: StuckVector(2, AutoresetMode.SAME_STEP), 2)
+    if kind != "vector":
+        arena = make_arena(Stuck, 2, workers)
+    arena.reset(seed=1)
+    arena.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (1 if kind == "vector" else 2)
+    assert all(f"Stuck{'Vector' if kind == 'vector' else ''} fails to close an env" in text for text in told)
+    assert all(type(error).__name__ in text for text in told)
+
+
 def test_with_workers_their_number_counts() -> None:
     arena = make_arena("CartPole-v1", 3, Workers(num_workers=2, envs_per_worker=2, mode="thread"))
     assert arena.num_envs == 4

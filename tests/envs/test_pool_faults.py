@@ -597,7 +597,7 @@ LIARS: list[Any] = [
 ]
 
 
-def tried(env: Any, workers: Workers, rounds: int = 8) -> None:
+def tried(env: Any, workers: Workers, rounds: int = 20) -> None:
     arena = copies_of(env, workers, 2)
     arena.reset(seed=1)
     try:
@@ -619,6 +619,37 @@ def test_what_does_not_fit_its_space_is_shown_against_it(env: Any, error: type[E
 def test_what_does_not_fit_is_shown_by_workers_too(mode: Any) -> None:
     with pytest.raises(SpaceError, match=LIARS[0][2]):
         tried(WrongShape, Workers(num_workers=2, mode=mode), 40)
+
+
+class EndsWrong(Told):
+    """One in three of its episodes, which all have the same length, ends in a wrong value, or a reset shows one."""
+
+    lie: ClassVar[Any] = None
+    in_reset = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        return (self.lie if self.in_reset and self.np_random.random() < 0.3 else obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, truncated, info = super().step(action)
+        is_wrong = self.t == 20 and not self.in_reset and self.np_random.random() < 0.3
+        return (self.lie if is_wrong else obs), reward, self.t == 20, truncated, info
+
+
+@pytest.mark.parametrize("in_reset", [False, True])
+@pytest.mark.parametrize("lie", [np.full(4, np.nan), np.zeros(5), None], ids=["NaN", "shape", "None"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_episodes_of_one_length_that_now_and_then_end_wrong_go_on(lie: Any, in_reset: bool, count: int) -> None:
+    arena = copies_of(type("Own", (EndsWrong,), {"lie": lie, "in_reset": in_reset}), Workers(), count)
+    for seed in range(5):
+        arena.reset(seed=seed)
+        for _ in range(500):
+            for turn in arena.recv():
+                if turn.waits:
+                    arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
+    assert arena.stats()["restarts"] > 20 * count
+    arena.close()
 
 
 class SometimesWrong(gym.Env[Any, Any]):
@@ -651,25 +682,62 @@ def test_an_env_that_returns_a_wrong_value_now_and_then_goes_on(lie: dict[str, A
     tried(lambda: SometimesWrong(**lie), Workers(num_workers=workers, mode="thread"), 400)
 
 
-def test_only_the_first_steps_are_checked() -> None:
-    tried(NoSuchNumber, Workers(check=0))
-    tried(NoSuchNumber, Workers(check=3))  # a reset and two steps
-    with pytest.raises(SpaceError):
-        tried(NoSuchNumber, Workers(check=4))
+class Choosing(Told):
+    """Each part of its observation is one of a few numbers, but for one step in thirty."""
+
+    parts: ClassVar[dict[str, Any]] = {
+        "from_one": (spaces.Discrete(3, start=1), 1, 0),
+        "below_none": (spaces.Discrete(3, start=-1), 1, 2),
+        "many": (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), np.array([1, 3])),
+        "small": (spaces.MultiDiscrete(np.array([255, 2], np.uint8), np.uint8), np.array([254, 1], np.uint8), [255, 0]),
+        "bits": (spaces.MultiBinary(2), np.array([0, 1], np.int8), np.array([0, 2], np.int8)),
+    }
+    observation_space = spaces.Dict({name: space for name, (space, _, _) in parts.items()})  # type: ignore[assignment]
+    wrong = ""
+    reset_too = False
+
+    def obs(self) -> Any:
+        shown = {name: right for name, (_, right, _) in self.parts.items()}
+        if self.np_random.random() < 1 / 30 and (self.t or self.reset_too):
+            dtype = self.observation_space[self.wrong].dtype
+            shown[self.wrong] = np.asarray(self.parts[self.wrong][2], dtype)
+        return shown
 
 
-class NoSuchNumberLate(NoSuchNumber):
+@pytest.mark.parametrize("wrong", Choosing.parts)
+@pytest.mark.parametrize("mode", ["sync", "thread"])
+def test_a_choice_that_is_none_is_the_failure_of_its_env_whenever_it_comes(wrong: str, mode: Any) -> None:
+    own = type("Own", (Choosing,), {"wrong": wrong, "reset_too": mode == "sync"})
+    arena = copies_of(own, Workers(check=0, num_workers=2 * (mode == "thread"), mode=mode), 2)
+    arena.reset(seed=2)
+    shown, lost = 0, 0
+    for _ in range(400):
+        for turn in arena.recv():
+            lost += 0 if turn.lost is None else len(turn.lost)
+            right = np.asarray(Choosing.parts[wrong][1])
+            assert (turn.obs[f"obs/{wrong}"] == right).all()
+            shown += len(turn.slots)
+            if turn.waits:
+                arena.send(turn, {"action": np.where(np.arange(len(turn.slots)) % 9, GO, END)})
+    stats = arena.stats()
+    assert stats["restarts"] > 5
+    assert 0 < lost <= stats["lost_steps"]
+    assert shown > 350
+    arena.close()
+
+
+class FlagText(Lying):
     since = 50
+    lie: ClassVar[dict[str, Any]] = {"terminated": "False"}
+
+
+def test_flags_are_looked_at_in_every_step() -> None:
+    with pytest.raises(EnvError, match="`terminated` is 'False', not True or False"):
+        tried(FlagText, Workers(check=0), 200)
 
 
 class OutOfBoundsLate(OutOfBounds):
     since = 50
-
-
-def test_all_steps_are_checked_where_that_is_asked() -> None:
-    tried(NoSuchNumberLate, Workers(), 60)
-    with pytest.raises(SpaceError, match=r"`obs` is 3, outside"):
-        tried(NoSuchNumberLate, Workers(check="always"), 60)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from etude.errors import SettingsError
+from etude.errors import ModuleError, SettingsError
 from etude.learners import Loss, check_schedule, value_at
 
 
@@ -42,5 +42,5 @@ def test_a_loss_is_the_sum_of_its_parts() -> None:
 
 
 def test_a_loss_needs_a_part() -> None:
-    with pytest.raises(ValueError, match="at least one part"):
+    with pytest.raises(ModuleError, match="at least one part"):
         Loss()

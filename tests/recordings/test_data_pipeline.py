@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from crew_jobs import dies_at_5, fails_at_5, square
+from crew_jobs import dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
@@ -290,6 +290,17 @@ def test_worker_processes_import_nothing_from_the_folder_that_one_works_in(
     crew.close()
     assert not list(tmp_path.glob("*.touched"))
     assert dict(os.environ) == before
+
+
+@pytest.mark.usefixtures("forked_loaders")
+@pytest.mark.parametrize(
+    ("job", "match"), [(fails_in_two_words, "TwoWordsError: out of order"), (fails_locked, "LockedError: no key")]
+)
+def test_an_error_that_no_other_process_can_read_is_told_with_its_traceback(job: Any, match: str) -> None:
+    crew = LoadWorkers(job, 1, "processes")
+    with pytest.raises(DataError, match=rf"(?s)in a worker process: {match}\n.*crew_jobs.py.*raise \w+Error"):
+        list(crew.done(range(3)))
+    crew.close()
 
 
 def test_a_crew_holds_few_ahead() -> None:
