@@ -25,7 +25,7 @@ from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTab
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import ROW_GROUP_ROWS
-from etude.settings import nearest
+from etude.settings import suggestion
 from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
             _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
         )
         for piece in pieces:
-            exp = _without(piece, texts)
+            exp = piece.only([name for name in piece.steps if name not in texts])
             exp = ends.known(exp) if writer.needs_final_obs else exp
             steps += exp.num_steps
             if exp.num_segments:
@@ -250,9 +250,7 @@ def _are(count: int) -> str:
 
 def _done(exp: Experience) -> Experience:
     """Mark each segment that is not done as truncated."""
-    segments = exp.segments
-    ends = segments.replace(truncated=segments.truncated | ~segments.done)
-    return Experience(exp.steps, exp.offsets, ends, exp.final_obs)
+    return exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
 
 
 def _texts(recording: Recording) -> list[str]:
@@ -260,13 +258,6 @@ def _texts(recording: Recording) -> list[str]:
     for exp in recording.stream(max_rows=MAX_ROWS):
         return [name for name, column in exp.steps.items() if column.dtype == object]
     return []
-
-
-def _without(exp: Experience, names: list[str]) -> Experience:
-    if not names:
-        return exp
-    steps = {name: column for name, column in exp.steps.items() if name not in names}
-    return Experience(steps, exp.offsets, exp.segments, exp.final_obs)
 
 
 class _KnownEnds:
@@ -338,9 +329,8 @@ def convert(
         SettingsError: the format is unknown; or ``fps`` is less than 1, or given for another format.
     """
     if format not in FORMATS:
-        near = nearest(format, FORMATS)
-        hint = f" Nearest: `{near}`." if near else ""
-        raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+        known = f"known are {', '.join(FORMATS)}.{suggestion(format, FORMATS)}"
+        raise SettingsError(f"format is {format!r}; {known}")
     if fps is not None and (format != "lerobot" or fps < 1):
         raise SettingsError(f"fps is {fps} for the format {format}; it must be at least 1, and is for lerobot only.")
     recording = recording_of(recording)

@@ -211,7 +211,7 @@ class DataFile:
         names: list[str] = self.schema.names
         if roots is None:
             return names
-        finals = [col.FINAL_OBS + root[len(col.OBS) :] for root in roots if col.is_under(root, col.OBS)]
+        finals = [col.moved(root, col.OBS, col.FINAL_OBS) for root in col.under(roots, col.OBS)]
         wanted = (*roots, *finals)
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]
 

@@ -14,7 +14,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
 from etude.recordings.layout import Header
-from etude.settings import nearest
+from etude.settings import suggestion
 
 MAX_ROWS: Final = 65_536
 """The most steps that a unit should have, unless one episode, file or row group has more."""
@@ -176,8 +176,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
         return list(columns)
     for root in wanted:
         if not col.under(columns, root):
-            near = nearest(root, [*columns, *derived])
-            hint = f" Nearest: `{near}`." if near else ""
+            hint = suggestion(root, [*columns, *derived])
             if root in derived:
                 hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")

@@ -600,10 +600,10 @@ class CustomFormat(Format):
                         raise
                     problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
                     continue
-                found += (_only(exp, columns) for exp in made)
+                found += (exp.only(columns) for exp in made)
                 if problems is not None:
                     problems += (problem for exp in made for problem in self._not_done(raws, exp))
-        return Experience.concat(found) if found else _only(own.plan.fitter.nothing(), columns)
+        return Experience.concat(found) if found else own.plan.fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its row in a file, and the step in the function's result."""
@@ -659,8 +659,3 @@ class CustomFormat(Format):
         names = names_of(absolute(raws[0].path))  # the same in any process, whatever its working folder
         name = "/".join(names[depth - 1 : -1] if self._source.together == "folder" else names[depth:])
         return f"{name}:{raws[0].number}" if self._source.together == "line" else name
-
-
-def _only(exp: Experience, names: Sequence[str]) -> Experience:
-    steps = {name: exp.steps[name] for name in names}
-    return Experience(steps, exp.offsets, exp.segments, {n: c for n, c in exp.final_obs.items() if n in steps})

@@ -36,7 +36,7 @@ from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, 
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_dtype, leaves
+from etude.spaces import Space, leaf_dtype
 from etude.urls import first_line
 
 ROOTS: Final = {
@@ -206,8 +206,7 @@ class _ArrayDescription:
         )
 
     def _check_next(self, file: ArrayFile, found: Mapping[str, _ArrayColumn]) -> None:
-        own = {name[len(col.OBS) :]: column for name, column in found.items() if col.is_under(name, col.OBS)}
-        after = {n[len(col.NEXT_OBS) :]: column for n, column in found.items() if col.is_under(n, col.NEXT_OBS)}
+        own, after = col.subtree(found, col.OBS), col.renamed(found, col.NEXT_OBS, col.OBS)
         same = {k: c[1:] for k, c in own.items()} == {k: c[1:] for k, c in after.items()}
         if after and not same:
             raise DataError(
@@ -265,13 +264,12 @@ class _ArrayDescription:
     def header(self) -> Header:
         """Return the header; afterwards, the dtypes of columns are those of the spaces."""
         obs_space, action_space = (self._inferred(root) for root in (col.OBS, col.ACTION))
-        dtypes = {
-            n: leaf_dtype(s) for n, s in {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}.items()
-        }
+        meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
+        header = Header(obs_space, action_space, None, meta)
+        dtypes = {name: leaf_dtype(leaf) for name, leaf in header.leaves().items()}
         for name, dtype in {**dtypes, **col.renamed(dtypes, col.OBS, col.NEXT_OBS)}.items():
             if name in self.columns:
                 self.columns[name] = self.columns[name]._replace(dtype=dtype)
-        meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
         names = {name for file in self.files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
             meta["inferred"]["done"] = "read as terminated unless truncated: time limits can't be told apart"
@@ -279,7 +277,7 @@ class _ArrayDescription:
             meta["inferred"]["ends"] = "no flag says where episodes end: each file is one piece of an episode"
         if self._dropped:
             meta["dropped"] = self._dropped
-        return Header(obs_space, action_space, None, meta)
+        return header
 
     def _inferred(self, root: str) -> Space:
         found = {name: self.columns[name] for name in col.under(self.columns, root)}
@@ -311,7 +309,7 @@ def _final_obs(
     out = {}
     for name in names:
         if given:
-            after = _rows(unit, col.NEXT_OBS + name[len(col.OBS) :], start, stop)
+            after = _rows(unit, col.moved(name, col.OBS, col.NEXT_OBS), start, stop)
             out[name] = after[offsets[1:] - 1]
         else:
             out[name] = np.zeros((len(known), *steps[name].shape[1:]), steps[name].dtype)

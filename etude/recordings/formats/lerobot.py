@@ -36,7 +36,7 @@ from etude.recordings.format import Contents, Format, Place, Problem, Unit, grou
 from etude.recordings.formats.arrow import numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parquet_files import DecodedCache
-from etude.recordings.layout import Header, loads
+from etude.recordings.layout import Header, read_json
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
 from etude.urls import first_line
 
@@ -570,10 +570,7 @@ def _parquet(folder: AnyPath) -> list[AnyPath]:
 
 def _info_of(folder: AnyPath) -> dict[str, Any]:
     path = folder / INFO
-    try:
-        info = loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    info = read_json(path)
     version = str(info.get("codebase_version") if isinstance(info, dict) else None)
     major = re.match(r"v?(\d{1,9})(\.|$)", version)
     if major is None:

@@ -7,7 +7,6 @@ padding.
 
 import dataclasses
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from etude.files import AnyPath, input_file
 from etude.recordings import footers
 from etude.recordings.formats.arrow import check_names, one_array
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
+from etude.recordings.layout import read_json
 from etude.urls import first_line
 
 
@@ -267,12 +267,7 @@ def _paths_in(kind: pa.DataType, path: tuple[str, ...]) -> list[tuple[str, ...]]
 
 
 def _seed(path: AnyPath) -> int | None:
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    data = read_json(path) if path.exists() else None
     seed = data.get("seed") if isinstance(data, dict) else None
     return seed if isinstance(seed, int) else None
 

@@ -421,7 +421,7 @@ class _Scan:
         }
         meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
         header = Header(obs, action, None, meta)
-        leaves = {**header.obs_leaves(), **header.action_leaves()}
+        leaves = header.leaves()
         schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
         return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
 
@@ -490,9 +490,10 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
     problems = [*scan.problems, *_repeated(files, repeated)]
+    stored = {name: plan.schema[col.as_obs(name)] for name in _stored(plan)}
     found = {
         "header": header.to_json(),
-        "schema": {name: [plan.schema[_like(name)][0].str, plan.schema[_like(name)][1]] for name in _stored(plan)},
+        "schema": {name: [dtype.str, shape] for name, (dtype, shape) in stored.items()},
         "lines": scan.num_lines,
         "problems": [dataclasses.asdict(problem) for problem in problems],
     }
@@ -528,8 +529,7 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
 
 def _stored(plan: _JsonPlan) -> list[str]:
     """The step columns, and the next observations."""
-    obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
-    return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
+    return [*plan.schema, *(col.renamed(plan.schema, col.OBS, col.NEXT_OBS) if plan.has_next_obs else ())]
 
 
 def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
@@ -545,7 +545,7 @@ def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) ->
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
     """Convert a column of a line; empty if it is missing or unlike that of other lines, which reading reports."""
-    dtype, shape = plan.schema[_like(name)]
+    dtype, shape = plan.schema[col.as_obs(name)]
     kind = pa.from_numpy_dtype(dtype)
     for size in reversed(shape):
         kind = pa.list_(kind, size)
@@ -561,8 +561,3 @@ def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str)
     for size in reversed(shape):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _like(name: str) -> str:
-    """The column that determines the dtype and shape of this one."""
-    return col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name

@@ -532,7 +532,7 @@ def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
         "inferred": [col.OBS, col.ACTION],
     }
     header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))
-    leaves = {**header.obs_leaves(), **header.action_leaves()}
+    leaves = header.leaves()
     schema = {n: (words.schema_dtype(n, column.dtype, leaves.get(n)), column.shape[1:]) for n, column in flat.items()}
     return _TablePlan(table, sources, schema), header
 
@@ -631,7 +631,7 @@ def _rows_of(plan: _TablePlan, group: int, runs: list[Run], sources: list[str]) 
 
 
 def _as_elsewhere(plan: _TablePlan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
-    like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+    like = col.as_obs(name)
     try:
         if like not in plan.schema:
             raise DataError(f"`{name}` has another structure than in the first rows")

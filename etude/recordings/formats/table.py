@@ -96,7 +96,7 @@ def _texts_apart(
     out: dict[str, tuple[str, ...]] = {}
     vectors: list[str] = []
     for name, own in mapped.items():
-        alike = mapped.get(_obs_name(name), own)
+        alike = mapped.get(col.as_obs(name), own)
         is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
         texts = [is_text(schema.field(part).type) for part in alike]
         if not is_several or not any(texts):
@@ -110,12 +110,6 @@ def _texts_apart(
             out[vectors[-1]] = numbers
         out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
     return out, frozenset(vectors)
-
-
-def _obs_name(name: str) -> str:
-    """The observation column that corresponds to ``name`` in ``next_obs`` or ``final_obs``; else ``name`` itself."""
-    root = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, root)), None)
-    return name if root is None else col.OBS + name[len(root) :]
 
 
 class TableColumns:
@@ -204,7 +198,7 @@ class TableColumns:
             name: The observation column.
             rows: Row indices in the group.
         """
-        (own,) = self._plan.mapped[col.FINAL_OBS + name[len(col.OBS) :]]
+        (own,) = self._plan.mapped[col.moved(name, col.OBS, col.FINAL_OBS)]
         array = one_array(self._read(self._groups[g], [own])[own]).take(pa.array(rows))
         known = np.asarray(array.is_valid())
         if not known.any():
@@ -300,7 +294,7 @@ class TableColumns:
         if finals and set(finals) != set(like):
             raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
         nexts = col.under(self._found, col.NEXT_OBS)
-        wanted = {col.NEXT_OBS + n[len(col.OBS) :]: n for n in col.under(self._found, col.OBS)}
+        wanted = {col.moved(n, col.OBS, col.NEXT_OBS): n for n in col.under(self._found, col.OBS)}
         if nexts and set(nexts) != set(wanted):
             raise DataError(f"`{col.NEXT_OBS}` has the columns {nexts}, but those of `{col.OBS}` are {[*wanted]}.")
         for name in nexts:
@@ -341,7 +335,7 @@ class TableColumns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
-            return self._coded(texts, _obs_name(name) + path[len(own) :], path, place)
+            return self._coded(texts, col.as_obs(name) + path[len(own) :], path, place)
 
         found = flat(array, own, place, coded if any(col.is_under(name, root) for root in CODED) else None)
         return {name + path[len(own) :]: values for path, values in found.items()}
@@ -529,7 +523,7 @@ def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None
     """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
     own: RowsUnit = unit.data
     common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-    nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
+    nexts = [col.moved(n, col.OBS, col.NEXT_OBS) for n in col.under(columns, col.OBS)] if common.has_next else []
     found = _rows(own, stop + own.follows, [*columns, *nexts])
     known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
     final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
@@ -551,7 +545,7 @@ def _not_chained(unit: Unit, name: str, found: Columns) -> Problem:
     other = _unlike(name, found, unit.data.offsets)
     place, count = row_place(unit, int(other.argmax())), int(other.sum())
     text = (
-        f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
+        f"{place.words}: `{name}` is not the `{col.as_obs(name)}` of the step that follows ({count:,} such places). "
         "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
     )
     return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
@@ -597,7 +591,7 @@ def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) 
 def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     offsets = unit.offsets
     if unit.common.has_next:
-        return found[_next_of(name)][offsets[1:] - 1]
+        return found[col.moved(name, col.OBS, col.NEXT_OBS)][offsets[1:] - 1]
     final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
     inside = np.flatnonzero(unit.goes_on)
     final[inside] = found[name][offsets[1:][inside]]
@@ -642,17 +636,9 @@ def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
     return out
 
 
-def _next_of(obs: str) -> str:
-    return col.NEXT_OBS + obs[len(col.OBS) :]
-
-
-def _obs_of(next_obs: str) -> str:
-    return col.OBS + next_obs[len(col.NEXT_OBS) :]
-
-
 def _unlike(name: str, found: Columns, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """bool ``[rows - 1]``: where the next observation of a step differs from the observation of the step after it."""
-    after, obs = found[name][:-1], found[_obs_of(name)][1:]
+    after, obs = found[name][:-1], found[col.as_obs(name)][1:]
     a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after, obs))
     other = ((a != b) & ((a == a) | (b == b))).any(axis=1)
     other[offsets[1:-1] - 1] = False
