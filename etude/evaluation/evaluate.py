@@ -43,7 +43,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import settings, suggestion
+from etude.settings import check_rules, settings, suggestion
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 """The names of the estimators."""
@@ -89,15 +89,14 @@ class OffPolicyEvaluationConfig:
             if method not in METHODS:
                 known = f"there are {', '.join(METHODS)}.{suggestion(method, METHODS)}"
                 raise SettingsError(f"there is no method `{method}`; {known}")
-        for name, right, words in (
-            ("methods", len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
-            ("gamma", 0 <= self.gamma <= 1, "between 0 and 1"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1, both left out"),
-            ("seed", self.seed >= 0, "at least 0"),
-            ("resamples", self.resamples >= 1, "at least 1"),
-        ):
-            if not right:
-                raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {words}.")
+        check_rules(
+            self,
+            methods=(len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            confidence=(0 < self.confidence < 1, "between 0 and 1, both left out"),
+            seed=(self.seed >= 0, "at least 0"),
+            resamples=(self.resamples >= 1, "at least 1"),
+        )
 
     @property
     def weighs(self) -> bool:

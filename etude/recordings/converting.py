@@ -16,7 +16,7 @@ from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of, without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, check_free, writer_like
+from etude.recordings.editing import check_apart, check_free, episode_table, writer_like
 from etude.recordings.episodes import Assembler
 from etude.recordings.faults import clashes, sorted_by_time, span_at, spans_of
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
@@ -88,27 +88,12 @@ def survey(recording: Recording, max_rows: int) -> Survey:
     )
 
 
-def check_one_agent(recording: Recording, max_rows: int) -> int:
-    """Return the number of lookback rows, if no episode has several agents.
-
-    Raises:
-        DataError: an episode has several agents.
-    """
-    context = 0
-    pairs: set[tuple[int, int]] = set()  # hashes of episodes and of named agents
-    episodes: set[int] = set()
-    agents: dict[str | None, None] = {}
-    for exp in recording.stream(columns=(), max_rows=max_rows):
-        context += int(exp.segments.lookback.sum())
-        for episode, agent in zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True):
-            if agent is None:
-                continue
-            agents[agent] = None
-            pairs.add((hash(episode), hash(agent)))
-            episodes.add(hash(episode))
-            if len(pairs) > len(episodes):
-                raise _several(recording, episode, list(agents))
-    return context
+def check_one_agent(recording: Recording) -> None:
+    """Raise a DataError if an episode has several agents."""
+    episodes = episode_table(recording, columns=())
+    several = np.flatnonzero(episodes.figures["agents"] > 1)
+    if len(several):
+        raise _several(recording, episodes.ids[several[0]], episodes.agents)
 
 
 def _several(recording: Recording, episode: str, agents: list[str | None]) -> DataError:
@@ -215,11 +200,14 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
 
 
 def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
-    """Yield pieces of any kind; whether the recording can be written is checked at once."""
-    context = check_one_agent(recording, MAX_ROWS)
+    """Yield pieces of any kind, after a check whether the recording can be written."""
+    check_one_agent(recording)
+    context = 0
+    for exp in recording.stream(max_rows=MAX_ROWS):
+        context += int(exp.segments.lookback.sum())
+        yield without_lookback(exp)
     if context:
         notes.append(f"{context:,} rows are context only (lookback), mostly copies of other steps: left out")
-    return (without_lookback(exp) for exp in recording.stream(max_rows=MAX_ROWS))
 
 
 def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:

@@ -18,7 +18,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import KEYS, SHAPE_KEY
 from etude.files import AnyPath
-from etude.recordings.files import REQUIRED, DataFile, find_files, open_files
+from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, read_manifest
 from etude.recordings.pieces import continues
@@ -262,9 +262,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 _KEY_TYPES = {
-    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
-    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
-    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
+    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), _is_text),
+    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), pa.types.is_signed_integer),
+    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), pa.types.is_boolean),
 }
 
 
@@ -273,7 +273,7 @@ _REMEDY: Final = "or read the rest with on_bad='skip'."
 
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
     """Check a file against the recording's header and first file; None if nothing is wrong."""
-    if file.header is None and file.has_own_columns:
+    if file.header is None and has_own_columns(file.schema.names):
         return None  # another tool has rewritten it: it is read as a table
     if file.header is None or wanted is None:
         names = ", ".join(file.schema.names[:12])
@@ -314,8 +314,8 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
         return _problem("wrong_type", file, what)
-    for name, kinds in _KEY_TYPES.items():
-        if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
+    for name, is_kind in _KEY_TYPES.items():
+        if name in names and not is_kind(file.schema.field(name).type):
             what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
             return _problem("wrong_type", file, what)
     if file.version == 1 and col.SEGMENT in names:
@@ -380,7 +380,7 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
     for file in files:
         if file.facts is not None:
             series.setdefault(file.facts.series, []).append((file.facts, file.path.name))
-        elif file.has_own_columns:
+        elif has_own_columns(file.schema.names):
             return
     for prefix, members in series.items():
         rows, number, previous = 0, 0, ""

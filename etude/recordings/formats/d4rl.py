@@ -7,7 +7,6 @@ optionally ``next_observations`` and ``infos/...``. Episodes follow each other a
 ``[N, 1]``.
 """
 
-import abc
 import contextlib
 import dataclasses
 import itertools
@@ -17,7 +16,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -33,7 +32,7 @@ from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import cache
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped, most_rows
-from etude.recordings.formats.hdf5_files import Opener, names_of, opened
+from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype
@@ -104,10 +103,8 @@ class _ArrayUnit(NamedTuple):
 class FlatArrays(FileFormat):
     """Files of long arrays."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """Open a file and read its names, shapes and dtypes."""
+    opener: Callable[[AnyPath], ArrayFile]
+    """Opens a file and reads its names, shapes and dtypes."""
 
     def describe(self) -> Contents:
         """Return the contents, reading the flags, and integers whose range the space depends on.
@@ -115,7 +112,7 @@ class FlatArrays(FileFormat):
         Raises:
             DataError: a file can't be read, its arrays do not match, or differ from those of the first file.
         """
-        found = _ArrayDescription([self.opened(path) for path in self.files])
+        found = _ArrayDescription([self.opener(path) for path in self.files])
         columns = [name for name in found.columns if not col.is_under(name, col.NEXT_OBS)]
         units: list[Unit] = []
         for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
@@ -332,28 +329,6 @@ DEEPEST: Final = 8
 """The deepest nesting of groups that is searched, because links may form circles."""
 
 
-class D4RLHdf5(FlatArrays):
-    """HDF5 files as in D4RL."""
-
-    name = "d4rl-hdf5"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
-        if not path.is_file() or path.suffix not in SUFFIXES:
-            return False
-        try:
-            with opened(path) as root:
-                return b"observations" in root and b"actions" in root
-        except DataError:
-            return False
-
-    @staticmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """See `FlatArrays.opened`."""
-        return _Hdf5File(path)
-
-
 class _Hdf5File:
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -396,43 +371,31 @@ class _Hdf5File:
         return out
 
 
+class D4RLHdf5(FlatArrays):
+    """HDF5 files as in D4RL."""
+
+    name = "d4rl-hdf5"
+    opener = _Hdf5File
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            return False
+        try:
+            with opened(path) as root:
+                return b"observations" in root and b"actions" in root
+        except DataError:
+            return False
+
+
 # -- NPZ -------------------------------------------------------------------------------------------------------------
 
-
-MOST_PACKED: Final = 1100
-"""The largest ratio of an array's size to its bytes in the file; deflate reaches 1,032."""
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, TypeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OverflowError, IndexError, RecursionError),
 )
-
-
-class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files as in D4RL.
-
-    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
-    cache.
-    """
-
-    name = "npz"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
-        if not path.is_file() or path.suffix != ".npz":
-            return False
-        try:
-            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
-        except _BROKEN:
-            return False
-        return {"observations", "actions"} <= roots
-
-    @staticmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """See `FlatArrays.opened`."""
-        return _NpzFile(path)
 
 
 class _NpzFile:
@@ -494,6 +457,29 @@ class _NpzFile:
             if kind is not None:
                 with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
                     shutil.copyfileobj(stream, out, 2**20)
+
+
+class D4RLNpz(FlatArrays):
+    """NumPy ``.npz`` files as in D4RL.
+
+    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
+    cache.
+    """
+
+    name = "npz"
+    opener = _NpzFile
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
+        if not path.is_file() or path.suffix != ".npz":
+            return False
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
+        except _BROKEN:
+            return False
+        return {"observations", "actions"} <= roots
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

@@ -27,9 +27,9 @@ from etude.recordings import cache
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats import sorting
-from etude.recordings.formats.inferring import Range, described, inferred_space, widen
+from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
-from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
+from etude.recordings.formats.rllib_columns import Schema, flat_columns, numbers, own_name
 from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
@@ -108,12 +108,12 @@ def column(value: Any, root: str) -> Columns:
     if isinstance(value, str):
         if not value.startswith(PACKED):
             raise DataError(f"`{root}` is the text {value[:24]!r}, neither a list nor a packed array")
-        return flat_whole(unpack(value), None, root)
+        return flat_columns([unpack(value)], None, root, whole=True)
     if not isinstance(value, list):
         raise DataError(f"`{root}` is neither a list nor a packed array")
     try:
         is_packed = bool(value) and isinstance(value[0], str)
-        return flat_entries([_unpacked(v) for v in value] if is_packed else value, None, root)
+        return flat_columns([_unpacked(v) for v in value] if is_packed else value, None, root)
     except DataError:
         parts = value[0] if value and isinstance(value[0], list) else []
         if not parts or not all(isinstance(v, list) and len(v) == len(parts) for v in value):
@@ -253,7 +253,7 @@ _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 class _JsonPlan(NamedTuple):
     """Data that all lines share."""
 
-    schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    schema: Schema
     dropped: set[str]
     has_next_obs: bool
 
@@ -410,19 +410,7 @@ class _Scan:
     def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
         """Return what all lines share, and the header."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
-        obs, action = (
-            inferred_space(described(col.subtree(steps, root)), root, self._ranges) for root in (col.OBS, col.ACTION)
-        )
-        meta: dict[str, Any] = {
-            "format": RLlibJson.name,
-            "actions": words.ACTIONS_NOTE,
-            "duplicates": num_repeated,
-            "inferred": [col.OBS, col.ACTION],
-        }
-        meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
-        header = Header(obs, action, None, meta)
-        leaves = header.leaves()
-        schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
+        header, schema = words.described(RLlibJson.name, steps, self._ranges, sorted(self._dropped), num_repeated)
         return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
 
 

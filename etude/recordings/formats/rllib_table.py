@@ -32,10 +32,10 @@ from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import one_array
-from etude.recordings.formats.inferring import Range, described, inferred_space, needs_range, widen
+from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import flat_entries
+from etude.recordings.formats.rllib_columns import Schema, flat_columns
 from etude.recordings.formats.rllib_rows import (
     Run,
     SegmentedRows,
@@ -47,7 +47,6 @@ from etude.recordings.formats.rllib_rows import (
     without_copies,
 )
 from etude.recordings.layout import Header
-from etude.spaces import Space
 
 # -- the encodings of a column ---------------------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
     if name == _VARIABLE:
         return {root: _variable(array, root)}
     if name == _PICKLED:
-        return flat_entries(_each(array, unpickle, root), None, root)
+        return flat_columns(_each(array, unpickle, root), None, root)
     return _plain(array, root)
 
 
@@ -153,7 +152,7 @@ def _plain(array: pa.Array, root: str) -> Columns:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return {root: _lists(array, root)}
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_bytes(kind):
-        return flat_entries(_packed(array, root), None, root)
+        return flat_columns(_packed(array, root), None, root)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return {root: np.asarray(array.to_numpy(zero_copy_only=False))}
     raise DataError(f"`{root}` is of the type {kind}, which holds no numbers")
@@ -259,7 +258,7 @@ class TableFiles:
             try:
                 own = self._codes(table, codes, modules, group)
             except (pa.ArrowException, UnicodeDecodeError) as error:
-                where = self.parquet.place(group, 0)
+                where = self.parquet.place(group, 0).words
                 raise DataError(
                     f"{where} or a later one: its `eps_id` can't be decoded ({error}). {REMEDY}."
                 ) from error
@@ -285,7 +284,7 @@ class TableFiles:
             coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
             if coded.null_count and name == "eps_id":
                 row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self.parquet.place(group, row)}: column `eps_id` is empty. {REMEDY}.")
+                raise DataError(f"{self.parquet.place(group, row).words}: column `eps_id` is empty. {REMEDY}.")
             coded.validate(full=True)
             index = coded.indices.fill_null(-1) if coded.null_count else coded.indices
             texts.append(
@@ -350,13 +349,13 @@ class TableFiles:
         except DataError as error:
             row = error.row if isinstance(error, RowError) else 0
             place = self.parquet.place(group, int(index[row]) if index is not None else first + row)
-            raise DataError(f"{place}, column `{name}`: {error}. {REMEDY}.") from error
+            raise DataError(f"{place.words}, column `{name}`: {error}. {REMEDY}.") from error
         except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
             file = self.paths[self.parquet.groups[group][0]]
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
 
-    def ranges(self, name: str, root: str) -> dict[str, Range]:
-        """The ranges of integers in a column, over all rows, by Etude's names under ``root``."""
+    def ranges(self, name: str) -> dict[str, Range]:
+        """The ranges of integers in a column, over all rows, by Etude's names."""
         found: dict[str, Range] = {}
         for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
             for group in range(len(self.parquet.groups)):
@@ -379,9 +378,6 @@ def _alike_by_end(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-
-
-Schema = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def is_table(schema: pa.Schema) -> bool:
@@ -471,10 +467,9 @@ class RLlibTable(FileFormat):
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
-        parquet = unit.data.plan.table.parquet
+        parquet: ParquetFiles = unit.data.plan.table.parquet
         run = _run_of(_loaded(unit.data, ())[1], unit.data.runs, row)
-        place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
-        return Place(place, str(parquet.file_of(run.group)), file_row)
+        return parquet.place(run.group, run.start)
 
 
 # -- describing ------------------------------------------------------------------------------------------------
@@ -524,16 +519,7 @@ def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
             continue
         flat |= columns
         sources |= dict.fromkeys(columns, name)
-    obs, action = (_inferred(table, flat, name, root) for name, root in (("obs", col.OBS), ("actions", col.ACTION)))
-    meta: dict[str, Any] = {
-        "format": RLlibTable.name,
-        "actions": words.ACTIONS_NOTE,
-        "duplicates": 0,
-        "inferred": [col.OBS, col.ACTION],
-    }
-    header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))
-    leaves = header.leaves()
-    schema = {n: (words.schema_dtype(n, column.dtype, leaves.get(n)), column.shape[1:]) for n, column in flat.items()}
+    header, schema = words.described(RLlibTable.name, flat, _ranges(table, flat), dropped)
     return _TablePlan(table, sources, schema), header
 
 
@@ -543,11 +529,13 @@ def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
     return len(ended) + len({code for code, _ in copies} - set(ended))
 
 
-def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
-    """Infer a space from the column; for integers, from all rows."""
-    found = described(col.subtree(flat, root))
-    ranges = table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
-    return inferred_space(found, root, ranges)
+def _ranges(table: TableFiles, flat: Columns) -> dict[str, Range]:
+    """The ranges of observations and actions, by Etude's names, from all rows where spaces depend on them."""
+    ranges: dict[str, Range] = {}
+    for name, root in (("obs", col.OBS), ("actions", col.ACTION)):
+        if any(needs_range(n, own.dtype, own.shape[1:]) for n, own in col.subtree(flat, root).items()):
+            ranges |= table.ranges(name)
+    return ranges
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -668,6 +656,5 @@ def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> R
 
 
 def _note(table: TableFiles, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
-    row, place = table.parquet.file_row(run.group, run.start), table.parquet.place(run.group, run.start)
-    file = str(table.parquet.file_of(run.group))
-    return Problem(kind, f"{place}: {what}.", file, row, column, count, True, harmless=True)
+    words, file, row, _ = table.parquet.place(run.group, run.start)
+    return Problem(kind, f"{words}: {what}.", file, row, column, count, True, harmless=True)

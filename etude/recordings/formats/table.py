@@ -482,22 +482,19 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
     has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-    common, by_one = (
-        _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
-        source.preset == ETUDE,
-    )
-    most = most_rows(columns.row_bytes)
+    common = _Common(where, groups, bounds_of(groups), columns, has_next, has_finals)
     ordered = partial(columns.keys, keys)
-    index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=known is not None, most=most)
+    how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
+    index = index_of(ordered, has_next, common.words, is_sorted=known is not None, **how)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True, most=most)
+        index = index_of(ordered, has_next, common.words, is_sorted=True, **how)
     elif index is None:
-        index = sorted_index(ordered, has_next, common.words, by_one=by_one, most=most)
+        index = sorted_index(ordered, has_next, common.words, **how)
     assert index is not None  # the rows are sorted
     for name, word in plan.ends.items():
         if word == LAST_ROW:
