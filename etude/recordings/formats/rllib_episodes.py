@@ -214,14 +214,16 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
     if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
         raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
-    _check_all_there(clocks, modules, {str(a.plain["agent_id"]) for a in agents}, many, is_whole=first == 0)
+    observed = {agent: _own_steps(buffer) for agent, buffer in clocks.items()}
+    acted = [agent for agent, steps in observed.items() if steps is not None and len(steps) > 1]
+    named = [*acted, *(modules if first == 0 else ())]
+    _check_all_there(named, {str(a.plain["agent_id"]) for a in agents}, many)
     for agent in agents:
         name = agent.plain["agent_id"]
-        buffer = clocks.get(name)
-        if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
+        steps = observed.get(name)
+        if steps is None:
             raise DataError(f"`env_t_to_agent_t` has no list for agent {str(name)[:40]!r}")
-        entries = buffer["data"][int(buffer.get("lookback") or 0) :]
-        agent.env_t = first + np.flatnonzero([entry != "S" for entry in entries])
+        agent.env_t = first + steps
         agent.plain["multi_agent_episode_id"] = whole.plain.get("id_")
         if agent.plain.get("module_id") is None:
             agent.plain["module_id"] = modules.get(name)
@@ -238,27 +240,24 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     return agents
 
 
-def _check_all_there(
-    clocks: dict[Any, Any], modules: dict[Any, Any], there: set[str], many: dict[str, Any], *, is_whole: bool
-) -> None:
+def _check_all_there(named: Sequence[Any], there: set[str], many: dict[str, Any]) -> None:
     """Raise a DataError if the maps of an episode name an agent whose steps are missing.
 
-    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, and the ``_hanging`` maps name those
-    whose steps are in the next chunk.
+    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, which are not among ``named`` then; and
+    the ``_hanging`` maps name those whose steps are in the next chunk.
     """
     hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
     hanging = {str(agent) for held in hung for agent in held}
-    acted = [agent for agent, buffer in clocks.items() if len(_own_entries(buffer)) > 1]
-    for agent in [*acted, *(modules if is_whole else ())]:
+    for agent in named:
         if str(agent) not in there | hanging:
             raise DataError(f"it names agent {str(agent)[:40]!r} in its maps, but has no steps of it: they were lost")
 
 
-def _own_entries(buffer: Any) -> list[Any]:
-    """The env's steps at which an agent had an observation, by its own clock; see `AgentEpisode.env_t`."""
+def _own_steps(buffer: Any) -> NDArray[np.int64] | None:
+    """The env's steps at which an agent had an observation, from the first of the episode on; None without a list."""
     if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
-        return []
-    return [entry for entry in buffer["data"][int(buffer.get("lookback") or 0) :] if entry != "S"]
+        return None
+    return np.flatnonzero([entry != "S" for entry in buffer["data"][int(buffer.get("lookback") or 0) :]])
 
 
 def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:

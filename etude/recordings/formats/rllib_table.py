@@ -25,7 +25,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import ranges
+from etude.experience.arrays import hashes_of, ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
@@ -39,7 +39,6 @@ from etude.recordings.formats.rllib_columns import Schema, flat_columns
 from etude.recordings.formats.rllib_rows import (
     Run,
     SegmentedRows,
-    hashes_of,
     in_time,
     rounds_of,
     runs_of,
