@@ -32,7 +32,7 @@ from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
-from etude.recordings.formats.arrow import numbers, one_array, strings
+from etude.recordings.formats.arrow import is_bytes, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.layout import Header, read_json
@@ -645,7 +645,7 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
     """Decode images in Parquet: uint8 ``[rows, height, width, channels]``."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         array = pc.struct_field(array, "bytes")
-    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+    if not is_bytes(array.type):
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
     out = np.empty((len(array), *feature.shape), np.uint8)

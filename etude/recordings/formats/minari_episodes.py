@@ -20,7 +20,7 @@ from PIL import Image
 from etude.errors import DataError
 from etude.files import AnyPath, input_file
 from etude.recordings import footers
-from etude.recordings.formats.arrow import check_names, one_array
+from etude.recordings.formats.arrow import check_names, is_number, one_array
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.layout import read_json
 from etude.urls import first_line
@@ -234,9 +234,8 @@ class ArrowEpisodes:
             width, array = array.type.list_size, array.flatten()
             if not width:
                 raise DataError(f"{where} has rows of no numbers.")
-        kind = array.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise DataError(f"{where} is of Arrow type {kind}, not plain numbers.")
+        if not is_number(array.type):
+            raise DataError(f"{where} is of Arrow type {array.type}, not plain numbers.")
         if array.null_count:
             raise DataError(f"{where} has {array.null_count} empty numbers inside of its rows.")
         values = array.to_numpy(zero_copy_only=False)

@@ -31,7 +31,7 @@ from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.arrow import one_array
+from etude.recordings.formats.arrow import is_bytes, is_list, is_number, is_text, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
@@ -83,10 +83,6 @@ def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
     if name == _PICKLED:
         return flat_columns(_each(array, unpickle, root), None, root)
     return _plain(array, root)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _extension(field: pa.Field) -> tuple[str, bytes]:
@@ -148,11 +144,11 @@ def _plain(array: pa.Array, root: str) -> Columns:
             child = pa.chunked_array([array.field(i)])
             out |= columns_of(child, kind.field(i), f"{root}/{kind.field(i).name}")
         return out
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         return {root: _lists(array, root)}
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_bytes(kind):
+    if is_text(kind) or is_bytes(kind):
         return flat_columns(_packed(array, root), None, root)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if is_number(kind):
         return {root: np.asarray(array.to_numpy(zero_copy_only=False))}
     raise DataError(f"`{root}` is of the type {kind}, which holds no numbers")
 
