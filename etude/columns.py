@@ -71,7 +71,18 @@ def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
 
 def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
     """The columns under ``root``, renamed to ``new_root``: ``obs/x`` becomes ``next_obs/x``."""
-    return {new_root + name[len(root) :]: value for name, value in subtree(columns, root).items()}
+    return {moved(name, root, new_root): value for name, value in subtree(columns, root).items()}
+
+
+def moved(name: str, root: str, new_root: str) -> str:
+    """The name of a column under ``root`` if it were under ``new_root``: ``obs/x`` becomes ``next_obs/x``."""
+    return new_root + name[len(root) :]
+
+
+def as_obs(name: str) -> str:
+    """The observation that corresponds to ``name``, if it is one in ``next_obs`` or ``final_obs``; else the same."""
+    root = next((root for root in (NEXT_OBS, FINAL_OBS) if is_under(name, root)), None)
+    return name if root is None else moved(name, root, OBS)
 
 
 def prefixed(columns: Mapping[str, T], root: str) -> dict[str, T]:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers for printing objects: one-line reprs, and small HTML tables for notebooks."""
+"""Helpers for printing objects: one-line reprs, JSON, and small HTML tables for notebooks."""
 
 import html
+import json
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -31,6 +33,19 @@ def short(thing: Any, *words: str, **shown: Any) -> str:
             return printable(f"{text}{', ' if number else ''}and {len(parts) - number} more)")
         text += f"{', ' if number else ''}{part}"
     return printable(f"{text})")
+
+
+def json_line(value: Any) -> str:
+    """Return plain data as JSON on one line; NaN and infinities become null."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(value: Any) -> str:

@@ -717,6 +717,15 @@ def relative(path: AnyPath, folder: AnyPath) -> PurePath:
     return cast(PurePath, cast(Any, path).relative_to(folder))
 
 
+def visible_files(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
+    """The files below ``folder`` whose names match ``pattern``, sorted by path.
+
+    Those are left out whose name, or that of a folder between, begins with ``.`` or ``_``.
+    """
+    found: list[Any] = [path for path in folder.rglob(pattern) if path.is_file()]
+    return sorted(path for path in found if not any(part[0] in "._" for part in relative(path, folder).parts))
+
+
 def in_arrow(path: AnyPath) -> tuple[Any, Any]:
     """A path and its file system (None for this machine) as pyarrow's functions take them."""
     return (path.inner, path.system) if isinstance(path, RemotePath) else (path, None)

@@ -448,6 +448,12 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The end of an error message that has listed ``names``: which of them is the nearest; empty if none is similar."""
+    near = nearest(name, names)
+    return f" Nearest: `{near}`." if near else ""
+
+
 def choice(name: str, names: Iterable[str]) -> str:
     """The end of an error message about a wrong name: the nearest of ``names``, or all of them."""
     names = list(names)

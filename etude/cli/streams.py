@@ -3,7 +3,6 @@
 
 import io
 import logging
-import math
 import os
 import select
 import sys
@@ -54,18 +53,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Write one JSON object as a line to standard output; NaN and infinities become null."""
-    import json  # not for help
+    from etude.display import json_line  # not for help
 
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")  # escapes non-ASCII characters
+    sys.stdout.write(json_line(value) + "\n")  # escapes non-ASCII characters
     sys.stdout.flush()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Warnings(logging.Handler):

@@ -135,8 +135,7 @@ class ReturnToGo(Connector):
         exp = replace_obs(exp, self._added(obs, left), self._added(final_obs, after))
         if not unknown.any():
             return exp
-        lookback = np.where(unknown, exp.lengths, exp.segments.lookback)
-        return Experience(exp.steps, exp.offsets, exp.segments.replace(lookback=lookback), exp.final_obs)
+        return exp.with_segments(lookback=np.where(unknown, exp.lengths, exp.segments.lookback))
 
     def update(self, exp: Experience) -> None:
         """Add the rewards of each segment to what is known."""

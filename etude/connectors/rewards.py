@@ -204,4 +204,4 @@ class NextObs(Connector):
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Add the columns ``next_obs...``."""
-        return exp.with_steps(**{col.NEXT_OBS + name[len(col.OBS) :]: c for name, c in exp.next_obs().items()})
+        return exp.with_steps(**col.renamed(exp.next_obs(), col.OBS, col.NEXT_OBS))

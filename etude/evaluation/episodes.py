@@ -110,8 +110,8 @@ class WholeEpisodes:
     def _pieces(self) -> Iterator[Experience]:
         if isinstance(self._data, Recording):
             return self._data.stream(columns=self._columns, max_rows=CHUNK_ROWS)
-        steps = {name: c for name, c in self._data.steps.items() if any(col.is_under(name, r) for r in self._columns)}
-        return pieces(Experience(steps, self._data.offsets, self._data.segments, self._data.final_obs), CHUNK_ROWS)
+        names = [name for name in self._data.steps if any(col.is_under(name, root) for root in self._columns)]
+        return pieces(self._data.only(names), CHUNK_ROWS)
 
     def _own(self, piece: Experience) -> Experience:
         if self._module_of is None and len(self._modules) == 1:
@@ -164,7 +164,7 @@ def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experie
     for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
         found: Any
         if isinstance(data, Recording):
-            found = data.obs_space if root == col.OBS else data.action_space
+            found = data.header.spaces[root]
             fits = alike(found, wanted[root]) and (root == col.OBS or _same_units(found, wanted[root]))
         else:
             found = {column: tuple(c.shape[1:]) for column, c in col.subtree(data.steps, root).items()}

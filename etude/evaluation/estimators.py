@@ -2,7 +2,6 @@
 """The estimators, from the figures of episodes collected in one pass over the data to intervals and a verdict."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import NormalDist
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.display import short
+from etude.display import json_line, short
 from etude.evaluation.fqe import FQE, Values
 from etude.evaluation.policies import Chunks, Floats
 from etude.experience import Experience
@@ -86,7 +85,7 @@ class OffPolicyEvaluation:
 
     def to_json(self) -> str:
         """Return the fields as a JSON object; NaN becomes null."""
-        return json.dumps(_plain(self.to_dict()), allow_nan=False)
+        return json_line(self.to_dict())
 
     def __str__(self) -> str:
         """A table of the estimates, with their basis above and the notes below it."""
@@ -111,14 +110,6 @@ class OffPolicyEvaluation:
 
 def _shown(x: float) -> str:
     return "-" if math.isnan(x) else f"{x:,.4g}" if abs(x) < 10_000 else f"{x:,.0f}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -43,7 +43,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import nearest, settings
+from etude.settings import check_rules, settings, suggestion
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 """The names of the estimators."""
@@ -87,18 +87,16 @@ class OffPolicyEvaluationConfig:
     def __post_init__(self) -> None:
         for method in self.methods:
             if method not in METHODS:
-                near = nearest(method, METHODS)
-                hint = f" Nearest: `{near}`." if near else ""
-                raise SettingsError(f"there is no method `{method}`; there are {', '.join(METHODS)}.{hint}")
-        for name, right, words in (
-            ("methods", len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
-            ("gamma", 0 <= self.gamma <= 1, "between 0 and 1"),
-            ("confidence", 0 < self.confidence < 1, "between 0 and 1, both left out"),
-            ("seed", self.seed >= 0, "at least 0"),
-            ("resamples", self.resamples >= 1, "at least 1"),
-        ):
-            if not right:
-                raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {words}.")
+                known = f"there are {', '.join(METHODS)}.{suggestion(method, METHODS)}"
+                raise SettingsError(f"there is no method `{method}`; {known}")
+        check_rules(
+            self,
+            methods=(len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            confidence=(0 < self.confidence < 1, "between 0 and 1, both left out"),
+            seed=(self.seed >= 0, "at least 0"),
+            resamples=(self.resamples >= 1, "at least 1"),
+        )
 
     @property
     def weighs(self) -> bool:

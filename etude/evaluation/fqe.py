@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.errors import SettingsError
 from etude.evaluation.policies import Chunks, Floats, TargetPolicy, shuffled_rows
 from etude.experience import Experience
 from etude.experience.returns import discounted_returns
@@ -24,7 +23,7 @@ from etude.learners.optim import Adam, FlatParameters
 from etude.modules import NetworkConfig
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.network import ACTIVATIONS, ObsEncoder
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Space
 
 FORWARD: Final = 2_048
@@ -61,16 +60,16 @@ class FQEConfig:
     """Architecture of each network: `hidden`, `activation` and the settings of convolutions."""
 
     def __post_init__(self) -> None:
-        for name, right, words in (
-            ("members", self.members >= 2, "at least 2"),
-            ("steps", self.steps >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("lr", self.lr > 0, "greater than 0"),
-            ("tau", 0 < self.tau <= 1, "greater than 0, at most 1"),
-            ("draws", self.draws >= 1, "at least 1"),
-        ):
-            if not right:
-                raise SettingsError(f"`fqe.{name}` is {getattr(self, name)}, but must be {words}.")
+        check_rules(
+            self,
+            "fqe",
+            members=(self.members >= 2, "at least 2"),
+            steps=(self.steps >= 1, "at least 1"),
+            batch_size=(self.batch_size >= 1, "at least 1"),
+            lr=(self.lr > 0, "greater than 0"),
+            tau=(0 < self.tau <= 1, "greater than 0, at most 1"),
+            draws=(self.draws >= 1, "at least 1"),
+        )
 
 
 class QEnsemble(nn.Module):

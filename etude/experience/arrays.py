@@ -203,6 +203,25 @@ def firsts(codes: Index) -> Index:
     return found
 
 
+def hashes_of(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
+    """Hash the bytes of each row over all columns: uint64 ``[rows]``; equal rows have equal hashes."""
+    out = np.zeros(len(next(iter(columns.values()))), np.uint64)
+    for column in columns.values():
+        words = words_of(column).astype(np.uint64)
+        factors = np.random.default_rng(0).integers(1, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
+        out = out * np.uint64(0x9E3779B97F4A7C15) + (words * factors).sum(axis=1, dtype=np.uint64)
+    return out
+
+
+def words_of(column: NDArray[Any]) -> NDArray[Any]:
+    """The bytes of each row of numbers, ``[rows, words]``, as words as large as fit."""
+    if not column.size:
+        return np.zeros((len(column), 0), np.uint8)
+    flat = np.ascontiguousarray(column).reshape(len(column), -1)
+    width = flat.shape[1] * flat.itemsize
+    return flat.view(np.uint64 if width % 8 == 0 else np.uint32 if width % 4 == 0 else np.uint8)
+
+
 def are_alike(a: Array, b: Array) -> bool:
     """Whether two arrays have the same dtype and row shape."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # much faster than `describe`

@@ -4,7 +4,7 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -239,6 +239,15 @@ class Experience:
     def with_steps(self, **steps: Array) -> "Experience":
         """The same Experience with some columns added or replaced; everything else is shared."""
         return Experience({**self.steps, **steps}, self.offsets, self.segments, self.final_obs)
+
+    def with_segments(self, **columns: Any) -> "Experience":
+        """The same Experience with some columns of its segments replaced; see `Segments.replace`."""
+        return Experience(self.steps, self.offsets, self.segments.replace(**columns), self.final_obs)
+
+    def only(self, names: Collection[str]) -> "Experience":
+        """The same segments with these columns alone, in this order, and the final observations that belong to them."""
+        final_obs = {name: column for name, column in self.final_obs.items() if name in names}
+        return Experience({name: self.steps[name] for name in names}, self.offsets, self.segments, final_obs)
 
     # -- parts ------------------------------------------------------------------------------------------------
 

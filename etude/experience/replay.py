@@ -208,7 +208,7 @@ class Replay:
         for name, final in stored.final_obs.items():
             following = stored.columns[name].take(after, axis=0)
             following[ends] = final.take(own, axis=0)
-            batch[col.NEXT_OBS + name[len(col.OBS) :]] = following
+            batch[col.moved(name, col.OBS, col.NEXT_OBS)] = following
         batch[col.TERMINATED], batch["discount"] = terminated, discount
 
     def _stop_before_blind(self, rows: Index, walk: NDArray[Any], after: NDArray[Any]) -> None:

@@ -59,7 +59,7 @@ def to_table(
         columns.append(_plain(name, pa.array(flags)))
     known = segments["has_final_obs"]
     for name, values in final_obs.items():
-        renamed = col.FINAL_OBS + name[len(col.OBS) :]
+        renamed = col.moved(name, col.OBS, col.FINAL_OBS)
         columns.append(_column(renamed, np.asarray(values)[known], end_rows[known], num_steps))
     return pa.Table.from_arrays([array for _, array in columns], schema=pa.schema([field for field, _ in columns]))
 
@@ -163,7 +163,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
         rows = _rows_to_numpy(_one(table[name]).take(pa.array(last[known])), table.schema.field(name))
         final = np.full((len(first), *rows.shape[1:]), None if rows.dtype == object else 0, rows.dtype)
         final[known] = rows
-        final_obs[col.OBS + name[len(col.FINAL_OBS) :]] = final
+        final_obs[col.as_obs(name)] = final
     segments = {
         **{name: Ids(each.names, each.codes[first].astype(np.int64)) for name, each in ids.items()},
         "t_start": t[first],

@@ -152,7 +152,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
             following = np.minimum(rows + 1, last)
             of = np.broadcast_to(segment, rows.shape)[at_end]
             for name in col.under(self._segments, col.NEXT_OBS):
-                out[name] = self._steps[col.OBS + name[len(col.NEXT_OBS) :]].take(following, axis=0)
+                out[name] = self._steps[col.as_obs(name)].take(following, axis=0)
                 out[name][at_end] = self._segments[name][of]
             mask &= ~at_end | self._segments[_KNOWN][segment]
         return {**out, MASK: mask}

@@ -16,7 +16,7 @@ from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of, without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, check_free, writer_like
+from etude.recordings.editing import check_apart, check_free, episode_table, writer_like
 from etude.recordings.episodes import Assembler
 from etude.recordings.faults import clashes, sorted_by_time, span_at, spans_of
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
@@ -25,7 +25,7 @@ from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTab
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import ROW_GROUP_ROWS
-from etude.settings import nearest
+from etude.settings import suggestion
 from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:
@@ -88,27 +88,12 @@ def survey(recording: Recording, max_rows: int) -> Survey:
     )
 
 
-def check_one_agent(recording: Recording, max_rows: int) -> int:
-    """Return the number of lookback rows, if no episode has several agents.
-
-    Raises:
-        DataError: an episode has several agents.
-    """
-    context = 0
-    pairs: set[tuple[int, int]] = set()  # hashes of episodes and of named agents
-    episodes: set[int] = set()
-    agents: dict[str | None, None] = {}
-    for exp in recording.stream(columns=(), max_rows=max_rows):
-        context += int(exp.segments.lookback.sum())
-        for episode, agent in zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True):
-            if agent is None:
-                continue
-            agents[agent] = None
-            pairs.add((hash(episode), hash(agent)))
-            episodes.add(hash(episode))
-            if len(pairs) > len(episodes):
-                raise _several(recording, episode, list(agents))
-    return context
+def check_one_agent(recording: Recording) -> None:
+    """Raise a DataError if an episode has several agents."""
+    episodes = episode_table(recording, columns=())
+    several = np.flatnonzero(episodes.figures["agents"] > 1)
+    if len(several):
+        raise _several(recording, episodes.ids[several[0]], episodes.agents)
 
 
 def _several(recording: Recording, episode: str, agents: list[str | None]) -> DataError:
@@ -202,7 +187,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
             _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
         )
         for piece in pieces:
-            exp = _without(piece, texts)
+            exp = piece.only([name for name in piece.steps if name not in texts])
             exp = ends.known(exp) if writer.needs_final_obs else exp
             steps += exp.num_steps
             if exp.num_segments:
@@ -215,11 +200,14 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
 
 
 def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
-    """Yield pieces of any kind; whether the recording can be written is checked at once."""
-    context = check_one_agent(recording, MAX_ROWS)
+    """Yield pieces of any kind, after a check whether the recording can be written."""
+    check_one_agent(recording)
+    context = 0
+    for exp in recording.stream(max_rows=MAX_ROWS):
+        context += int(exp.segments.lookback.sum())
+        yield without_lookback(exp)
     if context:
         notes.append(f"{context:,} rows are context only (lookback), mostly copies of other steps: left out")
-    return (without_lookback(exp) for exp in recording.stream(max_rows=MAX_ROWS))
 
 
 def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
@@ -250,9 +238,7 @@ def _are(count: int) -> str:
 
 def _done(exp: Experience) -> Experience:
     """Mark each segment that is not done as truncated."""
-    segments = exp.segments
-    ends = segments.replace(truncated=segments.truncated | ~segments.done)
-    return Experience(exp.steps, exp.offsets, ends, exp.final_obs)
+    return exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
 
 
 def _texts(recording: Recording) -> list[str]:
@@ -260,13 +246,6 @@ def _texts(recording: Recording) -> list[str]:
     for exp in recording.stream(max_rows=MAX_ROWS):
         return [name for name, column in exp.steps.items() if column.dtype == object]
     return []
-
-
-def _without(exp: Experience, names: list[str]) -> Experience:
-    if not names:
-        return exp
-    steps = {name: column for name, column in exp.steps.items() if name not in names}
-    return Experience(steps, exp.offsets, exp.segments, exp.final_obs)
 
 
 class _KnownEnds:
@@ -338,9 +317,8 @@ def convert(
         SettingsError: the format is unknown; or ``fps`` is less than 1, or given for another format.
     """
     if format not in FORMATS:
-        near = nearest(format, FORMATS)
-        hint = f" Nearest: `{near}`." if near else ""
-        raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+        known = f"known are {', '.join(FORMATS)}.{suggestion(format, FORMATS)}"
+        raise SettingsError(f"format is {format!r}; {known}")
     if fps is not None and (format != "lerobot" or fps < 1):
         raise SettingsError(f"fps is {fps} for the format {format}; it must be at least 1, and is for lerobot only.")
     recording = recording_of(recording)

@@ -24,11 +24,11 @@ from etude.recordings.episodes import FIGURES, LENGTH, RETURN, STEPS, EpisodeTab
 from etude.recordings.files import data_files
 from etude.recordings.formats.custom import CustomSource
 from etude.recordings.formats.source import Source
+from etude.recordings.layout import shared_meta
 from etude.recordings.opening import Places
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.where import Expression
 from etude.recordings.writer import RecordingWriter
-from etude.spaces import space_to_json
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
@@ -409,14 +409,12 @@ def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple
 def _check_spaces(recordings: Sequence[Recording]) -> None:
     first = recordings[0]
     for other in recordings[1:]:
-        for what, a, b in (
-            ("obs", first.obs_space, other.obs_space),
-            ("action", first.action_space, other.action_space),
-        ):
-            if space_to_json(a) != space_to_json(b):
+        own, wanted = other.header.to_json()["spaces"], first.header.to_json()["spaces"]
+        for root, space in other.header.spaces.items():
+            if own[root] != wanted[root]:
                 raise DataError(
-                    f"{other.path}: its `{what}` space is {b}, but that of {first.path} is {a}. Only recordings of "
-                    "equal spaces can be merged."
+                    f"{other.path}: its `{root}` space is {space}, but that of {first.path} is "
+                    f"{first.header.spaces[root]}. Only recordings of equal spaces can be merged."
                 )
 
 
@@ -426,55 +424,38 @@ def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]],
     lacking = {name: next((str(r.path) for r in recordings if name not in r.columns), None) for name in everyone}
     common = [name for name, where in lacking.items() if where is None]
     dtypes: dict[str, np.dtype[Any]] = {}
-    shapes: dict[str, str] = {}
+    first: dict[str, NDArray[Any]] = {}
     for recording in recordings:
         exp = next(recording.stream(columns=common), None)
         if exp is None:
             raise DataError(f"{recording.path}: holds no steps: there is nothing to merge.")
         for name in common:
             column = np.asarray(exp.steps[name])
-            known = dtypes.setdefault(name, column.dtype)
-            shape = shapes.setdefault(name, describe(column))
-            if describe(column) == shape:
+            known, like = dtypes.setdefault(name, column.dtype), first.setdefault(name, column[:0].copy())
+            if describe(column) == describe(like):
                 continue
             is_number = column.dtype.kind in "biuf" and known.kind in "biuf"
-            if not is_number or column.shape[1:] != _shape(shape) or _is_of_a_space(name):
+            is_of_a_space = col.is_under(name, col.OBS) or col.is_under(name, col.ACTION)
+            if not is_number or column.shape[1:] != like.shape[1:] or is_of_a_space:
                 raise DataError(
-                    f"{recording.path}: column `{name}` is {describe(column)}, but {shape} in {recordings[0].path}. "
-                    "Convert one of them."
+                    f"{recording.path}: column `{name}` is {describe(column)}, but {describe(like)} in "
+                    f"{recordings[0].path}. Convert one of them."
                 )
             dtypes[name] = np.result_type(known, column.dtype)
     return dtypes, {name: where for name, where in lacking.items() if where is not None}
 
 
-def _shape(described: str) -> tuple[int, ...]:
-    inside = described.partition("[")[2].rstrip("]")
-    return tuple(int(size) for size in inside.split(",")) if inside else ()
-
-
-def _is_of_a_space(name: str) -> bool:
-    return col.is_under(name, col.OBS) or col.is_under(name, col.ACTION)
-
-
 def _fitted(exp: Experience, dtypes: Mapping[str, np.dtype[Any]], ids: Mapping[str, str]) -> Experience:
-    segments = exp.segments
     if ids:
-        segments = segments.replace(episode_id=[ids.get(name, name) for name in segments.episode_id])
-    steps = {name: np.asarray(exp.steps[name]).astype(dtype, copy=False) for name, dtype in dtypes.items()}
-    return Experience(steps, exp.offsets, segments, exp.final_obs)
+        exp = exp.with_segments(episode_id=[ids.get(name, name) for name in exp.segments.episode_id])
+    return exp.with_steps(**{n: np.asarray(exp.steps[n]).astype(dtype, copy=False) for n, dtype in dtypes.items()})
 
 
 def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Merge metadata: what all have in common, and the rest for each recording."""
-    first = recordings[0].meta
-    alike = {name: value for name, value in first.items() if all(r.meta.get(name) == value for r in recordings[1:])}
+    same, rest = shared_meta([recording.meta for recording in recordings])
     each = [
-        {
-            "path": str(recording.path),
-            "format": recording.format,
-            "env": recording.env,
-            "meta": {name: value for name, value in recording.meta.items() if name not in alike},
-        }
-        for recording in recordings
+        {"path": str(recording.path), "format": recording.format, "env": recording.env, "meta": meta}
+        for recording, meta in zip(recordings, rest, strict=True)
     ]
-    return {**alike, "merged_from": each}
+    return {**same, "merged_from": each}

@@ -55,7 +55,7 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
         if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
             yield from _faults_of(name, np.asarray(values), leaves.get(name))
     for name, values in exp.final_obs.items():
-        renamed = col.FINAL_OBS + name[len(col.OBS) :]
+        renamed = col.moved(name, col.OBS, col.FINAL_OBS)
         for fault in _faults_of(renamed, np.asarray(values)[known], leaves.get(name)):
             yield fault._replace(rows=last[known[fault.rows]])
     is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated

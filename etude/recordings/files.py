@@ -18,7 +18,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.table import KEYS
-from etude.files import AnyPath, RemotePath, in_arrow, relative
+from etude.files import AnyPath, RemotePath, in_arrow, relative, visible_files
 from etude.recordings import footers
 from etude.recordings.layers import reading
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
@@ -52,11 +52,6 @@ class DataFile:
     def num_groups(self) -> int:
         """The number of row groups."""
         return int(self.metadata.num_row_groups)
-
-    @property
-    def has_own_columns(self) -> bool:
-        """Whether it has the columns of a recording."""
-        return has_own_columns(self.schema.names)
 
     def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
         """For a file that another tool has rewritten, the segment numbers and the first and last ``t`` per row group.
@@ -211,7 +206,7 @@ class DataFile:
         names: list[str] = self.schema.names
         if roots is None:
             return names
-        finals = [col.FINAL_OBS + root[len(col.OBS) :] for root in roots if col.is_under(root, col.OBS)]
+        finals = [col.moved(root, col.OBS, col.FINAL_OBS) for root in col.under(roots, col.OBS)]
         wanted = (*roots, *finals)
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]
 
@@ -223,8 +218,7 @@ def has_own_columns(names: Sequence[str]) -> bool:
 
 def data_files(folder: AnyPath) -> list[AnyPath]:
     """The Parquet files under ``folder``, sorted by name; hidden ones are left out."""
-    found = [path for path in folder.rglob("*.parquet") if path.is_file()]
-    return sorted(p for p in found if not any(part[0] in "._" for part in relative(p, folder).parts))
+    return visible_files(folder, "*.parquet")
 
 
 def recordings_in(folder: AnyPath) -> dict[AnyPath, list[AnyPath]]:

@@ -15,7 +15,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
 from etude.recordings.layout import Header
-from etude.settings import nearest
+from etude.settings import suggestion
 
 MAX_ROWS: Final = 65_536
 """The most steps that a unit should have, unless one episode, file or row group has more."""
@@ -94,7 +94,7 @@ def not_chained(
     rows = rows[((a[rows] != b[rows]) & ((a[rows] == a[rows]) | (b[rows] == b[rows]))).any(axis=1)]  # NaN follows NaN
     if not len(rows):
         return
-    where, count, next_name = place(int(rows[0])), len(rows), col.NEXT_OBS + name[len(col.OBS) :]
+    where, count, next_name = place(int(rows[0])), len(rows), col.moved(name, col.OBS, col.NEXT_OBS)
     text = (
         f"{where.words}: `{next_name}` is not the `{name}` of the step that follows ({count:,} such places). Are the "
         "rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
@@ -206,8 +206,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
         return list(columns)
     for root in wanted:
         if not col.under(columns, root):
-            near = nearest(root, [*columns, *derived])
-            hint = f" Nearest: `{near}`." if near else ""
+            hint = suggestion(root, [*columns, *derived])
             if root in derived:
                 hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")

@@ -10,7 +10,7 @@ import errno
 import json
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -21,7 +21,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError, SpaceError
 from etude.experience.table import IDS
 from etude.files import AnyPath
-from etude.settings import choice, nearest
+from etude.settings import choice, suggestion
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
 FORMAT: Final = "etude-recording"
@@ -58,7 +58,7 @@ class Header:
             "version": VERSION,
             "written_by": f"etude {__version__}",
             "env": self.env,
-            "spaces": {col.OBS: space_to_json(self.obs_space), col.ACTION: space_to_json(self.action_space)},
+            "spaces": {root: space_to_json(space) for root, space in self.spaces.items()},
             "meta": dict(self.meta),
         }
 
@@ -100,13 +100,14 @@ class Header:
         """
         return _dumped(self.to_json())
 
-    def obs_leaves(self) -> dict[str, Space]:
-        """The leaf spaces of the observation by column name."""
-        return leaves(self.obs_space, col.OBS)
+    @property
+    def spaces(self) -> dict[str, Space]:
+        """The spaces by the root of their columns: ``obs`` and ``action``."""
+        return {col.OBS: self.obs_space, col.ACTION: self.action_space}
 
-    def action_leaves(self) -> dict[str, Space]:
-        """The leaf spaces of the action by column name."""
-        return leaves(self.action_space, col.ACTION)
+    def leaves(self) -> dict[str, Space]:
+        """The leaf spaces of observations and actions by column name."""
+        return {name: leaf for root, space in self.spaces.items() for name, leaf in leaves(space, root).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,24 @@ def loads(text: str | bytes, *, parse_constant: Callable[[str], Any] = str) -> A
     if b"\\ud" in raw or b"\\uD" in raw:
         json.dumps(found, ensure_ascii=False).encode()  # a UnicodeEncodeError is a ValueError
     return found
+
+
+def read_json(path: AnyPath) -> Any:
+    """Return the content of a JSON file; see `loads`.
+
+    Raises:
+        DataError: it can't be read, or is not JSON.
+    """
+    try:
+        return loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+
+
+def shared_meta(metas: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Split the metadata of several recordings: what is the same in all of them, and the rest of each."""
+    same = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
+    return same, [{key: value for key, value in meta.items() if key not in same} for meta in metas]
 
 
 def _dumped(data: Mapping[str, Any]) -> bytes:
@@ -243,9 +262,8 @@ def _codec(root: str, words: str) -> Codec:
     where = f"`compression` of `{root}`" if root else "`compression`"
     name, colon, text = words.partition(":")
     if name not in LEVELS:
-        near = nearest(name, LEVELS)
-        hint = f" Nearest: `{near}`." if near else ""
-        raise SettingsError(f"{where} is {words!r}; known are {', '.join(LEVELS)}, such as `zstd:3`.{hint}")
+        known = f"known are {', '.join(LEVELS)}, such as `zstd:3`.{suggestion(name, LEVELS)}"
+        raise SettingsError(f"{where} is {words!r}; {known}")
     if not colon:
         return Codec(name)
     levels = LEVELS[name]
@@ -264,7 +282,7 @@ def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:
     """
     name = column
     if col.is_under(column, col.FINAL_OBS) and not any(col.is_under(column, root) for root in by_root):
-        name = col.OBS + column[len(col.FINAL_OBS) :]
+        name = col.as_obs(column)
     roots = [root for root in by_root if root == ALL or col.is_under(name, root)]
     return by_root[max(roots, key=len)] if roots else None
 
@@ -274,9 +292,8 @@ def check_roots(by_root: Mapping[str, Codec], columns: Iterable[str]) -> None:
     there = list(columns)
     for root in by_root:
         if root != ALL and not col.under(there, root):
-            near = nearest(root, there)
-            hint = f" Nearest: `{near}`." if near else ""
-            raise DataError(f"`compression` names `{root}`, but there is no such column: {', '.join(there)}.{hint}")
+            listed = f"{', '.join(there)}.{suggestion(root, there)}"
+            raise DataError(f"`compression` names `{root}`, but there is no such column: {listed}")
 
 
 def check_encoding(encoding: str) -> None:

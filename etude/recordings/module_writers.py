@@ -11,14 +11,14 @@ from urllib.parse import quote
 import numpy as np
 
 from etude import columns as col
-from etude.errors import DataError, SettingsError
+from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
 from etude.recordings.episodes import Assembler
 from etude.recordings.layout import PREFIX, number_of
 from etude.recordings.recording import Recording
-from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
+from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter, recorded
 from etude.spaces import Space
 
 Layout: TypeAlias = Literal["episodes", "table"]
@@ -181,16 +181,9 @@ class ModuleWriters:
         return self._folders[name]
 
     def _prepared(self, exp: Experience, tag: str) -> Experience:
-        exp = without_lookback(exp)
-        for root in self._columns:
-            if not col.under(exp.steps, root):
-                raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
-        kept = [root for root in (*self._columns, col.ENV_T) if root != col.ENV_T or root in exp.steps]
-        steps = {name: c for name, c in exp.steps.items() if any(col.is_under(name, root) for root in kept)}
-        segments = exp.segments
-        if tag:
-            segments = segments.replace(episode_id=[f"{episode}{tag}" for episode in segments.episode_id])
-        return Experience(steps, exp.offsets, segments, exp.final_obs)
+        clock = (col.ENV_T,) if col.ENV_T in exp.steps else ()
+        exp = recorded(without_lookback(exp), (*self._columns, *clock))
+        return exp.with_segments(episode_id=[f"{name}{tag}" for name in exp.segments.episode_id]) if tag else exp
 
     @property
     def num_steps(self) -> int:

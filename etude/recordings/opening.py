@@ -22,7 +22,7 @@ from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import is_table_by_name
-from etude.recordings.layout import HEADER_KEY, MANIFEST, Header
+from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.units import Described, Units
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
@@ -298,8 +298,7 @@ def _space(members: Sequence[Described], root: str) -> Space:
 
     If all were inferred, it is a space for the numbers of all.
     """
-    headers = [(member, member.contents.header) for member in members]
-    own = [(member, header.obs_space if root == col.OBS else header.action_space) for member, header in headers]
+    own = [(member, member.contents.header.spaces[root]) for member in members]
     first, space = next(((m, s) for m, s in own if not _is_inferred(m, root)), own[0])
     is_inferred = _is_inferred(first, root)
     for member, other in own:
@@ -329,7 +328,6 @@ def _leaves(space: Space, root: str) -> dict[str, str]:
 
 def _meta(members: Sequence[Described]) -> dict[str, object]:
     """Merge metadata: what all have in common, and the rest under ``recordings``, by index."""
-    metas = [dict(member.contents.header.meta) for member in members]
-    alike = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
-    each = {str(i): own for i, m in enumerate(metas) if (own := {k: v for k, v in m.items() if k not in alike})}
-    return {**alike, "recordings": each} if each else alike
+    same, rest = shared_meta([member.contents.header.meta for member in members])
+    each = {str(i): own for i, own in enumerate(rest) if own}
+    return {**same, "recordings": each} if each else same

@@ -18,7 +18,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import KEYS, SHAPE_KEY
 from etude.files import AnyPath
-from etude.recordings.files import REQUIRED, DataFile, find_files, open_files
+from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, read_manifest
 from etude.recordings.pieces import continues
@@ -163,7 +163,7 @@ class OwnFormat(Format):
         exp = file.load(group, names, where)
         segments = exp.segments
         if not columns:
-            return Experience({}, exp.offsets, segments, {})
+            return exp.only(())
         if not exp.num_segments or segments.has_final_obs[-1] or segments.done[-1] or not exp.final_obs:
             return exp
         if following is not None:
@@ -262,9 +262,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 _KEY_TYPES = {
-    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
-    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
-    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
+    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), _is_text),
+    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), pa.types.is_signed_integer),
+    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), pa.types.is_boolean),
 }
 
 
@@ -273,7 +273,7 @@ _REMEDY: Final = "or read the rest with on_bad='skip'."
 
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
     """Check a file against the recording's header and first file; None if nothing is wrong."""
-    if file.header is None and file.has_own_columns:
+    if file.header is None and has_own_columns(file.schema.names):
         return None  # another tool has rewritten it: it is read as a table
     if file.header is None or wanted is None:
         names = ", ".join(file.schema.names[:12])
@@ -285,10 +285,9 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
     own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
     for root in (col.OBS, col.ACTION):
         if own[root] != other[root]:
-            mine, theirs = (h.obs_space if root == col.OBS else h.action_space for h in (file.header, wanted))
             what = (
-                f"its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different envs can't "
-                "be in one folder: move this file to its own."
+                f"its `{root}` space is {file.header.spaces[root]}, but the recording's is {wanted.spaces[root]}. "
+                "Recordings of different envs can't be in one folder: move this file to its own."
             )
             return _problem("mismatched_spaces", file, what)
     return _column_fault(file, first) or _space_fault(file, file.header)
@@ -300,9 +299,9 @@ def _space_fault(file: DataFile, header: Header) -> Problem | None:
         empty = Experience.from_table(file.schema.empty_table())
     except DataError:
         return None  # reported when rows are read
-    for name, leaf in {**header.obs_leaves(), **header.action_leaves()}.items():
+    for name, leaf in header.leaves().items():
         wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
-        for own, columns in ((name, empty.steps), (col.FINAL_OBS + name[len(col.OBS) :], empty.final_obs)):
+        for own, columns in ((name, empty.steps), (col.moved(name, col.OBS, col.FINAL_OBS), empty.final_obs)):
             if name in columns and describe(columns[name]) != wanted:
                 what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
                 return _problem("wrong_type", file, f"{what} restore the file from a copy.")
@@ -315,15 +314,15 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
         return _problem("wrong_type", file, what)
-    for name, kinds in _KEY_TYPES.items():
-        if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
+    for name, is_kind in _KEY_TYPES.items():
+        if name in names and not is_kind(file.schema.field(name).type):
             what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
             return _problem("wrong_type", file, what)
     if file.version == 1 and col.SEGMENT in names:
         what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
         return _problem("wrong_type", file, what)
-    finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
-    seen = [col.OBS + name[len(col.FINAL_OBS) :] for name in col.under(names, col.FINAL_OBS)]
+    finals = [col.moved(name, col.OBS, col.FINAL_OBS) for name in col.under(names, col.OBS)]
+    seen = [col.as_obs(name) for name in col.under(names, col.FINAL_OBS)]
     missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
     difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
     if difference is None:
@@ -381,7 +380,7 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
     for file in files:
         if file.facts is not None:
             series.setdefault(file.facts.series, []).append((file.facts, file.path.name))
-        elif file.has_own_columns:
+        elif has_own_columns(file.schema.names):
             return
     for prefix, members in series.items():
         rows, number, previous = 0, 0, ""

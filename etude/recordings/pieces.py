@@ -71,9 +71,7 @@ def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | No
 
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
     """Some columns of the rows for which an expression over columns holds; removed rows cut segments."""
-    kept = Experience.from_table(exp.to_table().filter(where))
-    final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
-    return Experience({name: kept.steps[name] for name in names}, kept.offsets, kept.segments, final_obs)
+    return Experience.from_table(exp.to_table().filter(where)).only(names)
 
 
 def row_bytes(exp: Experience) -> int:

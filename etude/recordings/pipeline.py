@@ -279,12 +279,10 @@ def with_context(exp: Experience, context: int) -> Experience:
 
     Connectors with memory can't know what came before these steps, so the steps are seen but not trained on.
     """
-    segments = exp.segments
-    lookback = np.where(segments.t_start > 0, np.minimum(context, exp.lengths), 0)
-    if (segments.lookback >= lookback).all():
+    lookback = np.where(exp.segments.t_start > 0, np.minimum(context, exp.lengths), 0)
+    if (exp.segments.lookback >= lookback).all():
         return exp
-    lookback = np.maximum(segments.lookback, lookback)
-    return Experience(exp.steps, exp.offsets, segments.replace(lookback=lookback), exp.final_obs)
+    return exp.with_segments(lookback=np.maximum(exp.segments.lookback, lookback))
 
 
 @dataclasses.dataclass(frozen=True)

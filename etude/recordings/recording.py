@@ -2,7 +2,7 @@
 """Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from etude.recordings.batches import (
     Prefetched,
     RowPool,
     SegmentPool,
+    T,
     batches_of,
     cut_segments,
     steps_of,
@@ -283,10 +284,8 @@ class Recording:
                 where = self._units.files[0] if len(self._units.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
-        num_rows = self.rows_up_to(buffer_size)
-        groups = Groups(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
         return batches_of(
-            groups,
+            self._groups(load, names, buffer_size),
             RowPool,
             batch_size,
             shuffle=shuffle,
@@ -319,8 +318,7 @@ class Recording:
         def load(k: int) -> Experience:
             return cut_segments(copied(self._screened.load(k, names)), max_len)
 
-        num_rows = self.rows_up_to(buffer_size)
-        groups = Groups(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
+        groups = self._groups(load, names, buffer_size)
         return batches_of(
             groups, SegmentPool, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start
         )
@@ -376,6 +374,11 @@ class Recording:
         """Each part, with only the rows for which ``where`` holds."""
         clashes = None if where is None else self._screened.pass_over()
         return (self._screened.load(k, names, where, clashes) for k in range(len(self._units)))
+
+    def _groups(self, load: Callable[[int], T], names: Sequence[str], buffer_size: int) -> Groups[T]:
+        """The source of batches from the parts; ``names`` are the columns that ``load`` reads."""
+        rows = self.rows_up_to(buffer_size)
+        return Groups(partial(map, load), len(self._units), rows, partial(self._num_trained, names))
 
     def _num_trained(self, names: Sequence[str]) -> int:
         """The steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""

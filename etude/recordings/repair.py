@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import Index, ranges, take
+from etude.experience.arrays import Index, hashes_of, ranges, take
 from etude.experience.experience import offsets_of
 from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
 from etude.recordings.pieces import in_order
@@ -182,7 +182,8 @@ class RepairPlan:
                 if exp is None or exp.num_steps != self._rows[k]:
                     out[span] = np.arange(count) + hash((span, "unread"))  # equal to no other
                 else:
-                    out[span] = _hashes_of(exp, span.row, span.row + count)
+                    rows = {name: np.asarray(column)[span.row : span.row + count] for name, column in exp.steps.items()}
+                    out[span] = hashes_of(rows).view(np.int64)
         return out
 
     def _plan_episode(self, spans: Sequence[Span], hashes: Mapping[Span, Index]) -> None:
@@ -351,21 +352,3 @@ def _verdict(
     if not twice:
         return "", 0
     return "duplicate", min(length, max(other.stop for other in twice) - span.start)
-
-
-def _hashes_of(exp: Experience, start: int, stop: int) -> Index:
-    """Hash the contents of each row from ``start`` to ``stop``, int64 ``[steps]``. Stable within one process."""
-    parts = []
-    for name, column in exp.steps.items():
-        if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
-            values = np.asarray(column)[start:stop].reshape(stop - start, -1)
-            parts.append(_bytes_of(values))
-    if not parts:
-        return np.zeros(stop - start, np.int64)
-    return np.array([hash(row.tobytes()) for row in np.concatenate(parts, axis=1)], np.int64)
-
-
-def _bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
-    if values.dtype == object:
-        values = np.array([[hash(x) for x in row] for row in values.tolist()], np.int64)
-    return np.ascontiguousarray(values).view(np.uint8)

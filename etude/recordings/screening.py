@@ -97,7 +97,7 @@ class ScreenedUnits:
         self._path = path or str(units.files[0] if units.files else "the recording")
         self._has_path, self._faults = has_path, list(faults)
         self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
-        self._leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
+        self._leaves = units.header.leaves()
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
         self._timeline = self.pass_over()
@@ -217,7 +217,7 @@ class ScreenedUnits:
             return self._checked(k, columns, where, clashes, finals)
         exp = self._load_repaired(k, columns if where is None else None)
         if isinstance(where, RowFilter):
-            return _filtered(exp, where, columns)
+            return where.chosen(exp, looks_ahead=False).only(columns)
         return exp if where is None else filtered(exp, where, columns)
 
     def pass_over(self) -> Timeline | None:
@@ -302,7 +302,7 @@ class ScreenedUnits:
             if not fault.harmless:
                 raise DataError(self._message(k, exp, fault))
             problems.append(problem_of(self.units, k, exp, fault))
-        keys = Experience({}, exp.offsets, exp.segments, {}) if where is None and self._is_in_worker else None
+        keys = exp.only(()) if where is None and self._is_in_worker else None
         self.count(k, Findings(harmless=tuple(problems) if self.mode == "strict" else (), keys=keys))
         return exp
 
@@ -314,7 +314,7 @@ class ScreenedUnits:
         if self.units.own is not None:  # joined recordings have other episode ids here than on disk
             columns_of = self.units.nothing(names).steps
             in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
-        return _filtered(self.units.load(k, names, in_arrow), where, columns)
+        return where.chosen(self.units.load(k, names, in_arrow), looks_ahead=False).only(columns)
 
     def _begin(self) -> None:
         """Before the first part is loaded, raise or count the problems that concern the whole recording."""
@@ -368,13 +368,6 @@ def _total(*counted: Counter[str]) -> dict[str, int]:
     for counts in counted:
         total.update(counts)
     return {kind: count for kind, count in sorted(total.items()) if count}
-
-
-def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Experience:
-    """These columns of the steps of ``exp`` for which ``where`` holds. Segments are cut where steps are removed."""
-    exp = where.chosen(exp, looks_ahead=False)
-    final_obs = {name: column for name, column in exp.final_obs.items() if name in columns}
-    return Experience({name: exp.steps[name] for name in columns}, exp.offsets, exp.segments, final_obs)
 
 
 _REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or fix the file."
@@ -472,7 +465,7 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
     """Check every unit, and add its problems to ``problems``. Returns the numbers of readable rows and episodes."""
     problems += units.problems
     rows, episodes, timeline = 0, [np.zeros(0, np.int64)], Timeline(units)
-    leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
+    leaves = units.header.leaves()
     for k in range(len(units)):
         try:
             exp, more = units.load_rest(k)

@@ -116,7 +116,7 @@ class Units:
         if len(self.members) > 1:
             ids = exp.segments.episode_id.tolist()
             own = [episode.removeprefix(f"{member}-") for episode in ids]
-            exp = Experience(exp.steps, exp.offsets, exp.segments.replace(episode_id=own), exp.final_obs)
+            exp = exp.with_segments(episode_id=own)
         return format.place(contents.units[k_there], row, exp)
 
     def nothing(self, columns: Sequence[str]) -> Experience:
@@ -177,5 +177,4 @@ class Units:
                     f"{self.members[member].name}: column `{name}` is {own}, but {known} in another of the recordings "
                     "that are read as one. Read them one by one, or leave the column out with `columns=`."
                 )
-        ids = [f"{member}-{episode}" for episode in exp.segments.episode_id]
-        return Experience(exp.steps, exp.offsets, exp.segments.replace(episode_id=ids), exp.final_obs)
+        return exp.with_segments(episode_id=[f"{member}-{episode}" for episode in exp.segments.episode_id])

@@ -383,7 +383,8 @@ class RecordingWriter:
                 an earlier write failed.
         """
         self._check_alive()
-        exp = self._chosen(without_lookback(exp.numpy()))
+        exp = without_lookback(exp.numpy())
+        exp = exp if self._columns is None else recorded(exp, self._columns)
         if not exp.num_segments:
             return
         self._check_columns(exp)
@@ -442,16 +443,6 @@ class RecordingWriter:
                 f"{self.path}: writing failed after {self.num_steps:,} rows were on the disk: {self._files.failure}"
             ) from self._files.failure
 
-    def _chosen(self, exp: Experience) -> Experience:
-        if self._columns is None:
-            return exp
-        for root in self._columns:
-            if not col.under(exp.steps, root):
-                raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
-        steps = {name: c for name, c in exp.steps.items() if any(col.is_under(name, root) for root in self._columns)}
-        final_obs = {name: c for name, c in exp.final_obs.items() if name in steps}
-        return Experience(steps, exp.offsets, exp.segments, final_obs)
-
     def _check_columns(self, exp: Experience) -> None:
         described = {name: describe(column) for name, column in exp.steps.items()}
         if described == self._described:
@@ -463,7 +454,7 @@ class RecordingWriter:
                 f"column `{name}` is {b.get(name, 'absent')} in this write, but {a.get(name, 'absent')} in the first "
                 "one. A recording has the same columns everywhere: record other data in a folder of its own."
             )
-        for name, leaf in {**self.header.obs_leaves(), **self.header.action_leaves()}.items():
+        for name, leaf in self.header.leaves().items():
             wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
             if name not in described and self._columns is None:
                 raise DataError(f"there is no column `{name}`, but the space has one: {leaf}.")
@@ -472,12 +463,24 @@ class RecordingWriter:
                     f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
                 )
-        finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in exp.final_obs]
+        finals = col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)
         check_roots(self._codecs, [*described, *finals, *KEYS])
         self._files.check(exp)
         self._described = described
         rows, size = self._limits[0], row_bytes(exp)
         self._group_rows = max(1, min(ROW_GROUP_ROWS, rows, ROW_GROUP_BYTES // size, self._limits[1] // size))
+
+
+def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
+    """Return the columns under ``roots``.
+
+    Raises:
+        DataError: there are none under one of them.
+    """
+    for root in roots:
+        if not col.under(exp.steps, root):
+            raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
+    return exp.only([name for name in exp.steps if any(col.is_under(name, root) for root in roots)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from etude.recordings.pieces import in_order
 from etude.recordings.recording import Recording
 from etude.recordings.where import STEP_FACTS, Expression, step_values
 from etude.settings import choice
-from etude.spaces import NamedDiscrete, Space, leaves
+from etude.spaces import NamedDiscrete, Space
 from etude.viewer import figures
 
 MAX_EPISODES: Final = 5_000
@@ -276,7 +276,7 @@ def spans(exp: Experience) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def spaces_of(recording: Recording) -> dict[str, Space]:
     """The simple spaces of observations and actions by column, such as ``obs/camera``."""
-    return {**leaves(recording.obs_space, col.OBS), **leaves(recording.action_space, col.ACTION)}
+    return recording.header.leaves()
 
 
 def with_names(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:

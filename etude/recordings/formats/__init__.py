@@ -3,10 +3,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from etude.errors import DataError
-from etude.files import AnyPath, relative
+from etude.files import AnyPath, visible_files
 from etude.recordings.format import Contents, FileFormat, Format, Problem, UnreadableError
 from etude.recordings.formats import d4rl, lerobot, minari, rllib_episodes, rllib_json, rllib_table
 
@@ -38,8 +38,7 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
         of_folder = lerobot.LeRobot(path)
     if of_folder is not None:
         return of_folder, of_folder.describe()
-    found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
-    files = sorted(found)
+    files = [path] if path.is_file() else [file for file in visible_files(path) if file.suffix in _SUFFIXES]
     first = files[0] if files else path
     if faults is not None:  # the first file may be one of those that can't be read
         first = next((file for file in files if format_of(file)), first)
@@ -96,7 +95,3 @@ def of_files(
 def format_of(file: AnyPath) -> type[FileFormat] | None:
     """Return the format of a file; None if it is unknown, or a format of folders."""
     return next((kind for kind in FORMATS if kind.detect(file)), None)
-
-
-def _is_data(path: AnyPath, folder: AnyPath) -> bool:
-    return path.suffix in _SUFFIXES and not any(part[0] in "._" for part in relative(path, folder).parts)

@@ -70,16 +70,16 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
         array = array.dictionary_decode()
         kind = array.type
     _check_nulls(array, name, place)
-    if _is_list(kind):
+    if is_list(kind):
         _check_depth(_lists_in_lists(kind), name, place)
         inside = _inside(array, name, place)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
         return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
-    if _is_bytes(kind):
+    if is_bytes(kind):
         return _bytes_of(array, name, place)
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    elif not is_number(kind):
         shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
         advice = "Give each text a number" if is_text(kind) else "Convert it"
         raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. {advice}.")
@@ -106,14 +106,25 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a column holds byte strings."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds integers, floats or booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
 def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     """The numbers inside of lists, one list after another."""
     width = _width(array, name, place)
     return numbers(array.flatten(), name, lambda row: place(row // max(1, width)))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
@@ -129,13 +140,9 @@ def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), *lengths[:1])
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
 def _lists_in_lists(kind: pa.DataType) -> int:
     depth = 0
-    while _is_list(kind):
+    while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     return depth
 

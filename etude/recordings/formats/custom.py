@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -17,12 +16,12 @@ from etude.display import short
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.files import AnyPath, RemotePath, Systems, absolute, expanded
+from etude.files import AnyPath, RemotePath, Systems, absolute, expanded, visible_files
 from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.inferring import reserved
 from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
-from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Flattener, Space, are_choices, leaf_dtype, leaf_shape, leaves
 
 # -- raw rows: whole files as bytes, or lines of text ----------------------------------------------------------------
 
@@ -192,16 +191,11 @@ def files_of(paths: Paths, filesystem: Any) -> list[AnyPath]:
     known: Systems = {}
     for given in [paths] if isinstance(paths, str | os.PathLike | RemotePath) else paths:
         for place in expanded(given, filesystem, known):
-            found = [place] if place.is_file() else _inside(place)
+            found = [place] if place.is_file() else visible_files(place)
             if not found:
                 raise DataError(f"{place}: there is no file here. Give a file, a folder, a glob, or a list of these.")
             files.update(dict.fromkeys(found))
     return list(files)
-
-
-def _inside(folder: AnyPath) -> list[AnyPath]:
-    found: list[Any] = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
 
 
 # -- the results of a function, as experience that fits the spaces ---------------------------------------------------
@@ -355,8 +349,9 @@ class Fitter:
         if dtype.kind in "iu" and not np.can_cast(column.dtype, dtype) and (out != column).any():
             value = column[out != column].flat[0]
             raise DataError(f"gave the {what} `{name}` with {value} in it, but wanted is {wanted}")
-        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and len(out):
-            _check_choices(f"the {what} `{name}`", out, leaf)
+        inside = None if leaf is None else are_choices(leaf, out)
+        if inside is not None and not inside.all():
+            raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, but wanted is {leaf}")
         return out
 
 
@@ -366,13 +361,6 @@ def _fits(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     if wanted.kind == "f":
         return found.kind in "biuf"
     return found == wanted
-
-
-def _check_choices(what: str, column: NDArray[Any], leaf: "spaces.Discrete | spaces.MultiDiscrete") -> None:
-    num: Any = leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec
-    outside = (column < leaf.start) | (column >= leaf.start + num)
-    if outside.any():
-        raise DataError(f"gave {what} with {column[outside].flat[0]} in it, but wanted is {leaf}")
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
@@ -600,10 +588,10 @@ class CustomFormat(Format):
                         raise
                     problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
                     continue
-                found += (_only(exp, columns) for exp in made)
+                found += (exp.only(columns) for exp in made)
                 if problems is not None:
                     problems += (problem for exp in made for problem in self._not_done(raws, exp))
-        return Experience.concat(found) if found else _only(own.plan.fitter.nothing(), columns)
+        return Experience.concat(found) if found else own.plan.fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its row in a file, and the step in the function's result."""
@@ -659,8 +647,3 @@ class CustomFormat(Format):
         names = names_of(absolute(raws[0].path))  # the same in any process, whatever its working folder
         name = "/".join(names[depth - 1 : -1] if self._source.together == "folder" else names[depth:])
         return f"{name}:{raws[0].number}" if self._source.together == "line" else name
-
-
-def _only(exp: Experience, names: Sequence[str]) -> Experience:
-    steps = {name: exp.steps[name] for name in names}
-    return Experience(steps, exp.offsets, exp.segments, {n: c for n, c in exp.final_obs.items() if n in steps})

@@ -7,7 +7,6 @@ optionally ``next_observations`` and ``infos/...``. Episodes follow each other a
 ``[N, 1]``.
 """
 
-import abc
 import contextlib
 import dataclasses
 import itertools
@@ -17,7 +16,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -43,10 +42,10 @@ from etude.recordings.format import (
     most_rows,
     not_chained,
 )
-from etude.recordings.formats.hdf5_files import Opener, names_of, opened
+from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_dtype, leaves
+from etude.spaces import Space, leaf_dtype
 from etude.urls import first_line
 
 ROOTS: Final = {
@@ -114,10 +113,8 @@ class _ArrayUnit(NamedTuple):
 class FlatArrays(FileFormat):
     """Files of long arrays."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """Open a file and read its names, shapes and dtypes."""
+    opener: Callable[[AnyPath], ArrayFile]
+    """Opens a file and reads its names, shapes and dtypes."""
 
     def describe(self) -> Contents:
         """Return the contents, reading the flags, and integers whose range the space depends on.
@@ -125,7 +122,7 @@ class FlatArrays(FileFormat):
         Raises:
             DataError: a file can't be read, its arrays do not match, or differ from those of the first file.
         """
-        found = _ArrayDescription([self.opened(path) for path in self.files])
+        found = _ArrayDescription([self.opener(path) for path in self.files])
         columns = [name for name in found.columns if not col.is_under(name, col.NEXT_OBS)]
         units: list[Unit] = []
         for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
@@ -226,8 +223,7 @@ class _ArrayDescription:
         )
 
     def _check_next(self, file: ArrayFile, found: Mapping[str, _ArrayColumn]) -> None:
-        own = {name[len(col.OBS) :]: column for name, column in found.items() if col.is_under(name, col.OBS)}
-        after = {n[len(col.NEXT_OBS) :]: column for n, column in found.items() if col.is_under(n, col.NEXT_OBS)}
+        own, after = col.subtree(found, col.OBS), col.renamed(found, col.NEXT_OBS, col.OBS)
         same = {k: c[1:] for k, c in own.items()} == {k: c[1:] for k, c in after.items()}
         if after and not same:
             raise DataError(
@@ -285,13 +281,12 @@ class _ArrayDescription:
     def header(self) -> Header:
         """Return the header; afterwards, the dtypes of columns are those of the spaces."""
         obs_space, action_space = (self._inferred(root) for root in (col.OBS, col.ACTION))
-        dtypes = {
-            n: leaf_dtype(s) for n, s in {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}.items()
-        }
+        meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
+        header = Header(obs_space, action_space, None, meta)
+        dtypes = {name: leaf_dtype(leaf) for name, leaf in header.leaves().items()}
         for name, dtype in {**dtypes, **col.renamed(dtypes, col.OBS, col.NEXT_OBS)}.items():
             if name in self.columns:
                 self.columns[name] = self.columns[name]._replace(dtype=dtype)
-        meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
         names = {name for file in self.files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
             meta["inferred"]["done"] = "read as terminated unless truncated: time limits can't be told apart"
@@ -299,7 +294,7 @@ class _ArrayDescription:
             meta["inferred"]["ends"] = "no flag says where episodes end: each file is one piece of an episode"
         if self._dropped:
             meta["dropped"] = self._dropped
-        return Header(obs_space, action_space, None, meta)
+        return header
 
     def _inferred(self, root: str) -> Space:
         found = {name: self.columns[name] for name in col.under(self.columns, root)}
@@ -357,28 +352,6 @@ DEEPEST: Final = 8
 """The deepest nesting of groups that is searched, because links may form circles."""
 
 
-class D4RLHdf5(FlatArrays):
-    """HDF5 files as in D4RL."""
-
-    name = "d4rl-hdf5"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
-        if not path.is_file() or path.suffix not in SUFFIXES:
-            return False
-        try:
-            with opened(path) as root:
-                return b"observations" in root and b"actions" in root
-        except DataError:
-            return False
-
-    @staticmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """See `FlatArrays.opened`."""
-        return _Hdf5File(path)
-
-
 class _Hdf5File:
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -421,43 +394,31 @@ class _Hdf5File:
         return out
 
 
+class D4RLHdf5(FlatArrays):
+    """HDF5 files as in D4RL."""
+
+    name = "d4rl-hdf5"
+    opener = _Hdf5File
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether ``path`` is an HDF5 file with ``observations`` and ``actions`` at its top level."""
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            return False
+        try:
+            with opened(path) as root:
+                return b"observations" in root and b"actions" in root
+        except DataError:
+            return False
+
+
 # -- NPZ -------------------------------------------------------------------------------------------------------------
 
-
-MOST_PACKED: Final = 1100
-"""The largest ratio of an array's size to its bytes in the file; deflate reaches 1,032."""
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, TypeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OverflowError, IndexError, RecursionError),
 )
-
-
-class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files as in D4RL.
-
-    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
-    cache.
-    """
-
-    name = "npz"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
-        if not path.is_file() or path.suffix != ".npz":
-            return False
-        try:
-            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
-        except _BROKEN:
-            return False
-        return {"observations", "actions"} <= roots
-
-    @staticmethod
-    def opened(path: AnyPath) -> ArrayFile:
-        """See `FlatArrays.opened`."""
-        return _NpzFile(path)
 
 
 class _NpzFile:
@@ -519,6 +480,29 @@ class _NpzFile:
             if kind is not None:
                 with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
                     shutil.copyfileobj(stream, out, 2**20)
+
+
+class D4RLNpz(FlatArrays):
+    """NumPy ``.npz`` files as in D4RL.
+
+    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
+    cache.
+    """
+
+    name = "npz"
+    opener = _NpzFile
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether ``path`` is an ``.npz`` file with ``observations`` and ``actions``."""
+        if not path.is_file() or path.suffix != ".npz":
+            return False
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
+        except _BROKEN:
+            return False
+        return {"observations", "actions"} <= roots
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

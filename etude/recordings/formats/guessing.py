@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import is_text
+from etude.recordings.formats.arrow import is_list, is_number, is_text
 from etude.recordings.formats.source import (
     DATE_ORDERS,
     DAY_FIRST,
@@ -267,7 +267,7 @@ class _Guessing:
 
     def _can_be_observed(self, name: str, *, is_named: bool = False) -> bool:
         kind, distinct = self._columns[name].type, self._distinct[name]
-        if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_struct(kind):
+        if is_list(kind) or pa.types.is_struct(kind):
             return True
         if is_named:
             return _is_number(self._columns[name]) or (is_text(kind) and self._is_choice(name))
@@ -346,8 +346,7 @@ def _num_distinct(array: pa.Array) -> int | None:
 
 
 def _is_number(array: pa.Array) -> bool:
-    kind = array.type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    return is_number(array.type)
 
 
 def _range(array: pa.Array) -> tuple[float, float]:

@@ -146,7 +146,7 @@ def widen(ranges: dict[str, Range], columns: Columns) -> None:
     Next observations count as observations, because some states, such as final ones, appear only there.
     """
     for own, values in columns.items():
-        name = col.OBS + own[len(col.NEXT_OBS) :] if col.is_under(own, col.NEXT_OBS) else own
+        name = col.as_obs(own)
         if len(values) and needs_range(name, values.dtype, values.shape[1:]):
             low, high = values.min(axis=0), values.max(axis=0)
             if name in ranges:

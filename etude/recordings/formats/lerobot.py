@@ -15,7 +15,6 @@ import re
 import string
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -33,10 +32,10 @@ from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
-from etude.recordings.formats.arrow import numbers, one_array, strings
+from etude.recordings.formats.arrow import is_bytes, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
-from etude.recordings.formats.parquet_files import DecodedCache
-from etude.recordings.layout import Header, loads
+from etude.recordings.formats.parquet_files import ParquetFiles
+from etude.recordings.layout import Header, read_json
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
 from etude.urls import first_line
 
@@ -48,8 +47,6 @@ _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's names for images with this number of channels."""
 _PIXELS: Final = {1: "gray", 3: "rgb24"}
 """ffmpeg's names for them."""
-_KEPT_BYTES: Final = 64 << 20
-"""Size of the cache of row groups, while units are read in order."""
 _LEAST_ROWS: Final = 128
 """The least number of steps in a unit, however large their images are."""
 _MOST_BYTES: Final = 32 << 20
@@ -169,11 +166,8 @@ class Dataset:
         self.files = _parquet(folder / "data")
         if not self.files:
             raise DataError(f"{folder}: holds no data: there is no data/*/*.parquet. Restore it from a copy.")
-        self._metadata = [footers.whole(found) for found in footers.footers(self.files)]
-        groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
-        self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # bounds of row groups
-        self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
-        self._kept: DecodedCache[pa.Table] = DecodedCache(_KEPT_BYTES)
+        self._parquet = ParquetFiles(self.files)
+        self.rows = np.array(self._parquet.file_rows, np.int64)
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
         self.episodes = self._episodes_of(self.videos())
@@ -457,26 +451,8 @@ class Dataset:
 
     def _table(self, span: FrameSpan, keys: list[str]) -> pa.Table:
         """The rows of a span."""
-        bounds = self._bounds[span.file]
-        groups = np.flatnonzero((bounds[1:] > span.first) & (bounds[:-1] < span.stop)).tolist()
-        wanted = (span.file, tuple(groups), tuple(keys))
-        table = self._kept.get(wanted, partial(self._groups, *wanted))
-        return table.slice(span.first - int(bounds[groups[0]]), span.stop - span.first)
-
-    def _groups(self, file: int, groups: Sequence[int], keys: Sequence[str]) -> tuple[pa.Table, int]:
-        """Read some row groups of a file; also returns their size in bytes."""
-        path, metadata = self.files[file], self._metadata[file]
-        _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
-        try:
-            with footers.opened(path, metadata) as parquet:
-                table = parquet.read_row_groups(list(groups), columns=list(keys))
-                table.validate()
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            for group in groups if len(groups) > 1 else ():
-                self._groups(file, [group], keys)  # to name the one that can't be read
-            said = f"row group {groups[0]} can't be decoded ({first_line(error)}). Restore the file from a copy."
-            raise DataError(f"{path}: {said}") from error
-        return table, table.nbytes
+        _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
+        return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
     def frames(self, span: FrameSpan) -> NDArray[np.int64]:
         """The episode and the frame number of each row, ``[rows, 2]``."""
@@ -496,7 +472,7 @@ class Dataset:
     def place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
         at, file = span.first + row, str(self.files[span.file])
-        group = int(np.searchsorted(self._bounds[span.file], at, side="right")) - 1
+        _, group = self._parquet.groups[self._parquet.group_at(span.file, at)]
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
     def _where(self, span: FrameSpan, row: int) -> str:
@@ -570,10 +546,7 @@ def _parquet(folder: AnyPath) -> list[AnyPath]:
 
 def _info_of(folder: AnyPath) -> dict[str, Any]:
     path = folder / INFO
-    try:
-        info = loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    info = read_json(path)
     version = str(info.get("codebase_version") if isinstance(info, dict) else None)
     major = re.match(r"v?(\d{1,9})(\.|$)", version)
     if major is None:
@@ -672,7 +645,7 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
     """Decode images in Parquet: uint8 ``[rows, height, width, channels]``."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         array = pc.struct_field(array, "bytes")
-    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+    if not is_bytes(array.type):
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
     out = np.empty((len(array), *feature.shape), np.uint8)

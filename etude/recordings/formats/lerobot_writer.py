@@ -19,7 +19,6 @@ from etude.experience import Experience
 from etude.recordings.format import grouped
 from etude.recordings.formats.lerobot import EPISODE, FRAME, INDEX, INFO, TASK, TIME, is_image, key_of
 from etude.recordings.layout import Header
-from etude.spaces import leaves, space_to_json
 
 FPS: Final = 30
 CHUNK_FILES, FILE_MEGABYTES, VIDEO_MEGABYTES = 1000, 100, 200
@@ -67,7 +66,7 @@ class LeRobotWriter:
         self._fps = fps or (int(known) if isinstance(known, int | float) and known >= 1 else FPS)
         tasks = self._said.get("tasks")
         self._tasks = list(tasks) if tasks and TASK in columns else [header.env or name]
-        found = {**leaves(header.obs_space, col.OBS), **leaves(header.action_space, col.ACTION)}
+        found = header.leaves()
         self._keys = {name: key_of(name, found.get(name)) for name in columns if name not in (TIME, TASK)}
         self._keys[col.REWARD] = f"next.{col.REWARD}"
         taken = ["next.done", "next.terminated", "next.truncated", TIME, FRAME, EPISODE, INDEX, TASK]
@@ -133,7 +132,6 @@ class LeRobotWriter:
         self._meta.close()
         if not self._steps:
             return
-        own = {col.OBS: self._header.obs_space, col.ACTION: self._header.action_space}
         info = {
             "codebase_version": "v3.0",
             "robot_type": self._said.get("robot_type") or self._header.env,
@@ -148,7 +146,7 @@ class LeRobotWriter:
             "data_path": f"data/{_PATH}.parquet",
             "video_path": None,
             "features": self._features,
-            "etude": {"spaces": {root: space_to_json(space) for root, space in own.items()}},
+            "etude": {"spaces": self._header.to_json()["spaces"]},
         }
         (self._folder / INFO).write_text(json.dumps(info, indent=4))
         stats = {key: {n: v[0].tolist() for n, v in own.items()} for key, own in self._stats.items()}

@@ -32,7 +32,7 @@ from etude.recordings.formats.minari_episodes import (
     Hdf5Episodes,
     MinariColumn,
 )
-from etude.recordings.layout import Header, loads
+from etude.recordings.layout import Header, loads, read_json
 from etude.settings import choice
 from etude.spaces import Space, leaf_shape, leaves
 
@@ -44,10 +44,7 @@ METADATA: Final = "metadata.json"
 
 def read_metadata(path: AnyPath) -> dict[str, Any]:
     """Read the object in ``metadata.json``."""
-    try:
-        data = loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    data = read_json(path)
     if not isinstance(data, dict):
         raise DataError(f"{path}: this is a {type(data).__name__}, not the object that Minari writes. Restore it.")
     return data

@@ -7,10 +7,9 @@ padding.
 
 import dataclasses
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,9 @@ from PIL import Image
 from etude.errors import DataError
 from etude.files import AnyPath, input_file
 from etude.recordings import footers
-from etude.recordings.formats.arrow import check_names, one_array
+from etude.recordings.formats.arrow import check_names, is_number, one_array
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
+from etude.recordings.layout import read_json
 from etude.urls import first_line
 
 
@@ -37,6 +37,12 @@ class MinariColumn:
     """The number of rows that the episode has of it."""
     image: bool = False
     """Whether the rows are JPEG images."""
+
+
+Wanted: TypeAlias = Mapping[str, tuple[Sequence[str], MinariColumn]]
+"""Columns to read: by their names here, each one's path and its form."""
+NumRows: TypeAlias = Mapping[str, Sequence[int]]
+"""Each episode's number of rows, by column."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +77,8 @@ class EpisodeReader(Protocol):
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
 
-    def read(
-        self,
-        names: Sequence[str],
-        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
-        rows: Mapping[str, Sequence[int]],
-    ) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
+    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
+        """Read columns of some episodes, concatenated."""
 
 
 def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
@@ -192,13 +193,8 @@ class ArrowEpisodes:
         values = self._values(table, path, name)
         return MinariColumn(values.shape[1:], values.dtype, table.num_rows)
 
-    def read(
-        self,
-        names: Sequence[str],
-        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
-        rows: Mapping[str, Sequence[int]],
-    ) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
+    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
+        """Read columns of some episodes, concatenated."""
         out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
         at = dict.fromkeys(wanted, 0)
         for i, name in enumerate(names):
@@ -238,9 +234,8 @@ class ArrowEpisodes:
             width, array = array.type.list_size, array.flatten()
             if not width:
                 raise DataError(f"{where} has rows of no numbers.")
-        kind = array.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise DataError(f"{where} is of Arrow type {kind}, not plain numbers.")
+        if not is_number(array.type):
+            raise DataError(f"{where} is of Arrow type {array.type}, not plain numbers.")
         if array.null_count:
             raise DataError(f"{where} has {array.null_count} empty numbers inside of its rows.")
         values = array.to_numpy(zero_copy_only=False)
@@ -267,12 +262,7 @@ def _paths_in(kind: pa.DataType, path: tuple[str, ...]) -> list[tuple[str, ...]]
 
 
 def _seed(path: AnyPath) -> int | None:
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError, RecursionError) as error:
-        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    data = read_json(path) if path.exists() else None
     seed = data.get("seed") if isinstance(data, dict) else None
     return seed if isinstance(seed, int) else None
 
@@ -373,7 +363,8 @@ class Hdf5Episodes:
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
         with opened(self.path) as root:
-            group, member, where = self._at(root, name, path)
+            group = self._down(self._opener.group(root, name, name), name, path[:-1])
+            member, where = path[-1], f"{name}/{'/'.join(path)}"
             if image:
                 return MinariColumn((), np.dtype(np.uint8), len(self._packed(group, member, where)), image=True)
             _, shape, dtype = self._opener.dataset(group, member, where)
@@ -381,13 +372,8 @@ class Hdf5Episodes:
                 raise DataError(f"{self.path}: `{where}` is a single number, not one for each step.")
             return MinariColumn(tuple(shape[1:]), dtype, shape[0])
 
-    def read(
-        self,
-        names: Sequence[str],
-        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
-        rows: Mapping[str, Sequence[int]],
-    ) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated; ``rows`` are each episode's numbers of rows by column."""
+    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
+        """Read columns of some episodes, concatenated."""
         with opened(self.path) as root:
             out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
             plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
@@ -439,10 +425,6 @@ class Hdf5Episodes:
         if base != np.uint8 or dataset.ndim != 1 or dataset.shape[0] > self.path.stat().st_size:
             raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
         return [bytes(memoryview(row)) for row in dataset[()]]
-
-    def _at(self, root: Any, name: str, path: Sequence[str]) -> tuple[Any, str, str]:
-        group = self._down(self._opener.group(root, name, name), name, path[:-1])
-        return group, path[-1], f"{name}/{'/'.join(path)}"
 
     def _down(self, group: Any, name: str, path: Sequence[str]) -> Any:
         where = name

@@ -51,8 +51,7 @@ class MinariWriter:
                 f"Minari knows a dataset by a name and a version, but the folder is {path}. Call it "
                 f"{path.with_name(path.name + '-v0')}, say."
             )
-        by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}
-        others = [f"`{name}`" for name in extras(columns, by_root)]
+        others = [f"`{name}`" for name in extras(columns, header)]
         self.notes: list[str] = []
         if others:
             self.notes.append(
@@ -61,7 +60,7 @@ class MinariWriter:
             )
         if any(col.is_under(name, col.INFO) for name in columns):
             self.notes.append("infos at an env's reset are unknown: NaN or 0 in their place")
-        self._nesters = {root: Nester(space, root) for root, space in by_root.items()}
+        self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
         seeds = header.meta.get("seeds")
         self._seeds: Mapping[str, Any] = seeds if isinstance(seeds, dict) else {}
         self._name, self._header = path.name, header

@@ -3,15 +3,18 @@
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
 from etude.files import AnyPath
 from etude.recordings import footers
+from etude.recordings.format import Place
 from etude.urls import first_line
 
 T = TypeVar("T")
@@ -74,6 +77,9 @@ class ParquetFiles:
         self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
         """Every row group: the index of its file, and its index in it."""
         self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
+        self.file_rows = [sum(m.row_group(g).num_rows for g in range(m.num_row_groups)) for m in self.metadata]
+        self._first = np.cumsum([0, *self.file_rows])  # the row in the recording at which each file begins
+        self._bounds = np.cumsum([0, *self.group_rows])  # and each row group
         self._kept: DecodedCache[pa.Table] = DecodedCache(KEPT_BYTES)
 
     def schema(self, file: int) -> pa.Schema:
@@ -91,14 +97,15 @@ class ParquetFiles:
         Raises:
             DataError: the bytes can't be decoded.
         """
+        return self._kept.get((group, *columns), partial(self._read, group, columns, text_codes))
 
-        def read() -> tuple[pa.Table, int]:
-            table = self._read(group, columns, text_codes)
-            return table, table.nbytes
+    def read_rows(self, file: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows ``start:stop`` of a file; see `read`."""
+        first, last = self.group_at(file, start), self.group_at(file, stop - 1)
+        table = pa.concat_tables([self.read(group, columns) for group in range(first, last + 1)])
+        return table.slice(start - self.file_row(first, 0), stop - start)
 
-        return self._kept.get((group, *columns), read)
-
-    def _read(self, group: int, columns: Sequence[str], text_codes: Sequence[str]) -> pa.Table:
+    def _read(self, group: int, columns: Sequence[str], text_codes: Sequence[str]) -> tuple[pa.Table, int]:
         file, own = self.groups[group]
         try:
             with footers.opened(self.paths[file], self.metadata[file], text_codes) as parquet:
@@ -109,11 +116,16 @@ class ParquetFiles:
                 f"{self.paths[file]}: row group {own} can't be decoded ({first_line(error)}). Restore the file from a "
                 "copy, or move it away to read the rest."
             ) from error
-        return table
+        return table, table.nbytes
 
-    def place(self, group: int, row: int) -> str:
-        """Describe the location of a row of a row group; rows are counted from 0 in their file."""
-        return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"
+    def place(self, group: int, row: int) -> Place:
+        """Locate a row of a row group; rows are counted from 0 in their file."""
+        file, at = str(self.file_of(group)), self.file_row(group, row)
+        return Place(f"{file}: row {at}", file, at)
+
+    def group_at(self, file: int, row: int) -> int:
+        """Return the row group that holds a row of a file: its index in `groups`."""
+        return int(np.searchsorted(self._bounds, self._first[file] + row, side="right")) - 1
 
     def file_of(self, group: int) -> AnyPath:
         """Return the file that contains a row group."""
@@ -121,8 +133,7 @@ class ParquetFiles:
 
     def file_row(self, group: int, row: int) -> int:
         """Return the index in its file of a row of a row group."""
-        file, own = self.groups[group]
-        return row + sum(int(self.metadata[file].row_group(g).num_rows) for g in range(own))
+        return row + int(self._bounds[group] - self._first[self.groups[group][0]])
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import base64
 import io
 import math
 import zlib
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.recordings.formats.inferring import fitting
+from etude.recordings.formats.inferring import Range, fitting, inferred_space
 from etude.recordings.formats.msgpack_numpy import DTYPE
+from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
 NAMES: Final = {
@@ -41,6 +42,10 @@ ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to th
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
+Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""The dtype and row shape of each column."""
+
+
 def own_name(name: str) -> str:
     """Return Etude's name for one of RLlib's columns; unknown names stay, unless they are reserved in Etude."""
     if name in NAMES:
@@ -48,57 +53,41 @@ def own_name(name: str) -> str:
     return f"extra/{name}" if name.split(col.SEPARATOR)[0] in _RESERVED else name
 
 
-def flat_entries(values: Sequence[Any], space: Space | None, root: str) -> Columns:
-    """Flatten a list of one value per step to columns ``[N, ...]`` under ``root``.
+def flat_columns(values: Sequence[Any], space: Space | None, root: str, *, whole: bool = False) -> Columns:
+    """Flatten values, one for each step, to columns ``[N, ...]`` under ``root``.
+
+    With ``whole``, it is a single value whose arrays have time as their first axis.
 
     Raises:
-        DataError: the values differ in structure, or are not numbers.
+        DataError: the values differ in structure from each other or from the space, or are not numbers.
     """
-    if isinstance(space, spaces.Dict) or (space is None and values and isinstance(values[0], dict)):
-        keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(values[0])
+    first = values[0] if space is None and len(values) else None
+    if isinstance(space, spaces.Dict) or isinstance(first, dict):
+        keys: Sequence[Any] = list(space.spaces if isinstance(space, spaces.Dict) else values[0])
         for i, value in enumerate(values):
             if not isinstance(value, dict) or set(value) != set(keys):
-                raise DataError(f"`{root}` at step {i} is not a map with the keys {keys}")
-        parts = [(key, space.spaces[key] if isinstance(space, spaces.Dict) else None) for key in keys]
-        return _merged(flat_entries([v[key] for v in values], part, f"{root}/{key}") for key, part in parts)
-    if isinstance(space, spaces.Tuple) or (space is None and values and _is_tuple(values[0])):
-        num = len(space.spaces) if isinstance(space, spaces.Tuple) else len(values[0])
+                raise DataError(f"`{root}`{_at(i, whole)} is not a map with the keys {keys}")
+    elif isinstance(space, spaces.Tuple) or _is_tuple(first):
+        keys = range(len(space.spaces if isinstance(space, spaces.Tuple) else values[0]))
         for i, value in enumerate(values):
-            if not isinstance(value, list | tuple) or len(value) != num:
-                raise DataError(f"`{root}` at step {i} is not a list of {num} parts")
-        subs = space.spaces if isinstance(space, spaces.Tuple) else [None] * num
-        return _merged(flat_entries([v[i] for v in values], sub, f"{root}/{i}") for i, sub in enumerate(subs))
-    return {root: stacked(values, root)}
+            if not isinstance(value, list | tuple) or len(value) != len(keys):
+                raise DataError(f"`{root}`{_at(i, whole)} is not a list of {len(keys)} parts")
+    else:
+        return {root: numbers(values[0], root) if whole else stacked(values, root)}
+    out: Columns = {}
+    for key in keys:
+        part = space.spaces[key] if isinstance(space, spaces.Dict | spaces.Tuple) else None
+        out |= flat_columns([value[key] for value in values], part, f"{root}/{key}", whole=whole)
+    return out
 
 
-def flat_whole(value: Any, space: Space | None, root: str) -> Columns:
-    """Flatten a value whose arrays have time as their first axis to columns under ``root``.
-
-    Raises:
-        DataError: its structure is not the space's, or it does not hold numbers.
-    """
-    if isinstance(space, spaces.Dict) or (space is None and isinstance(value, dict)):
-        keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(value)
-        if not isinstance(value, dict) or set(value) != set(keys):
-            raise DataError(f"`{root}` is not a map with the keys {keys}")
-        parts = [(key, space.spaces[key] if isinstance(space, spaces.Dict) else None) for key in keys]
-        return _merged(flat_whole(value[key], part, f"{root}/{key}") for key, part in parts)
-    if isinstance(space, spaces.Tuple) or (space is None and _is_tuple(value)):
-        num = len(space.spaces) if isinstance(space, spaces.Tuple) else len(value)
-        if not isinstance(value, list | tuple) or len(value) != num:
-            raise DataError(f"`{root}` is not a list of {num} parts")
-        subs = space.spaces if isinstance(space, spaces.Tuple) else [None] * num
-        return _merged(flat_whole(v, sub, f"{root}/{i}") for i, (v, sub) in enumerate(zip(value, subs, strict=True)))
-    return {root: numbers(value, root)}
+def _at(step: int, whole: bool) -> str:
+    return "" if whole else f" at step {step}"
 
 
 def _is_tuple(value: Any) -> bool:
     """Whether it is a list other than an array: one that contains arrays, scalar arrays or maps."""
     return isinstance(value, list | tuple) and any(isinstance(v, np.ndarray | np.generic | dict) for v in value)
-
-
-def _merged(parts: Any) -> Columns:
-    return {name: column for part in parts for name, column in part.items()}
 
 
 def stacked(values: Sequence[Any], name: str) -> NDArray[Any]:
@@ -127,6 +116,27 @@ def numbers(value: Any, name: str, at: str = "") -> NDArray[Any]:
 
 def _word(array: NDArray[Any]) -> str:
     return "text" if array.dtype.kind in "SU" else f"values of type {array.dtype}"
+
+
+def described(
+    format: str, columns: Columns, ranges: Mapping[str, Range], dropped: Sequence[str], duplicates: int = 0
+) -> tuple[Header, Schema]:
+    """Return the header of a recording that stores no spaces, and the dtype and row shape of its columns.
+
+    Args:
+        format: The name of the format.
+        columns: Some rows of each column.
+        ranges: The ranges of integers, as for `inferred_space`.
+        dropped: The columns that are left out.
+        duplicates: The number of copies that are left out.
+    """
+    meta: dict[str, Any] = {"format": format, "actions": ACTIONS_NOTE, "duplicates": duplicates}
+    meta |= {"inferred": [col.OBS, col.ACTION]} | ({"dropped": list(dropped)} if dropped else {})
+    found = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
+    obs, action = (inferred_space(col.subtree(found, root), root, ranges) for root in (col.OBS, col.ACTION))
+    header = Header(obs, action, None, meta)
+    leaves = header.leaves()
+    return header, {n: (schema_dtype(n, dtype, leaves.get(n)), shape) for n, (dtype, shape) in found.items()}
 
 
 def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtype[Any]:

@@ -7,8 +7,8 @@ counted in ``header.meta["duplicates"]``.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
 from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, unpack
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import space_of
+from etude.recordings.formats.rllib_columns import Schema, space_of
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaves
 
@@ -214,14 +214,16 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
     if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
         raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
-    _check_all_there(clocks, modules, {str(a.plain["agent_id"]) for a in agents}, many, is_whole=first == 0)
+    observed = {agent: _own_steps(buffer) for agent, buffer in clocks.items()}
+    acted = [agent for agent, steps in observed.items() if steps is not None and len(steps) > 1]
+    named = [*acted, *(modules if first == 0 else ())]
+    _check_all_there(named, {str(a.plain["agent_id"]) for a in agents}, many)
     for agent in agents:
         name = agent.plain["agent_id"]
-        buffer = clocks.get(name)
-        if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
+        steps = observed.get(name)
+        if steps is None:
             raise DataError(f"`env_t_to_agent_t` has no list for agent {str(name)[:40]!r}")
-        entries = buffer["data"][int(buffer.get("lookback") or 0) :]
-        agent.env_t = first + np.flatnonzero([entry != "S" for entry in entries])
+        agent.env_t = first + steps
         agent.plain["multi_agent_episode_id"] = whole.plain.get("id_")
         if agent.plain.get("module_id") is None:
             agent.plain["module_id"] = modules.get(name)
@@ -238,27 +240,24 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     return agents
 
 
-def _check_all_there(
-    clocks: dict[Any, Any], modules: dict[Any, Any], there: set[str], many: dict[str, Any], *, is_whole: bool
-) -> None:
+def _check_all_there(named: Sequence[Any], there: set[str], many: dict[str, Any]) -> None:
     """Raise a DataError if the maps of an episode name an agent whose steps are missing.
 
-    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, and the ``_hanging`` maps name those
-    whose steps are in the next chunk.
+    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, which are not among ``named`` then; and
+    the ``_hanging`` maps name those whose steps are in the next chunk.
     """
     hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
     hanging = {str(agent) for held in hung for agent in held}
-    acted = [agent for agent, buffer in clocks.items() if len(_own_entries(buffer)) > 1]
-    for agent in [*acted, *(modules if is_whole else ())]:
+    for agent in named:
         if str(agent) not in there | hanging:
             raise DataError(f"it names agent {str(agent)[:40]!r} in its maps, but has no steps of it: they were lost")
 
 
-def _own_entries(buffer: Any) -> list[Any]:
-    """The env's steps at which an agent had an observation, by its own clock; see `AgentEpisode.env_t`."""
+def _own_steps(buffer: Any) -> NDArray[np.int64] | None:
+    """The env's steps at which an agent had an observation, from the first of the episode on; None without a list."""
     if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
-        return []
-    return [entry for entry in buffer["data"][int(buffer.get("lookback") or 0) :] if entry != "S"]
+        return None
+    return np.flatnonzero([entry != "S" for entry in buffer["data"][int(buffer.get("lookback") or 0) :]])
 
 
 def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
@@ -290,8 +289,8 @@ def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
     if data is None or isinstance(data, bool | int | float | str | bytes):
         raise DataError(f"`{root}` has no data")
     whole = buffer.finalized or not isinstance(data, list)
-    make = words.flat_whole if whole else words.flat_entries
-    return _without(make(data, space, root), buffer.lookback)
+    values = [data] if whole else data
+    return _without(words.flat_columns(values, space, root, whole=whole), buffer.lookback)
 
 
 def _has_list(columns: Columns) -> bool:
@@ -342,10 +341,6 @@ def info_names(buffer: Buffer | None) -> set[str]:
 
 
 # -- one agent's episode as flat columns -----------------------------------------------------------------------------
-
-
-Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""The dtype and row shape of each column."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -525,8 +520,8 @@ class RLlibEpisodes(FileFormat):
             except DataError as error:
                 if problems is None:
                     raise
-                file, row = plan.parquet.file_of(at[0]), plan.parquet.file_row(*at)
-                problems.append(Problem("unreadable", str(error), str(file), row, ITEM, 1, True))
+                _, file, row, _ = plan.parquet.place(*at)
+                problems.append(Problem("unreadable", str(error), file, row, ITEM, 1, True))
                 continue
             pieces += [piece for piece in found if piece is not None]
             if problems is not None:
@@ -545,8 +540,8 @@ class RLlibEpisodes(FileFormat):
             for episode in episodes:
                 num = num_steps(episode)
                 if row < num:
-                    words = f"{plan.parquet.place(*at)}, {_who(episode)}, step {row}"
-                    return Place(words, str(plan.parquet.file_of(at[0])), plan.parquet.file_row(*at))
+                    place: Place = plan.parquet.place(*at)
+                    return place._replace(words=f"{place.words}, {_who(episode)}, step {row}")
                 row -= num
         return Place(str(self.files[0]), str(self.files[0]))
 
@@ -569,7 +564,7 @@ def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]
             item = value.as_py() or b""
             first = seen.setdefault((len(item), hash(item)), (group, row))
             if first != (group, row):
-                what = f"repeats the episode in {parquet.place(*first)}, byte by byte; it is read once"
+                what = f"repeats the episode in {parquet.place(*first).words}, byte by byte; it is read once"
                 copies.append(_note(parquet, "duplicate", f"{what}. Nothing needs to be done", (group, row)))
                 continue
             if unit and not is_whole and size + len(item) > UNIT_BYTES:
@@ -596,7 +591,7 @@ def _described(parquet: ParquetFiles, units: Sequence[Sequence[At]], num_copies:
         try:
             return _described_from(parquet, units, reader, episodes, num_copies)
         except (DataError, SpaceError) as failed:
-            raise DataError(f"{parquet.place(*at)}: {failed}") from failed
+            raise DataError(f"{parquet.place(*at).words}: {failed}") from failed
     raise error or DataError(f"{parquet.paths[0]}: holds no episode with steps. Record some, or give another folder.")
 
 
@@ -655,7 +650,7 @@ def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[AgentEp
     try:
         return reader.read(parquet.read(group, [ITEM])[ITEM][row].as_py() or b"")
     except DataError as error:
-        raise DataError(f"{parquet.place(group, row)}, column `{ITEM}`: {error}. {_REMEDY}") from error
+        raise DataError(f"{parquet.place(group, row).words}, column `{ITEM}`: {error}. {_REMEDY}") from error
 
 
 def _piece(plan: _EpisodesPlan, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
@@ -666,7 +661,7 @@ def _piece(plan: _EpisodesPlan, episode: AgentEpisode, names: Sequence[str], at:
             return None
         return piece_of(episode, names, plan.spaces, plan.schema)
     except DataError as error:
-        where = f"{plan.parquet.place(*at)}, column `{ITEM}`, episode {episode.id!r}"
+        where = f"{plan.parquet.place(*at).words}, column `{ITEM}`, episode {episode.id!r}"
         raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
 
@@ -717,8 +712,8 @@ def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at
 
 
 def _note(parquet: ParquetFiles, kind: str, what: str, at: At) -> Problem:
-    row, text = parquet.file_row(*at), f"{parquet.place(*at)}: {what}."
-    return Problem(kind, text, str(parquet.file_of(at[0])), row, ITEM, 1, True, None, harmless=True)
+    words, file, row, _ = parquet.place(*at)
+    return Problem(kind, f"{words}: {what}.", file, row, ITEM, 1, True, harmless=True)
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

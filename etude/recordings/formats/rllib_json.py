@@ -27,9 +27,9 @@ from etude.recordings import cache
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats import sorting
-from etude.recordings.formats.inferring import Range, described, inferred_space, widen
+from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
-from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
+from etude.recordings.formats.rllib_columns import Schema, flat_columns, numbers, own_name
 from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
@@ -108,12 +108,12 @@ def column(value: Any, root: str) -> Columns:
     if isinstance(value, str):
         if not value.startswith(PACKED):
             raise DataError(f"`{root}` is the text {value[:24]!r}, neither a list nor a packed array")
-        return flat_whole(unpack(value), None, root)
+        return flat_columns([unpack(value)], None, root, whole=True)
     if not isinstance(value, list):
         raise DataError(f"`{root}` is neither a list nor a packed array")
     try:
         is_packed = bool(value) and isinstance(value[0], str)
-        return flat_entries([_unpacked(v) for v in value] if is_packed else value, None, root)
+        return flat_columns([_unpacked(v) for v in value] if is_packed else value, None, root)
     except DataError:
         parts = value[0] if value and isinstance(value[0], list) else []
         if not parts or not all(isinstance(v, list) and len(v) == len(parts) for v in value):
@@ -253,7 +253,7 @@ _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 class _JsonPlan(NamedTuple):
     """Data that all lines share."""
 
-    schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    schema: Schema
     dropped: set[str]
     has_next_obs: bool
 
@@ -410,19 +410,7 @@ class _Scan:
     def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
         """Return what all lines share, and the header."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
-        obs, action = (
-            inferred_space(described(col.subtree(steps, root)), root, self._ranges) for root in (col.OBS, col.ACTION)
-        )
-        meta: dict[str, Any] = {
-            "format": RLlibJson.name,
-            "actions": words.ACTIONS_NOTE,
-            "duplicates": num_repeated,
-            "inferred": [col.OBS, col.ACTION],
-        }
-        meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
-        header = Header(obs, action, None, meta)
-        leaves = {**header.obs_leaves(), **header.action_leaves()}
-        schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
+        header, schema = words.described(RLlibJson.name, steps, self._ranges, sorted(self._dropped), num_repeated)
         return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
 
 
@@ -490,9 +478,10 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
     problems = [*scan.problems, *_repeated(files, repeated)]
+    stored = {name: plan.schema[col.as_obs(name)] for name in _stored(plan)}
     found = {
         "header": header.to_json(),
-        "schema": {name: [plan.schema[_like(name)][0].str, plan.schema[_like(name)][1]] for name in _stored(plan)},
+        "schema": {name: [dtype.str, shape] for name, (dtype, shape) in stored.items()},
         "lines": scan.num_lines,
         "problems": [dataclasses.asdict(problem) for problem in problems],
     }
@@ -528,8 +517,7 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
 
 def _stored(plan: _JsonPlan) -> list[str]:
     """The step columns, and the next observations."""
-    obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
-    return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
+    return [*plan.schema, *(col.renamed(plan.schema, col.OBS, col.NEXT_OBS) if plan.has_next_obs else ())]
 
 
 def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
@@ -545,7 +533,7 @@ def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) ->
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
     """Convert a column of a line; empty if it is missing or unlike that of other lines, which reading reports."""
-    dtype, shape = plan.schema[_like(name)]
+    dtype, shape = plan.schema[col.as_obs(name)]
     kind = pa.from_numpy_dtype(dtype)
     for size in reversed(shape):
         kind = pa.list_(kind, size)
@@ -561,8 +549,3 @@ def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str)
     for size in reversed(shape):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _like(name: str) -> str:
-    """The column that determines the dtype and shape of this one."""
-    return col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name

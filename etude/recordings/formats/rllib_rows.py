@@ -7,7 +7,7 @@ episodes; all runs of an episode are then read together.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.experience import Segments
+from etude.experience.arrays import hashes_of, words_of
 from etude.experience.experience import offsets_of
 from etude.recordings.formats.arrow import flat, one_array
 from etude.recordings.formats.sorting import KeyedRows
@@ -92,16 +93,6 @@ def rounds_of(runs: list[Run]) -> list[list[Run]]:
     return [part for part in rounds if part]
 
 
-def hashes_of(columns: Columns) -> NDArray[np.uint64]:
-    """Hash the bytes of each row over all columns: uint64 ``[rows]``; equal rows have equal hashes."""
-    out = np.zeros(len(next(iter(columns.values()))), np.uint64)
-    for column in columns.values():
-        words = _raw(column).astype(np.uint64)
-        factors = np.random.default_rng(0).integers(1, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
-        out = out * np.uint64(0x9E3779B97F4A7C15) + (words * factors).sum(axis=1, dtype=np.uint64)
-    return out
-
-
 def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
     """Return where a row is not a copy of the same step of a trajectory with the same content: bool ``[rows]``.
 
@@ -142,18 +133,9 @@ def linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:
     num = len(next(iter(obs.values())))
     out = np.ones(max(0, num - 1), bool)
     for name, column in obs.items():
-        a, b = _raw(next_obs[name][:-1]), _raw(column[1:])
+        a, b = words_of(next_obs[name][:-1]), words_of(column[1:])
         out &= (a == b).all(axis=1)
     return out
-
-
-def _raw(column: NDArray[Any]) -> NDArray[Any]:
-    """The bytes of each row, as whole words if they fit."""
-    if not column.size:
-        return np.zeros((len(column), 0), np.uint8)
-    flat = np.ascontiguousarray(column).reshape(len(column), -1)
-    width = flat.shape[1] * flat.itemsize
-    return flat.view(np.uint64 if width % 8 == 0 else np.uint32 if width % 4 == 0 else np.uint8)
 
 
 def keys_of(columns: Columns) -> list[bytes]:

@@ -26,21 +26,20 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import ranges
+from etude.experience.arrays import hashes_of, ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.arrow import one_array
-from etude.recordings.formats.inferring import Range, described, inferred_space, needs_range, widen
+from etude.recordings.formats.arrow import is_bytes, is_list, is_number, is_text, one_array
+from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import flat_entries
+from etude.recordings.formats.rllib_columns import Schema, flat_columns
 from etude.recordings.formats.rllib_rows import (
     Run,
     SegmentedRows,
-    hashes_of,
     in_time,
     rounds_of,
     runs_of,
@@ -48,7 +47,6 @@ from etude.recordings.formats.rllib_rows import (
     without_copies,
 )
 from etude.recordings.layout import Header
-from etude.spaces import Space
 
 # -- the encodings of a column ---------------------------------------------------------------------------------------
 
@@ -84,12 +82,8 @@ def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
     if name == _VARIABLE:
         return {root: _variable(array, root)}
     if name == _PICKLED:
-        return flat_entries(_each(array, unpickle, root), None, root)
+        return flat_columns(_each(array, unpickle, root), None, root)
     return _plain(array, root)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _extension(field: pa.Field) -> tuple[str, bytes]:
@@ -151,11 +145,11 @@ def _plain(array: pa.Array, root: str) -> Columns:
             child = pa.chunked_array([array.field(i)])
             out |= columns_of(child, kind.field(i), f"{root}/{kind.field(i).name}")
         return out
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind):
         return {root: _lists(array, root)}
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_bytes(kind):
-        return flat_entries(_packed(array, root), None, root)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if is_text(kind) or is_bytes(kind):
+        return flat_columns(_packed(array, root), None, root)
+    if is_number(kind):
         return {root: np.asarray(array.to_numpy(zero_copy_only=False))}
     raise DataError(f"`{root}` is of the type {kind}, which holds no numbers")
 
@@ -260,7 +254,7 @@ class TableFiles:
             try:
                 own = self._codes(table, codes, modules, group)
             except (pa.ArrowException, UnicodeDecodeError) as error:
-                where = self.parquet.place(group, 0)
+                where = self.parquet.place(group, 0).words
                 raise DataError(
                     f"{where} or a later one: its `eps_id` can't be decoded ({error}). {REMEDY}."
                 ) from error
@@ -286,7 +280,7 @@ class TableFiles:
             coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
             if coded.null_count and name == "eps_id":
                 row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self.parquet.place(group, row)}: column `eps_id` is empty. {REMEDY}.")
+                raise DataError(f"{self.parquet.place(group, row).words}: column `eps_id` is empty. {REMEDY}.")
             coded.validate(full=True)
             index = coded.indices.fill_null(-1) if coded.null_count else coded.indices
             texts.append(
@@ -351,13 +345,13 @@ class TableFiles:
         except DataError as error:
             row = error.row if isinstance(error, RowError) else 0
             place = self.parquet.place(group, int(index[row]) if index is not None else first + row)
-            raise DataError(f"{place}, column `{name}`: {error}. {REMEDY}.") from error
+            raise DataError(f"{place.words}, column `{name}`: {error}. {REMEDY}.") from error
         except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
             file = self.paths[self.parquet.groups[group][0]]
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
 
-    def ranges(self, name: str, root: str) -> dict[str, Range]:
-        """The ranges of integers in a column, over all rows, by Etude's names under ``root``."""
+    def ranges(self, name: str) -> dict[str, Range]:
+        """The ranges of integers in a column, over all rows, by Etude's names."""
         found: dict[str, Range] = {}
         for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
             for group in range(len(self.parquet.groups)):
@@ -380,9 +374,6 @@ def _alike_by_end(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
-
-
-Schema = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def is_table(schema: pa.Schema) -> bool:
@@ -522,16 +513,7 @@ def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
             continue
         flat |= columns
         sources |= dict.fromkeys(columns, name)
-    obs, action = (_inferred(table, flat, name, root) for name, root in (("obs", col.OBS), ("actions", col.ACTION)))
-    meta: dict[str, Any] = {
-        "format": RLlibTable.name,
-        "actions": words.ACTIONS_NOTE,
-        "duplicates": 0,
-        "inferred": [col.OBS, col.ACTION],
-    }
-    header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))
-    leaves = {**header.obs_leaves(), **header.action_leaves()}
-    schema = {n: (words.schema_dtype(n, column.dtype, leaves.get(n)), column.shape[1:]) for n, column in flat.items()}
+    header, schema = words.described(RLlibTable.name, flat, _ranges(table, flat), dropped)
     return _TablePlan(table, sources, schema), header
 
 
@@ -541,11 +523,13 @@ def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
     return len(ended) + len({code for code, _ in copies} - set(ended))
 
 
-def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
-    """Infer a space from the column; for integers, from all rows."""
-    found = described(col.subtree(flat, root))
-    ranges = table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
-    return inferred_space(found, root, ranges)
+def _ranges(table: TableFiles, flat: Columns) -> dict[str, Range]:
+    """The ranges of observations and actions, by Etude's names, from all rows where spaces depend on them."""
+    ranges: dict[str, Range] = {}
+    for name, root in (("obs", col.OBS), ("actions", col.ACTION)):
+        if any(needs_range(n, own.dtype, own.shape[1:]) for n, own in col.subtree(flat, root).items()):
+            ranges |= table.ranges(name)
+    return ranges
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -588,9 +572,9 @@ def _loaded(
 
 
 def _row_place(unit: _TableUnit, rows: SegmentedRows, row: int) -> Place:
-    parquet, run = unit.plan.table.parquet, _run_of(rows, unit.runs, row)
-    place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
-    return Place(place, str(parquet.file_of(run.group)), file_row)
+    run = _run_of(rows, unit.runs, row)
+    parquet: ParquetFiles = unit.plan.table.parquet
+    return parquet.place(run.group, run.start)
 
 
 def _naming(unit: _TableUnit) -> Any:
@@ -641,7 +625,7 @@ def _rows_of(plan: _TablePlan, group: int, runs: list[Run], sources: list[str]) 
 
 
 def _as_elsewhere(plan: _TablePlan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
-    like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+    like = col.as_obs(name)
     try:
         if like not in plan.schema:
             raise DataError(f"`{name}` has another structure than in the first rows")
@@ -678,6 +662,5 @@ def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> R
 
 
 def _note(table: TableFiles, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
-    row, place = table.parquet.file_row(run.group, run.start), table.parquet.place(run.group, run.start)
-    file = str(table.parquet.file_of(run.group))
-    return Problem(kind, f"{place}: {what}.", file, row, column, count, True, harmless=True)
+    words, file, row, _ = table.parquet.place(run.group, run.start)
+    return Problem(kind, f"{words}: {what}.", file, row, column, count, True, harmless=True)

@@ -26,7 +26,7 @@ from etude.recordings.formats.msgpack_numpy import entries, list_header, list_of
 from etude.recordings.formats.parquet_files import ParquetFolder
 from etude.recordings.formats.rllib_columns import NAMES, map_of
 from etude.recordings.layout import Header
-from etude.spaces import Nester, Space, leaves
+from etude.spaces import Nester, Space
 
 # -- RLlib's names for Etude's columns -------------------------------------------------------------------------------
 
@@ -40,9 +40,9 @@ def rllib_name(root: str) -> str:
     return _OWN.get(root, root)
 
 
-def extras(names: Iterable[str], spaces: Mapping[str, Space]) -> list[str]:
+def extras(names: Iterable[str], header: Header) -> list[str]:
     """Return the columns that are not observation, action, reward or info: mainly module outputs."""
-    own = {name for root, space in spaces.items() for name in leaves(space, root)}
+    own = header.leaves()
     return [n for n in names if n not in own and n != col.REWARD and not col.is_under(n, col.INFO)]
 
 
@@ -98,13 +98,9 @@ class RLlibEpisodesWriter:
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         self.notes: list[str] = []
         self._files = ParquetFolder(folder)
-        self._nesters = {
-            col.OBS: Nester(header.obs_space, col.OBS),
-            col.ACTION: Nester(header.action_space, col.ACTION),
-        }
-        by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}
-        self._extras = extras(columns, by_root)
-        self._spaces = {root: packed(map_of(space)) for root, space in by_root.items()}
+        self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
+        self._extras = extras(columns, header)
+        self._spaces = {root: packed(map_of(space)) for root, space in header.spaces.items()}
         self._reward_space = packed(map_of(_REWARDS))
         self._documents: list[bytes] = []
         self._size = 0
@@ -232,13 +228,12 @@ class RLlibTableWriter:
     needs_final_obs = True
 
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
-        by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}
-        for root, space in by_root.items():
+        for root, space in header.spaces.items():
             _check(space, root)
         self.notes: list[str] = []
         self._files = ParquetFolder(folder)
-        self._nesters = {root: Nester(space, root) for root, space in by_root.items()}
-        self._extras = extras(columns, by_root)
+        self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
+        self._extras = extras(columns, header)
 
     def write(self, exp: Experience) -> None:
         """Write these steps."""

@@ -12,7 +12,7 @@ from etude.columns import SEPARATOR
 from etude.display import short
 from etude.errors import DataError, SettingsError
 from etude.files import RemotePath, shown
-from etude.settings import choice, nearest
+from etude.settings import choice, suggestion
 from etude.spaces import Space
 
 KEYS: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
@@ -137,9 +137,8 @@ class Source:
     def __post_init__(self) -> None:
         for name, own in self.columns.items():
             if name not in NAMES and name.split(SEPARATOR)[0] not in _ROOTS:
-                near = nearest(name, NAMES)
-                hint = f" Nearest: `{near}`." if near else ""
-                raise SettingsError(f"Source.columns has `{name}`; known are {', '.join(NAMES)}.{hint}")
+                known = f"known are {', '.join(NAMES)}.{suggestion(name, NAMES)}"
+                raise SettingsError(f"Source.columns has `{name}`; {known}")
             several = isinstance(own, list | tuple) and own and all(isinstance(part, str) for part in own)
             if not isinstance(own, str) and not several:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
@@ -160,9 +159,8 @@ class Source:
         for name, own in out.items():
             for part in own:
                 if part not in names and not (name in FLAGS and part in (EVERY_ROW, LAST_ROW)):
-                    near = nearest(part, list(names))
-                    hint = f" Nearest: `{near}`." if near else ""
-                    raise DataError(f"there is no column `{part}` for `{name}`; there are {', '.join(names)}.{hint}")
+                    there = f"there are {', '.join(names)}.{suggestion(part, names)}"
+                    raise DataError(f"there is no column `{part}` for `{name}`; {there}")
         if self.preset == ETUDE:
             out = {name: (name,) for name in names if name in _OWN or name.split(SEPARATOR)[0] in _ROOTS} | out
         for name, known in PRESETS.get(self.preset or "", {}).items():

@@ -96,7 +96,7 @@ def _texts_apart(
     out: dict[str, tuple[str, ...]] = {}
     vectors: list[str] = []
     for name, own in mapped.items():
-        alike = mapped.get(_obs_name(name), own)
+        alike = mapped.get(col.as_obs(name), own)
         is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
         texts = [is_text(schema.field(part).type) for part in alike]
         if not is_several or not any(texts):
@@ -110,12 +110,6 @@ def _texts_apart(
             out[vectors[-1]] = numbers
         out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
     return out, frozenset(vectors)
-
-
-def _obs_name(name: str) -> str:
-    """The observation column that corresponds to ``name`` in ``next_obs`` or ``final_obs``; else ``name`` itself."""
-    root = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, root)), None)
-    return name if root is None else col.OBS + name[len(root) :]
 
 
 class TableColumns:
@@ -204,7 +198,7 @@ class TableColumns:
             name: The observation column.
             rows: Row indices in the group.
         """
-        (own,) = self._plan.mapped[col.FINAL_OBS + name[len(col.OBS) :]]
+        (own,) = self._plan.mapped[col.moved(name, col.OBS, col.FINAL_OBS)]
         array = one_array(self._read(self._groups[g], [own])[own]).take(pa.array(rows))
         known = np.asarray(array.is_valid())
         if not known.any():
@@ -300,7 +294,7 @@ class TableColumns:
         if finals and set(finals) != set(like):
             raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
         nexts = col.under(self._found, col.NEXT_OBS)
-        wanted = {col.NEXT_OBS + n[len(col.OBS) :]: n for n in col.under(self._found, col.OBS)}
+        wanted = {col.moved(n, col.OBS, col.NEXT_OBS): n for n in col.under(self._found, col.OBS)}
         if nexts and set(nexts) != set(wanted):
             raise DataError(f"`{col.NEXT_OBS}` has the columns {nexts}, but those of `{col.OBS}` are {[*wanted]}.")
         for name in nexts:
@@ -341,7 +335,7 @@ class TableColumns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
-            return self._coded(texts, _obs_name(name) + path[len(own) :], path, place)
+            return self._coded(texts, col.as_obs(name) + path[len(own) :], path, place)
 
         found = flat(array, own, place, coded if any(col.is_under(name, root) for root in CODED) else None)
         return {name + path[len(own) :]: values for path, values in found.items()}
@@ -488,22 +482,19 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
     has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-    common, by_one = (
-        _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
-        source.preset == ETUDE,
-    )
-    most = most_rows(columns.row_bytes)
+    common = _Common(where, groups, bounds_of(groups), columns, has_next, has_finals)
     ordered = partial(columns.keys, keys)
-    index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=known is not None, most=most)
+    how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
+    index = index_of(ordered, has_next, common.words, is_sorted=known is not None, **how)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True, most=most)
+        index = index_of(ordered, has_next, common.words, is_sorted=True, **how)
     elif index is None:
-        index = sorted_index(ordered, has_next, common.words, by_one=by_one, most=most)
+        index = sorted_index(ordered, has_next, common.words, **how)
     assert index is not None  # the rows are sorted
     for name, word in plan.ends.items():
         if word == LAST_ROW:
@@ -529,7 +520,8 @@ def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None
     """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
     own: RowsUnit = unit.data
     common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-    nexts = {name: _next_of(name) for name in col.under(columns, col.OBS)} if common.has_next else {}
+    obs = col.under(columns, col.OBS) if common.has_next else []
+    nexts = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in obs}
     found = _rows(own, stop + own.follows, [*columns, *nexts.values()])
     known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
     final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
@@ -588,7 +580,7 @@ def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) 
 def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     offsets = unit.offsets
     if unit.common.has_next:
-        return found[_next_of(name)][offsets[1:] - 1]
+        return found[col.moved(name, col.OBS, col.NEXT_OBS)][offsets[1:] - 1]
     final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
     inside = np.flatnonzero(unit.goes_on)
     final[inside] = found[name][offsets[1:][inside]]
@@ -631,7 +623,3 @@ def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
                 out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
             out[name][here] = values[rows[here] - common.first[g]]
     return out
-
-
-def _next_of(obs: str) -> str:
-    return col.NEXT_OBS + obs[len(col.OBS) :]

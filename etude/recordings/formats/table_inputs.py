@@ -12,7 +12,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown
+from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown, visible_files
 from etude.recordings import cache, footers
 from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
@@ -138,8 +138,7 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
-            found += [p for p in inside if _kind(p)]
+            found += [file for file in visible_files(path) if _kind(file)]
         elif path.is_file():
             found.append(path)
     if not found:

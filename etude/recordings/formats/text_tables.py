@@ -8,10 +8,10 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -100,8 +100,8 @@ def _convert(path: AnyPath, kind: str, target: Path) -> None:
 
 
 def _csv(path: AnyPath) -> pa.Table:
-    dialect = _dialect(path)
-    parse, convert = dialect.parse_options(), dialect.convert_options({})
+    parse, point = _dialect(path)
+    convert = pa.csv.ConvertOptions(decimal_point=point)
     try:
         return _blanks_as_nulls(pa.csv.read_csv(_input(path), None, parse, convert))
     except pa.ArrowInvalid:
@@ -121,42 +121,30 @@ def _blanks_as_nulls(table: pa.Table) -> pa.Table:
     return table
 
 
-class _Dialect(NamedTuple):
-    """How a CSV file is written."""
+def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
+    """How a CSV file is written: how to find its cells, and the decimal point.
 
-    separator: str
-    decimal_point: str
-
-    def parse_options(self) -> pa.csv.ParseOptions:
-        """What Arrow needs to find the cells."""
-        return pa.csv.ParseOptions(delimiter=self.separator)
-
-    def convert_options(self, types: Mapping[str, pa.DataType]) -> pa.csv.ConvertOptions:
-        """What Arrow needs to read the cells; the types of the other columns are found."""
-        return pa.csv.ConvertOptions(column_types=types, decimal_point=self.decimal_point)
-
-
-def _dialect(path: AnyPath) -> _Dialect:
-    """The separator is what occurs most in the header outside of quotes: a comma, or ``;``, a tab or ``|``. Where it is
-    ``;``, and the first rows have numbers such as 0,5, they have decimal commas; 1,000 alone may be a thousand."""
+    The separator is what occurs most in the header outside of quotes: a comma, or ``;``, a tab or ``|``. Where it is
+    ``;``, and the first rows have numbers such as 0,5, they have decimal commas; 1,000 alone may be a thousand.
+    """
     with input_stream(path) as file:
         head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
     header = re.sub(r'"[^"]*"', "", head).partition("\n")[0]
     separator = "\t" if ".tsv" in path.suffixes else max(",;\t|", key=header.count)
     has_commas = separator == ";" and re.search(_DECIMAL_COMMA, head)
-    return _Dialect(separator, "," if has_commas else ".")
+    return pa.csv.ParseOptions(delimiter=separator), "," if has_commas else "."
 
 
 def _convert_csv(path: AnyPath, target: Path) -> None:
     """Types come from the first block; if a later block does not fit, start again with the next type."""
-    options, dialect = pa.csv.ReadOptions(block_size=_BLOCK), _dialect(path)
+    options, (parse, point) = pa.csv.ReadOptions(block_size=_BLOCK), _dialect(path)
     types: dict[str, pa.DataType] = {}
     names: list[str] = []
     kinds: list[pa.DataType] = []
     while True:
         try:
-            convert = dialect.convert_options(types)
-            with pa.csv.open_csv(_input(path), options, dialect.parse_options(), convert) as reader:
+            convert = pa.csv.ConvertOptions(column_types=types, decimal_point=point)
+            with pa.csv.open_csv(_input(path), options, parse, convert) as reader:
                 names, kinds = reader.schema.names, reader.schema.types
                 tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
                 write_batches(target, reader.schema, tables)

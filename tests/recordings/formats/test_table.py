@@ -118,6 +118,14 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
         Recording.open(Source(tmp_path / "c.orc", columns=COLUMNS), on_bad=None)
 
 
+def test_files_in_hidden_folders_are_left_out(tmp_path: Path) -> None:
+    pq.write_table(table_of(rows_of([3])), tmp_path / "a.parquet")
+    for name in (".ipynb_checkpoints", "_temporary"):
+        (tmp_path / name).mkdir()
+        pq.write_table(table_of(rows_of([4])), tmp_path / name / "a.parquet")
+    assert Recording.open(Source(tmp_path, columns=COLUMNS)).files == [tmp_path / "a.parquet"]
+
+
 def test_tables_of_other_libraries() -> None:
     table = table_of(rows_of([3, 4]))
 
