@@ -16,7 +16,7 @@ from etude.algorithms.config import (
     OnPolicyConfig as OnPolicyConfig,
     RecordConfig as RecordConfig,
 )
-from etude.algorithms.kept import Checkpoints as Checkpoints
+from etude.algorithms.checkpoint import Checkpoints as Checkpoints
 from etude.algorithms.loading import load as load, load_policy as load_policy
 from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
