@@ -16,7 +16,7 @@ from etude.algorithms.config import (
     OnPolicyConfig as OnPolicyConfig,
     RecordConfig as RecordConfig,
 )
-from etude.algorithms.kept import Checkpoints as Checkpoints
+from etude.algorithms.checkpoint import Checkpoints as Checkpoints
 from etude.algorithms.loading import load as load, load_policy as load_policy
 from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
@@ -53,7 +53,7 @@ from etude.algorithms.imitation import BC as BC, BCConfig as BCConfig, MARWIL as
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
 from etude.algorithms.awac import AWAC as AWAC, AWACConfig as AWACConfig
 from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig, PenaltyConfig as PenaltyConfig
-from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
+from etude.algorithms.td3 import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
 from etude.algorithms.decision_transformer import (
     DecisionTransformer as DecisionTransformer,
     DecisionTransformerConfig as DecisionTransformerConfig,

@@ -19,6 +19,7 @@ from torch import nn
 from etude import columns as col
 from etude.algorithms import saving
 from etude.algorithms.checkpoint import (
+    Checkpoints,
     Component,
     Names,
     chosen,
@@ -30,9 +31,8 @@ from etude.algorithms.checkpoint import (
 )
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
-from etude.algorithms.kept import Checkpoints
 from etude.algorithms.nested import ModuleLike
-from etude.algorithms.play import play, runner_for
+from etude.algorithms.play import Recorder, learned_by_connectors, play, record, runner_for, seed_after
 from etude.algorithms.policies import (
     MAIN,
     learner_pipeline,
@@ -44,7 +44,6 @@ from etude.algorithms.policies import (
     spawned,
 )
 from etude.algorithms.progress import Shows, View, say
-from etude.algorithms.record import Recorder, learned_by_connectors, record, seed_after
 from etude.algorithms.results import (
     MIN_EPISODES,
     TIMES,

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.critics import of_kind
+from etude.algorithms.critics import follow_when_due
 from etude.algorithms.nested import ModuleLike, TargetConfig, VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
@@ -122,9 +122,4 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
 
     def after_step(self, module: Module) -> None:
         """Move the target network."""
-        interval = self.config.target.interval
-        if interval is None:
-            return
-        learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
-        if learner.updates % interval == 0:
-            of_kind(module, FollowedModule).follower.follow(self.config.target.tau)
+        follow_when_due(self.learner, module, self.config.target)

@@ -3,33 +3,31 @@
 offline datasets", arXiv 2006.09359), learning from a recording."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from etude.algorithms.config import NO_VALUE, SINGLE_STEPS, OfflineConfig
+from etude.algorithms.config import NO_VALUE
 from etude.algorithms.critics import (
-    TRANSITION,
     CriticModule,
+    OfflineCriticAlgorithm,
+    OfflineCriticConfig,
     check_box,
-    looking_ahead,
-    not_recurrent,
     of_kind,
     target_of,
 )
-from etude.algorithms.nested import ModuleLike, OptimizerConfig
-from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.nested import ModuleLike
 from etude.columns import ACTION
 from etude.learners import Batch, Loss, Schedule
-from etude.modules import Module, NetworkConfig, Output, make_module
+from etude.modules import Module, Output
 from etude.modules.distributions import DiagGaussian
 from etude.settings import settings
 from etude.spaces import Space
 
 
 @settings
-class AWACConfig(OfflineConfig):
+class AWACConfig(OfflineCriticConfig):
     """Settings of AWAC. The recording needs rewards and next observations."""
 
     beta: float = 1.0
@@ -39,68 +37,34 @@ class AWACConfig(OfflineConfig):
     max_weight: float = 100.0
     """Upper limit of a step's weight, at least 1. Default: as in IQL."""
 
-    gamma: float = 0.99
-    """Discount factor, 0 to 1. Default: Nair et al. 2020."""
-
-    n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
-    those of the behaviour policy. Default: as in the paper."""
-
-    tau: float = 0.005
-    """How far the critics' target networks move towards them after each gradient step, above 0, at most 1. Default:
-    Nair et al. 2020."""
-
     lr: Schedule = 3e-4
     """Learning rate of Adam, or a schedule. Default: Nair et al. 2020."""
-
-    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """Settings of the optimizer. Default: gradients are not clipped, as in Nair et al. 2020."""
 
     batch_size: int = 1024
     """Steps in a gradient step, at least 1. Default: Nair et al. 2020."""
 
-    updates_per_iteration: int = 1000
-    """Gradient steps between two results, at least 1."""
-
-    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
-    """The shape of policy and critics. Default: Nair et al. 2020."""
-
-    unused: ClassVar[Mapping[str, str]] = SINGLE_STEPS | NO_VALUE
+    unused: ClassVar[Mapping[str, str]] = NO_VALUE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             beta=(self.beta >= 0, "at least 0"),
             max_weight=(self.max_weight >= 1, "at least 1"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            n_step=(self.n_step >= 1, "at least 1"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
 
 
-class AWAC(OfflineAlgorithm[AWACConfig]):
+class AWAC(OfflineCriticAlgorithm[AWACConfig]):
     """Imitates the recorded actions, weighted by how much better its critics rate them than the policy's; for Box
     actions."""
 
     name = "awac"
     Config = AWACConfig
-    columns = TRANSITION
-
-    def learner_connectors(self) -> list[Any]:
-        """The connector that sums the rewards of `n_step` steps, if there are several."""
-        return looking_ahead(self.config.n_step, self.config.gamma)
+    needs_value = False
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a policy with critics and target critics; see `CriticModule`."""
         check_box(action_space, "AWAC", "IQL, which learns any actions, or CQL for Discrete ones")
-        config = self.config
-        made = make_module(
-            given, obs_space, action_space, config.network, squash=bool(config.network.squash), value=False
-        )
-        not_recurrent(made, self.name)
-        if isinstance(made, CriticModule):
-            return made
-        return CriticModule(made.net, obs_space, action_space, made.dist, config.network)
+        return super().make_module(given, obs_space, action_space)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The losses of Nair et al. 2020, algorithm 1: critics by eq. 3, with twins and targets; policy by eq. 13."""
@@ -118,10 +82,6 @@ class AWAC(OfflineAlgorithm[AWACConfig]):
             policy=-(weight * out.logp(batch.action)).mean(),
             critic=(values - target).square().mean(1).sum(),
         ).log(weight=weight.mean(), q=values.mean())
-
-    def after_step(self, module: Module) -> None:
-        """Move the target critics."""
-        of_kind(module, CriticModule).follower.follow(self.config.tau)
 
 
 def _drawn(net: CriticModule, out: Output) -> Tensor:

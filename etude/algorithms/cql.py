@@ -5,18 +5,23 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
-from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.critics import (
+    OfflineCriticAlgorithm,
+    OfflineCriticConfig,
+    check_box,
+    not_recurrent,
+    of_kind,
+    target_of,
+)
 from etude.algorithms.dqn import QModule
-from etude.algorithms.nested import ModuleLike, OptimizerConfig
-from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.sac import SoftModule, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
@@ -120,7 +125,7 @@ class PenaltyConfig:
 
 
 @settings
-class CQLConfig(OfflineConfig):
+class CQLConfig(OfflineCriticConfig):
     """Settings of CQL. The recording needs rewards and next observations."""
 
     penalty: PenaltyConfig = PenaltyConfig()
@@ -136,16 +141,6 @@ class CQLConfig(OfflineConfig):
     dueling: bool = False
     """For Discrete actions: learn state values and action advantages separately (Wang et al. 2016)."""
 
-    gamma: float = 0.99
-    """Discount factor, 0 to 1. Default: Kumar et al. 2020."""
-
-    n_step: int = 1
-    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
-    those of the behaviour policy. Default: as in the paper."""
-
-    tau: float = 0.005
-    """How far target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al. 2018."""
-
     lr: Schedule = 3e-4
     """Learning rate of Adam for all parameters, or a schedule. Default: Kumar et al. 2020 for critics; their published
     code gives policies less, `actor_lr=1e-4`."""
@@ -153,30 +148,17 @@ class CQLConfig(OfflineConfig):
     temperature_lr: Schedule | None = None
     """Learning rate of the temperature, or a schedule; None: `lr`."""
 
-    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
-    """Settings of the optimizer. Default: gradients are not clipped, as in Kumar et al. 2020."""
-
-    batch_size: int = 256
-    """Steps in a gradient step, at least 1. Default: Kumar et al. 2020."""
-
-    updates_per_iteration: int = 1000
-    """Gradient steps between two results, at least 1."""
-
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", separate=False)
     """The shape of policy and critics. Default: Haarnoja et al. 2018."""
 
     unused: ClassVar[Mapping[str, str]] = {
         "network.state_dependent_std": "standard deviations always depend on the observation",
-        **SINGLE_STEPS,
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            n_step=(self.n_step >= 1, "at least 1"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
         check_rules(
             self.network,
@@ -212,7 +194,7 @@ class ConservativeModule(SoftModule):
         self.log_alpha = nn.Parameter(torch.tensor([math.log(alpha)]))
 
 
-class CQL(OfflineAlgorithm[CQLConfig]):
+class CQL(OfflineCriticAlgorithm[CQLConfig]):
     """Conservative Q-learning: critics that underestimate actions that were not recorded rather than overestimate them.
 
     It is CQL(H), eq. 4: on soft actor-critic for Box actions, on double DQN for Discrete ones.
@@ -220,11 +202,6 @@ class CQL(OfflineAlgorithm[CQLConfig]):
 
     name = "cql"
     Config = CQLConfig
-    columns = TRANSITION
-
-    def learner_connectors(self) -> list[Any]:
-        """The connector that sums the rewards of `n_step` steps, if there are several."""
-        return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a module as SAC does for Box actions, see `ConservativeModule`; as DQN for Discrete ones, see
@@ -314,8 +291,3 @@ class CQL(OfflineAlgorithm[CQLConfig]):
             parts["alpha"] = -(soft.log_alpha.exp() * excess.detach().mean()).sum()
         figures = {"temperature": temperature.squeeze(0), "alpha": alpha.squeeze(0), "entropy": -logp.mean()}
         return Loss(**parts).log(q=values.mean(), gap=gap.mean(), **figures)
-
-    def after_step(self, module: Module) -> None:
-        """Move the target networks."""
-        follower = module.follower if isinstance(module, QModule) else of_kind(module, ConservativeModule).follower
-        follower.follow(self.config.tau)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of algorithms with critics: the columns they need, critic targets, their modules, checks."""
+"""Shared parts of algorithms with critics: settings, critic targets, modules, checks."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -9,16 +10,21 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude import columns as col
-from etude.connectors import Connector, NStep
+from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig, TargetConfig
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.connectors import NStep
 from etude.errors import ModuleError, SettingsError
-from etude.learners import Batch
+from etude.learners import Batch, Learner
 from etude.modules import Module
-from etude.modules.critics import ActionEncoder, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
+from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution
-from etude.modules.network import Network, NetworkConfig, RecurrentLayer
+from etude.modules.network import NetworkConfig, RecurrentLayer
+from etude.settings import settings
 from etude.spaces import Space, in_words
 
 M = TypeVar("M", bound=Module)
+C = TypeVar("C", bound="OfflineCriticConfig")
 
 TRANSITION = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.TERMINATED)
 """The columns of single steps from which critics learn."""
@@ -80,9 +86,11 @@ def draw_by_gate(net: nn.Module) -> None:
             part.draw_by_gate()
 
 
-def looking_ahead(n_step: int, gamma: float) -> list[Connector]:
-    """The learner connectors that sum ``n_step`` rewards; none for 1."""
-    return [NStep(n_step, gamma)] if n_step > 1 else []
+def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
+    """Move the module's target network if as many gradient steps were made as the settings ask for."""
+    own = next(own for own in learner.modules.values() if own.module is module)
+    if target.interval is not None and own.updates % target.interval == 0:
+        of_kind(module, FollowedModule).follower.follow(target.tau)
 
 
 def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
@@ -96,11 +104,73 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
     return torch.add(batch.reward, torch.where(batch[col.TERMINATED], 0.0, value), alpha=gamma)
 
 
+@settings
+class OfflineCriticConfig(OfflineConfig):
+    """Settings of algorithms with critics that learn from a recording. It needs rewards and next observations."""
+
+    gamma: float = 0.99
+    """Discount factor, 0 to 1. Default: as in the papers of all these algorithms."""
+
+    n_step: int = 1
+    """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
+    those of the behaviour policy. Default: as in the papers."""
+
+    tau: float = 0.005
+    """How far target networks move towards the trained ones in each of their updates, above 0, at most 1. Default: as
+    in the papers."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """Settings of the optimizer. Default: gradients are not clipped, as in the papers."""
+
+    batch_size: int = 256
+    """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021 (IQL), Kumar et al. 2020 (CQL), and Fujimoto
+    & Gu 2021 (TD3+BC)."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
+    """The shape of policy and critics, and of the value function where there is one. Default: as in the papers."""
+
+    unused: ClassVar[Mapping[str, str]] = SINGLE_STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            n_step=(self.n_step >= 1, "at least 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+        )
+
+
+class OfflineCriticAlgorithm(OfflineAlgorithm[C]):
+    """Base class of algorithms whose critics learn from single steps of a recording."""
+
+    Config = OfflineCriticConfig
+    columns = TRANSITION
+
+    def learner_connectors(self) -> list[Any]:
+        """The connector that sums the rewards of `n_step` steps, if there are several."""
+        config = self.config
+        return [NStep(config.n_step, config.gamma)] if config.n_step > 1 else []
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """Make a policy with critics and target critics, and a value function if one is needed; see `CriticModule`."""
+        made = not_recurrent(super().make_module(given, obs_space, action_space), self.name)
+        if isinstance(made, CriticModule):
+            return made
+        return CriticModule(made.net, obs_space, action_space, made.dist, self.config.network)
+
+    def after_step(self, module: Module) -> None:
+        """Move the target networks."""
+        of_kind(module, TargetedModule).follower.follow(self.config.tau)
+
+
 class CriticModule(TargetedModule):
-    """A policy, optionally with state values, with twin critics of its actions and target critics.
+    """A policy with twin critics of its actions and target critics; its network may also give state values.
 
     Args:
-        net: The network of the policy and of `values`.
+        net: The network of the policy, and of state values if there are any.
         obs_space: The observation space.
         action_space: The action space, of any kind.
         dist: The action distribution.
@@ -116,21 +186,3 @@ class CriticModule(TargetedModule):
         self.critic = TwinCritic(obs_space, self.encoded.width, config)
         self.target_critic = frozen_copy(self.critic)
         self.follower = TargetNetwork(self.target_critic, self.critic)
-
-    def values(self, obs: Any) -> Tensor:
-        """The values of observations, ``[B]``; the built-in net skips its policy for this.
-
-        Raises:
-            ModuleError: the net returns no values.
-        """
-        net = self.net
-        if type(net) is Network and net.critic is not None and net.value_head is not None:
-            value: Tensor = net.value_head(net.critic(self.columns_of(obs))[0]).squeeze(-1)
-            return value
-        given = self(obs).value
-        if given is None:
-            raise ModuleError(
-                f"{type(net).__name__} gives no values, which are learned here: return Output(value=...) from its "
-                "forward."
-            )
-        return given  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.algorithms.config import NO_STD, ONE_RATE
-from etude.algorithms.critics import of_kind
+from etude.algorithms.critics import follow_when_due, of_kind
 from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig, TargetConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
@@ -239,11 +239,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def after_step(self, module: Module) -> None:
         """Move the target network when it is due."""
-        learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
-        target = self.config.target
-        assert target.interval is not None  # the settings ensure it
-        if learner.updates % target.interval == 0:
-            of_kind(module, QModule).follower.follow(target.tau)
+        follow_when_due(self.learner, module, self.config.target)
 
     def training_step(self) -> Update:
         """Run one iteration; epsilon is among the metrics."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: where the runners and learners of an algorithm live. `LocalEngine`, the local one, is here."""
+"""Engines: where the runners and learners of an algorithm live. The local one is here."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -85,130 +85,75 @@ Learned = Callable[[Columns, Figures], None]
 """Takes a batch after it was learned from, and what the loss kept for each row (`ModuleLearner.kept`)."""
 
 
-class Engine(Protocol):
-    """Where the runners and learners of an algorithm live: here (`LocalEngine`) or on a Ray cluster
-    (`etude.ray.engine.RayEngine`).
+class Engine:
+    """Where the runners and learners of an algorithm live: in this process, with env workers if the settings ask for
+    them. `etude.ray.engine.RayEngine` inherits from it and moves some or all of them to a Ray cluster.
 
     It is made with the algorithm, but starts processes only when they are needed, so that an algorithm loaded only to
     play starts none.
-    """
-
-    # -- acting ---------------------------------------------------------------------------------------------------
-
-    def spaces(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
-    ) -> dict[str, Spaces]:
-        """The spaces of each module on the env's side, see `etude.algorithms.policies.spaces_in`; makes the envs."""
-
-    @property
-    def has_envs(self) -> bool:
-        """Whether the training envs are made."""
-
-    def runner(self) -> Collector:
-        """Make the collector for these envs, and prepare recording if the settings ask for it."""
-
-    def can_resume(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` is of a collector of this engine."""
-
-    def record(self, parts: Mapping[str, Experience]) -> None:
-        """Record raw experience by module id if the settings ask for it and the runners don't record it themselves."""
-
-    # -- learning -------------------------------------------------------------------------------------------------
-
-    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """Update each module from raw experience (on-policy). None: the result is returned by the next call."""
-
-    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """Update one module from ``num_batches`` batches of a replay; ``learned`` is called after each, in order."""
-
-    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """Update one module from batches, see `ModuleLearner.update_from`."""
-
-    def feeds(self) -> dict[str, Any]:
-        """The `Feed` of each module from the recording, by module id, if learners are in this process."""
-
-    def train(self) -> OfflineUpdate:
-        """Make an iteration's gradient steps of each module from the recording."""
-
-    def pull(self) -> None:
-        """Fetch the state of remote learners, before a checkpoint."""
-
-    def push(self) -> None:
-        """Send the state here to remote learners, after loading or after modules were added or removed."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the learners that the settings ask for were used; always True for learners in this process."""
-
-    # -- the rest -------------------------------------------------------------------------------------------------
-
-    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """Play whole episodes without exploration. If they run beside training, return the previous call's."""
-
-    def stats(self) -> dict[str, float]:
-        """Counts of the learners since the last call, such as ``learner_restarts``."""
-
-    def close(self) -> None:
-        """Close the envs, and stop every process that was started."""
-
-
-class LocalEngine:
-    """Runs everything in this process, with env workers if the settings ask for them.
 
     Args:
         algorithm: An `Algorithm`. The type is Any because that class imports this file, as in `engine_of`.
     """
 
-    is_asked = True
-
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
-        self.arena: Arena | None = None
-        """The training envs."""
+        self._arena: Arena | None = None
+
+    # -- acting ---------------------------------------------------------------------------------------------------
 
     @property
     def has_envs(self) -> bool:
         """Whether the training envs are made."""
-        return self.arena is not None
+        return self._arena is not None
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
-        """See `Engine`."""
-        if self.arena is None:
+        """The spaces of each module on the env's side, see `etude.algorithms.policies.spaces_in`; makes the envs."""
+        if self._arena is None:
             config = self._algorithm.config
-            self.arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
-        return spaces_in(self.arena, module_ids, module_of, known)
+            self._arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
+        return spaces_in(self._arena, module_ids, module_of, known)
 
     def runner(self) -> Collector:
-        """See `Engine`."""
+        """Make the collector for these envs, and prepare recording if the settings ask for it."""
         algorithm, config = self._algorithm, self._algorithm.config
-        assert self.arena is not None  # `spaces` has made it
+        assert self._arena is not None  # `spaces` has made it
         lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
         runner = make_runner(
-            config, self.arena, algorithm.policies, algorithm.runner_seed, algorithm.callbacks, lengths
+            config, self._arena, algorithm.policies, algorithm.runner_seed, algorithm.callbacks, lengths
         )
         runner.warn_of_lost_episodes = not config.workers.num_workers  # the state of envs in workers is never saved
         algorithm.recorder.open()
         return runner
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
-        """See `Engine`."""
+        """Whether ``state`` is of a collector of this engine."""
         return "rollouts" in state
 
     def record(self, parts: Mapping[str, Experience]) -> None:
-        """See `Engine`."""
+        """Record raw experience by module id if the settings ask for it and the runners don't record it themselves."""
         if self._algorithm.recorder.is_on:
             with self._algorithm.timed("record"):
                 self._algorithm.recorder.take(parts)
 
-    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
-        """See `Engine`."""
-        updates: dict[str, Update] = self._algorithm.learn_each(parts)
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
+        """Update each module from raw experience (on-policy). None: the result is returned by the next call."""
+        algorithm, updates = self._algorithm, dict[str, Update]()
+        for name, exp in parts.items():
+            seen = algorithm.connected(name, exp)
+            batch = algorithm.prepared(name, seen)
+            with algorithm.timed("update"):
+                updates[name] = algorithm.learn(name, batch)
+            algorithm.policies[name].connectors.update(exp)
+            algorithm.learner.modules[name].connectors.update(seen)
         return updates
 
     def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """See `Engine`."""
+        """Update one module from ``num_batches`` batches of a replay; ``learned`` is called after each, in order."""
         learner = self._algorithm.learner.modules[module_id]
 
         def batches() -> Iterator[Columns | Experience]:
@@ -217,41 +162,44 @@ class LocalEngine:
                 yield shown
                 learned(batch, learner.kept)
 
-        return self.update_from_given(module_id, batches())
+        update: Update = learner.update_from(batches())
+        return update
 
     def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """See `Engine`."""
+        """Update one module from batches, see `ModuleLearner.update_from`."""
         update: Update = self._algorithm.learner.modules[module_id].update_from(batches)
         return update
 
-    def feeds(self) -> dict[str, Any]:
-        """See `Engine`."""
-        feeds: dict[str, Any] = self._algorithm.make_feeds()
-        return feeds
-
     def train(self) -> OfflineUpdate:
-        """See `Engine`."""
+        """Make an iteration's gradient steps of each module from the recording."""
         update: OfflineUpdate = self._algorithm.train_on(self._algorithm.opened_feeds())
         return update
 
     def pull(self) -> None:
-        """Does nothing: all state is in this process."""
+        """Fetch the state of remote learners, before a checkpoint; nothing if there are none."""
 
     def push(self) -> None:
-        """Does nothing: all state is in this process."""
+        """Send the state here to remote learners, after loading or after modules were added or removed."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the learners that the settings ask for were used; always True for learners in this process."""
+        return True
+
+    # -- the rest -------------------------------------------------------------------------------------------------
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
-        """See `Engine`."""
+        """Play whole episodes without exploration. If they run beside training, return the previous call's."""
         played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated(num_episodes, seed)
         return played
 
     def stats(self) -> dict[str, float]:
-        """Nothing is counted here."""
+        """Counts of remote learners since the last call, such as ``learner_restarts``; {} if there are none."""
         return {}
 
     def close(self) -> None:
-        """Close the envs."""
-        arena, self.arena = self.arena, None
+        """Close the envs, and stop every process that was started."""
+        arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
 
@@ -264,7 +212,7 @@ def engine_of(algorithm: Any) -> Engine:
         SettingsError: the settings contradict each other.
     """
     if algorithm.config.engine == "local":
-        return LocalEngine(algorithm)
+        return Engine(algorithm)
     try:
         importlib.import_module("ray")
     except ModuleNotFoundError as error:

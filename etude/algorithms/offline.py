@@ -208,20 +208,16 @@ class OfflineAlgorithm(Algorithm[C]):
         )
 
     def opened_feeds(self) -> "dict[str, Feed]":
-        """The feed of each module here, opened on first use."""
+        """The feed of each module, which reads the recording in this process; opened on first use."""
         if self._feeds is None:
             with self.timed("open"):
-                self._feeds = self.engine.feeds()
+                opening, feeds = self.opening(), {}
+                for name, policy in self.policies.items():
+                    with self.settings_of(name):
+                        feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
+                self._feeds = feeds
             self._has_seen_data = True
         return self._feeds
-
-    def make_feeds(self) -> "dict[str, Feed]":
-        """Open a feed of each module, which reads the recording in this process."""
-        opening, feeds = self.opening(), {}
-        for name, policy in self.policies.items():
-            with self.settings_of(name):
-                feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
-        return feeds
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 """OnPolicyAlgorithm: the base class of algorithms that learn from the steps just collected, once."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
@@ -37,18 +36,6 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             self.before_update(self.env_steps)
             updates = self.engine.update(self.learner.chosen(self.assign(parts)))
         return joined(updates, counts, self.engine.stats(), several=len(self.policies) > 1)
-
-    def learn_each(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
-        """Update each module in this process from raw experience, by module id."""
-        updates = {}
-        for name, exp in parts.items():
-            seen = self.connected(name, exp)
-            batch = self.prepared(name, seen)
-            with self.timed("update"):
-                updates[name] = self.learn(name, batch)
-            self.policies[name].connectors.update(exp)
-            self.learner.modules[name].connectors.update(seen)
-        return updates
 
     @interruptible
     def connected(self, name: str, exp: Experience) -> Experience:

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 
 from etude import spawning
 from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import Checkpoints
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
-from etude.algorithms.kept import Checkpoints
 from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop, result_from

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD3 (Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv 1802.09477)."""
+"""TD3 (Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods", arXiv 1802.09477), and
+TD3+BC, which learns from a recording (Fujimoto & Gu 2021, "A minimalist approach to offline reinforcement learning",
+arXiv 2106.06860)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +12,17 @@ from torch import Tensor, nn
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import NO_STD, NO_VALUE
-from etude.algorithms.critics import CriticModule, check_box, check_memories, draw_by_gate, of_kind, target_of
+from etude.algorithms.critics import (
+    CriticModule,
+    OfflineCriticAlgorithm,
+    OfflineCriticConfig,
+    check_box,
+    check_memories,
+    draw_by_gate,
+    not_recurrent,
+    of_kind,
+    target_of,
+)
 from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT, Columns
@@ -274,3 +286,55 @@ class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
                 module = of_kind(policy.module, DeterministicModule)
                 module.acts_at_random = env_steps < self.config.replay.learning_starts
                 module.dist.std = self.config.action_noise
+
+
+@settings
+class TD3BCConfig(OfflineCriticConfig, TwinDelayedSettings):
+    """Settings of TD3+BC. The recording needs rewards and next observations.
+
+    The paper also normalises observations: ``connectors=("normalize_obs",)``.
+    """
+
+    alpha: float = 2.5
+    """Weight of the critic's value against the squared distance to the recorded actions, at least 0. 0 imitates; larger
+    trusts the critic more. Values are divided by their mean magnitude, so that the scale of rewards does not matter.
+    Default: Fujimoto & Gu 2021."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam, or a schedule. Default: Fujimoto & Gu 2021."""
+
+    unused: ClassVar[Mapping[str, str]] = NO_STD | NO_VALUE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            alpha=(self.alpha >= 0, "at least 0"),
+            **self.twin_delayed_rules(),
+        )
+        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
+
+
+class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):
+    """TD3 with a policy that stays near the recorded actions; for Box actions.
+
+    When it explores (recording, `evaluate(explore=True)`), it adds normal noise with a standard deviation of 0.1 of
+    half the action range.
+    """
+
+    name = "td3_bc"
+    Config = TD3BCConfig
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """Make a policy and critics with their targets; see `DeterministicModule`."""
+        check_box(action_space, "TD3+BC", "IQL, which learns any actions, or CQL or DQN for Discrete ones")
+        return super().make_module(given, obs_space, action_space)
+
+    def check_policy(self, policy: Module) -> None:
+        """Check that the policy is not recurrent."""
+        not_recurrent(policy, self.name)
+
+    def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
+        """The policy's loss of Fujimoto & Gu 2021, eq. 5."""
+        scale = self.config.alpha / worth.detach().abs().mean()
+        distance = (chosen - action).square().mean()
+        return Loss(actor=distance - scale * worth.mean()).log(distance=distance)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
 from etude.algorithms import Algorithm, AlgorithmConfig
-from etude.algorithms.kept import check_metric
+from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.search import flat, written
 from etude.cli import flags, values
 from etude.cli.asked import CONVERTERS, RunOptions, ask

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from etude.algorithms import Algorithm, Stop
+from etude.algorithms.checkpoint import score_of
 from etude.algorithms.comparison import interval_of
-from etude.algorithms.kept import score_of
 from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import trials, tried

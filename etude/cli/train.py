@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
+from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.clips import check_clips, clip
 from etude.algorithms.comparison import interval_of
-from etude.algorithms.kept import check_metric
 from etude.algorithms.loading import load_settings
 from etude.algorithms.parallel import train_all
 from etude.algorithms.saving import name_of, names_code

@@ -86,16 +86,15 @@ def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | No
         of = "the observations that segments were cut or truncated at"
         of = "the steps, which have no column `value`" if ends is None else of
         raise DataError(f"{who} needs a module for the values of {of}: call offline(exp, module).")
-    if ends is not None:
-        final_obs = {name: arrays.take(final, ends) for name, final in exp.final_obs.items()}
-        if not module.recurrent:
-            return module.value_of(final_obs)
-    rows = slice(None) if ends is None else exp.offsets[1:][ends] - 1
-    obs, state = (
-        {name: column[rows] for name, column in col.subtree(exp.steps, root).items()}
-        for root in (col.OBS, col.STATE_IN)
-    )
-    return module.value_of(obs, state) if ends is None else module.value_after(obs, state, final_obs)
+    obs, state = col.subtree(exp.steps, col.OBS), col.subtree(exp.steps, col.STATE_IN)
+    if ends is None:
+        return module.value_of(obs, state)
+    final_obs = {name: arrays.take(final, ends) for name, final in exp.final_obs.items()}
+    if not module.recurrent:
+        return module.value_of(final_obs)
+    last = exp.offsets[1:][ends] - 1
+    obs, state = ({name: column[last] for name, column in columns.items()} for columns in (obs, state))
+    return module.value_after(obs, state, final_obs)
 
 
 class NormalizeAdvantages(Connector):

@@ -126,6 +126,7 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
+        self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
@@ -228,8 +229,7 @@ class Pipeline(Connector):
 
     def update(self, exp: Experience) -> None:
         """Let each connector that learns do so, from the output of those before it, computed before they learn."""
-        learners = [i for i, connector in enumerate(self.connectors) if overrides(connector, "update")]
-        last = learners[-1] if learners else -1
+        last = self._learning[-1] if self._learning else -1
         for i, connector in enumerate(self.connectors[: last + 1]):
             seen = connector.offline(exp) if i < last else exp
             connector.update(exp)

@@ -266,9 +266,7 @@ class MinibatchColumns(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         rows = self._rows
         if name not in rows.parts:
-            gathered = rows.columns[name].index_select(0, rows.order)
-            gathered = gathered.float() if gathered.dtype == torch.float64 else gathered  # networks compute in float32
-            rows.parts[name] = torch.split(gathered, rows.sizes)
+            rows.parts[name] = torch.split(rows.columns[name].index_select(0, rows.order), rows.sizes)
         return rows.parts[name][self._i]
 
     def __contains__(self, name: object) -> bool:
@@ -289,6 +287,7 @@ def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tens
     tensors = {}
     for name, column in columns.items():
         if column.dtype != object:
-            tensor = (torch.from_numpy(column) if isinstance(column, np.ndarray) else column).to(device)
+            given = torch.from_numpy(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
+            tensor = given.to(device)
             tensors[name] = tensor.float() if tensor.dtype == torch.float64 else tensor
     return tensors

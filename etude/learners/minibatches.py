@@ -98,7 +98,7 @@ def minibatches(
         raise SettingsError(
             f"minibatch_size is {minibatch_size} and num_minibatches {num_minibatches}: give one of them, at least 1."
         )
-    columns = exp.to(device).steps
+    columns = as_tensors(exp.steps, device)
     sequences = Sequences.cut(exp, max_seq_len, burn_in) if module.recurrent else Sequences.rows(exp)
     if sparse > 1:
         sequences = sequences.take(np.arange(0, len(sequences.starts), sparse))
@@ -137,11 +137,12 @@ def batch_from(given: Mapping[str, Array] | Experience, module: Module, device: 
         )
     if not given.num_steps:
         return Batch({}, module, size=0)
-    exp = given.select(given.lengths > given.segments.lookback).to(device)
+    exp = given.select(given.lengths > given.segments.lookback)
+    columns, final_obs = as_tensors(exp.steps, device), as_tensors(exp.final_obs, device)
     stored = all(f"{col.STATE_IN}{col.SEPARATOR}{name}" in exp.steps for name in module.initial_state())
     sequences = Sequences.whole(exp)
     counts = [len(sequences.starts)]
-    (batch,) = _batches(exp.steps, sequences, counts, module, device, stored=stored, final_obs=exp.final_obs)
+    (batch,) = _batches(columns, sequences, counts, module, device, stored=stored, final_obs=final_obs)
     return batch
 
 

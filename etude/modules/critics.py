@@ -69,6 +69,9 @@ class TargetNetwork:
 class TargetedModule(Module):
     """A module with target networks: frozen copies that stay in evaluation mode."""
 
+    follower: TargetNetwork
+    """Moves the target networks."""
+
     def train(self, mode: bool = True) -> Self:
         """Set the mode of a user's network only: the built-in one is the same in both modes."""
         self.training = mode

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.engine import Draw, Learned, LocalEngine, OfflineUpdate
+from etude.algorithms.engine import Draw, Engine, Learned, OfflineUpdate
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -20,7 +20,6 @@ from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
-    from etude.algorithms.feed import Feed
     from etude.ray.evaluation import EvaluationRunners
     from etude.ray.learners import Learners
     from etude.ray.runners import Runners
@@ -31,8 +30,8 @@ _AT_ONCE = 32
 """The number of a replay's batches that learners get together, if these make whole gradient steps."""
 
 
-class RayEngine:
-    """The Ray engine, see `etude.algorithms.engine.Engine`. Each of its parts is started on first use.
+class RayEngine(Engine):
+    """The Ray engine. Each of its parts is started on first use; this process does what no actor is asked to do.
 
     Args:
         algorithm: The `ActingAlgorithm` or `OfflineAlgorithm` that owns the runners and learners.
@@ -42,10 +41,10 @@ class RayEngine:
     """
 
     def __init__(self, algorithm: Any) -> None:
+        super().__init__(algorithm)
         config = algorithm.config
         self.settings = settings = Ray() if config.engine == "ray" else config.engine
-        self._algorithm, self._config = algorithm, config
-        self._here = LocalEngine(algorithm)  # used if there are no learners or evaluation runners
+        self._config = config
         self._runners: Runners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
@@ -107,7 +106,7 @@ class RayEngine:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
-            return self._here.update(parts)
+            return super().update(parts)
         updates: dict[str, Update] | None
         seen = {name: algorithm.connected(name, exp) for name, exp in parts.items()}
         if algorithm.collects_beside:
@@ -127,7 +126,7 @@ class RayEngine:
         """Update one module from a replay. Several batches are drawn together before the first is learned from."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
-            return self._here.update_from(module_id, draw, num_batches, learned)
+            return super().update_from(module_id, draw, num_batches, learned)
         done, accumulate = [], algorithm.config.optimizer.accumulate
         at_once = max(1, _AT_ONCE // accumulate) * accumulate
         for first in range(0, num_batches, at_once):
@@ -142,18 +141,14 @@ class RayEngine:
         """Update one module from the given batches."""
         learners = self.learners
         if learners is None:
-            return self._here.update_from_given(module_id, batches)
+            return super().update_from_given(module_id, batches)
         return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
-
-    def feeds(self) -> "dict[str, Feed]":
-        """The feeds of each module from the recording if this process learns: the local pipeline."""
-        return self._here.feeds()
 
     def train(self) -> OfflineUpdate:
         """An iteration's gradient steps of each module from the recording, which the learners read themselves."""
         learners = self.learners
         if learners is None:
-            return self._here.train()
+            return super().train()
         begin = time.perf_counter()
         done = learners.train(self._algorithm.config.updates_per_iteration)
         return OfflineUpdate(*done, time.perf_counter() - begin)
@@ -201,9 +196,7 @@ class RayEngine:
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """Play whole episodes. With evaluation runners, this returns the results of the previous call."""
         evaluators = self.evaluators
-        return (
-            self._here.evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
-        )
+        return super().evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
 
     def _start(self) -> None:
         """Connect to the cluster, or start one.

@@ -14,7 +14,7 @@ from ray import tune as ray_tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
-from etude.algorithms.kept import check_metric
+from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from etude import columns as col
+from etude.algorithms.play import learned_by_connectors
 from etude.algorithms.policies import MAIN
-from etude.algorithms.record import learned_by_connectors
 from etude.columns import Columns
 from etude.experience import Experience, Segments
 from etude.files import RemotePath, located

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from etude.algorithms import PPO, PPOConfig, Ray, RayData, load
-from etude.algorithms.engine import LocalEngine
+from etude.algorithms.engine import Engine
 from etude.errors import SettingsError
 
 
@@ -46,7 +46,7 @@ def test_an_engine_that_is_none():
 
 def test_the_local_engine_is_no_cluster():
     with closing(PPO(PPOConfig(env="CartPole-v1"))) as algorithm:
-        assert isinstance(algorithm.engine, LocalEngine)
+        assert type(algorithm.engine) is Engine
 
 
 def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_path):

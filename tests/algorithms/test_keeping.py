@@ -15,7 +15,7 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import PPO, Checkpoints, PPOConfig, Result
-from etude.algorithms.kept import score_of
+from etude.algorithms.checkpoint import score_of
 from etude.checkpoints import load_meta, remove_tree, save_tree
 from etude.errors import CheckpointError, SettingsError
 
@@ -39,7 +39,7 @@ NOW = 0.0
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.algorithms.kept.time.time", lambda: NOW)
+    monkeypatch.setattr("etude.algorithms.checkpoint.time.time", lambda: NOW)
 
 
 def save(kept: Checkpoints, base: Result, iteration: int, score: float) -> str:
@@ -105,7 +105,7 @@ def test_a_kill_between_saving_and_removing_leaves_one_too_many_which_goes_with_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("etude.algorithms.kept.remove_tree", killed)
+        patch.setattr("etude.algorithms.checkpoint.remove_tree", killed)
         with pytest.raises(KeyboardInterrupt):
             save(kept, base, 2, 0.0)
     assert there(tmp_path) == [1, 2]

@@ -17,7 +17,7 @@ from signalling import Signalling
 
 import etude
 from etude.algorithms import BC, DQN, PPO, SAC, BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
-from etude.algorithms.record import RecordConfig
+from etude.algorithms.config import RecordConfig
 from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.recordings import Recording, validate
@@ -145,7 +145,7 @@ def test_a_resumed_run_writes_nothing_twice(layout: Any, ends: str, tmp_path: Pa
     code = f"""
 import os, signal
 import etude
-from etude.algorithms.record import RecordConfig
+from etude.algorithms.config import RecordConfig
 record = RecordConfig(path={str(path)!r}, layout={layout!r}, max_rows_per_file=30)
 algorithm = etude.PPO(etude.PPOConfig(**{SMALL!r}, record=record))
 for i in range(5):

@@ -12,7 +12,7 @@ from cli_runs import SMALL, TRAIN, trained
 
 import etude
 from etude.algorithms import ALGORITHMS
-from etude.algorithms.engine import LocalEngine
+from etude.algorithms.engine import Engine
 from etude.algorithms.run import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
@@ -535,8 +535,8 @@ def test_the_package_runs_as_a_module():
 
 def test_a_save_gathers_and_writes_the_state_once_whatever_is_kept(tmp_path, monkeypatch):
     out, gathered, written = tmp_path / "run", [], set()
-    gather, add = LocalEngine.pull, etude.Checkpoints.add
-    monkeypatch.setattr(LocalEngine, "pull", lambda self: gathered.append(self._algorithm.updates) or gather(self))
+    gather, add = Engine.pull, etude.Checkpoints.add
+    monkeypatch.setattr(Engine, "pull", lambda self: gathered.append(self._algorithm.updates) or gather(self))
 
     def added(self, *args):
         path = add(self, *args)

@@ -19,8 +19,8 @@ import ray
 import runner_envs
 
 from etude.algorithms import Ray
+from etude.algorithms.config import RecordConfig
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.record import RecordConfig
 from etude.envs import Workers
 from etude.errors import EngineError, EnvError, SettingsError
 from etude.ray.fragments import Order
