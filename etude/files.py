@@ -565,7 +565,7 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     if _RUNS_TEMPLATES.search(url):
         raise DataError(
             f"{redacted(url)}: `reference` URLs are not opened, because some versions of fsspec run code from the "
-            "index that they name. Give the URLs of the files themselves, or a file system of your own as `filesystem=`."
+            "index that they name. Give the URLs of the files themselves, or a file system as `filesystem=`."
         )
     if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
@@ -593,7 +593,7 @@ def _opened(root: str, url: str) -> tuple[Any, str]:
         import fsspec.core  # type: ignore[import-untyped]
 
         system, path = fsspec.core.url_to_fs(root)
-    except Exception as error:  # drivers raise anything, such as zipfile.BadZipFile
+    except Exception as error:  # noqa: BLE001  drivers raise anything, such as zipfile.BadZipFile
         told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
         raise DataError(
             f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
