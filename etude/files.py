@@ -225,6 +225,8 @@ class _ArrowFile(io.RawIOBase):
 
 _OBJECT_STORES: Final = {"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss"}
 _BUFFER: Final = 1 << 20
+_RUNS_TEMPLATES: Final = re.compile(r"(?:^|::)\s*reference(?=:)", re.IGNORECASE)
+"""URLs of an index of other files, whose templates fsspec evaluates."""
 
 
 def _copies_to_move(kind: type) -> bool:
@@ -562,8 +564,13 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
         known: Open file systems; the one opened for this URL is added, so that many URLs share it.
 
     Raises:
-        DataError: neither of them supports such URLs, or the server can't be reached.
+        DataError: neither of them supports such URLs, or the server can't be reached; or it is a ``reference`` URL.
     """
+    if _RUNS_TEMPLATES.search(url):
+        raise DataError(
+            f"{redacted(url)}: `reference` URLs are not opened, because some versions of fsspec run code from the "
+            "index that they name. Give the URLs of the files themselves, or a file system as `filesystem=`."
+        )
     if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
         return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
@@ -590,7 +597,7 @@ def _opened(root: str, url: str) -> tuple[Any, str]:
         import fsspec.core  # type: ignore[import-untyped]
 
         system, path = fsspec.core.url_to_fs(root)
-    except (ImportError, ValueError, OSError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  drivers raise anything, such as zipfile.BadZipFile
         told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
         raise DataError(
             f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "

@@ -151,6 +151,23 @@ def test_what_may_mean_another_place_without_what_is_hidden_is_not_kept(url, exp
     assert urls.can_be_kept(url) is expected
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["reference::file:///x.json", "reference://a::memory://x.json", "simplecache::reference://a::s3://K:SECRET@b/x"],
+)
+def test_an_index_whose_templates_fsspec_evaluates_is_not_opened(url):
+    with pytest.raises(DataError, match="`reference` URLs are not opened") as caught:
+        files.located(url)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_broken_archive_in_a_chain_is_an_error_in_words(kind, tmp_path):
+    (tmp_path / "x").write_text("no archive")
+    with pytest.raises(DataError, match=f"can't open {kind}://a::file://.*fsspec says: "):
+        files.located(f"{kind}://a::file://{tmp_path / 'x'}")
+
+
 def test_a_long_message_is_not_cut_within_a_secret():
     url = f"nope://KEY:{'S3CR3T' * 60}@bucket/x"  # pyarrow's message is of all of it
     with pytest.raises(DataError, match="Unrecognized") as caught:
