@@ -164,10 +164,11 @@ def check_reward(reward: Any) -> None:
         )
 
 
-def check_flags(terminated: Any, truncated: Any) -> None:
-    """Raise an EnvValueError if the flags are not booleans."""
+def check_flags(terminated: Any, truncated: Any, *, allow_numbers: bool = False) -> None:
+    """Raise an EnvValueError if the flags are not booleans, nor numbers where these are allowed."""
+    known = bool | np.bool_ | (int | float | np.number if allow_numbers else bool)
     for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
-        if not isinstance(flag, bool | np.bool_):
+        if not isinstance(flag, known):
             raise EnvValueError(f"`{name}` is {flag!r}, not True or False.")
 
 

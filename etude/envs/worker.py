@@ -79,7 +79,7 @@ class EnvWorker:
         make: Makes one env object.
         name: The name of ``make`` in errors.
         envs: The numbers of this worker's copies.
-        limits: The maximum length of episodes.
+        limits: The maximum length of episodes, and in how many steps flags may not be numbers.
         is_users_env: Whether ``make`` returns an env object of the user, who closes it.
         in_callers_thread: Whether the envs step in the thread that uses the arena. A KeyboardInterrupt is then a
             Ctrl-C, and not an error of the env.
@@ -110,6 +110,7 @@ class EnvWorker:
         )
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
+        self._check = _ALWAYS if limits.check == "always" else limits.check
         self._adapters: dict[int, GymAdapter | ManyAgentsAdapter] = {}
         self._ended = 0
 
@@ -297,7 +298,7 @@ class EnvWorker:
         if reward.__class__ not in NUMBERS:
             check_reward(reward)
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-            check_flags(terminated, truncated)
+            check_flags(terminated, truncated, allow_numbers=t >= self._check)
         if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward

@@ -19,7 +19,7 @@ LEAST_TO_MAKE: Final = 30.0
 
 @settings
 class EnvLimits:
-    """Limits that hold wherever the envs run: the length of episodes, and how many steps are compared with bounds."""
+    """Limits that hold wherever the envs run: the length of episodes, and how many steps are checked closely."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
@@ -27,9 +27,10 @@ class EnvLimits:
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
 
     check: int | Literal["always"] = 10
-    """How many of the first steps of each env are compared with the bounds of their Box, at least 0. The first number
-    outside logs a warning. Each check costs about 10 microseconds for each part of the observation. Shapes, dtypes,
-    NaN, infinity, discrete values and flags are checked at every step; flags of a VectorEnv only in these steps."""
+    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
+    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
+    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
+    only in these steps."""
 
     def __post_init__(self) -> None:
         check_range(
