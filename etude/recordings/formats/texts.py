@@ -97,22 +97,27 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
     return pa.array(values, pa.timestamp("us"), mask=~is_there)
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
 def are_times(arrays: Iterable[pa.Array]) -> bool:
-    """Whether the numbers of a column, in parts, are times and not indices of steps: some have a fraction, or all are
-    at least `UNIX_FROM`. False for columns that hold no numbers."""
+    """Whether the numbers of a column, in parts of one type, are times and not indices of steps: some have a fraction,
+    or all are at least `UNIX_FROM`."""
     least = math.inf
     for array in arrays:
         if pa.types.is_integer(array.type):
             low = pc.min(array).as_py()
+            if low is not None and low < UNIX_FROM:
+                return False  # without reading the others
             least = min(least, math.inf if low is None else low)
-        elif pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+        else:
             values = np.asarray(array.drop_null().cast(pa.float64()))
             values = values[np.isfinite(values)]
             if (values != np.floor(values)).any():
                 return True
             least = min(least, values.min(initial=math.inf))
-        else:
-            return False
     return bool(UNIX_FROM <= least < math.inf)
 
 
