@@ -379,6 +379,7 @@ _OTHER_NAMES = {
     "save_interval": "save_freq checkpoint_freq checkpoint_frequency",
     "clip_interval": "capture_video record_video video_interval",
     "quiet": "verbose verbosity",
+    "explore": "deterministic stochastic",
 }
 """Names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, by Etude's name."""
 
@@ -455,12 +456,12 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def choice(name: str, names: Iterable[str]) -> str:
-    """The end of an error message about a wrong name: the nearest of ``names``, or all of them."""
+    """The end of an error message about a wrong name: the nearest of ``names``, all of them, or that there are none."""
     names = list(names)
     near = nearest(name, names)
     if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
         return f"Nearest: `{near}`."
-    return f"There are {', '.join(names)}."
+    return f"There are {', '.join(names) or 'none'}."
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:

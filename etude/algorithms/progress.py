@@ -255,10 +255,6 @@ def figures(result: Result) -> Mapping[str, str]:
     shown["updates"] = f"{result.updates:,}"
     shown["losses"] = _few([f"{name} {value:.3g}" for name, value in result.losses.items()], " ")
     shown["seconds"] = f"{result.seconds:.1f}"
-    if result.turn_ms:
-        longest = sorted(result.turn_ms.items(), key=lambda item: -item[1])[:3]
-        spent = ", ".join(f"{name} {ms:.2g}" for name, ms in longest)
-        shown["turn"] = f"{sum(result.turn_ms.values()):.2g} ms ({spent})"
     if result.bottleneck:
         shown["data"] = _data(result)
     for name, spread in result.custom.items():

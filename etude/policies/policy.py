@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: a module with its connectors, which acts on the env's observations."""
 
+import functools
+import inspect
 import os
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -42,6 +45,32 @@ ACT_ELSEWHERE: Final = (
     "sample_action infer"
 )
 """What other libraries call `Policy.act`."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _arguments_hinted(method: F) -> F:
+    """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
+
+    @functools.wraps(method)
+    def called(*given: Any, **named: Any) -> Any:
+        try:
+            return method(*given, **named)
+        except TypeError as error:
+            signature = inspect.signature(method)
+            try:
+                signature.bind(*given, **named)
+            except TypeError as wrong:
+                takes = ", ".join(name for name in signature.parameters if name != "self")
+                hint = f" {_EXPLORE}" if {"deterministic", "stochastic", "training"} & named.keys() else ""
+                raise SettingsError(f"Policy.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
+            raise
+
+    return cast(F, called)
+
+
+_EXPLORE: Final = "It takes the most likely action; explore=True samples one."
 
 
 class Chosen(NamedTuple):
@@ -150,6 +179,7 @@ class Policy:
         """The names of the connectors that need the action or the reward of the last step, by the column's name."""
         return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
+    @_arguments_hinted
     def act(
         self,
         obs: Any,
@@ -186,9 +216,14 @@ class Policy:
                 numbers, is NaN or infinite, or is no choice of its `Discrete` space. Numbers outside the bounds of a
                 Box are accepted, and parts that the space does not have are ignored.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
-                the last reward, but there is none; or names are asked for, and the action space has none; or ``reward``
-                or ``rng`` is something else.
+                the last reward, but there is none; or names are asked for, and the action space has none; or ``state``,
+                ``reward`` or ``rng`` is something else, or another argument is given.
         """
+        if not isinstance(state, Mapping | None):
+            raise SettingsError(
+                f"`state` is {state!r:.50}, but must be the state that policy.initial_state() or the last act returned."
+                + (f" {_EXPLORE}" if isinstance(state, bool) else "")
+            )
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise SettingsError(f"`rng` is {rng!r}, but must be a generator, such as numpy.random.default_rng(3).")
         if names and not self._named:
@@ -314,6 +349,7 @@ class Policy:
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
+    @_arguments_hinted
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 

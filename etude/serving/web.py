@@ -113,17 +113,25 @@ def make_app(service: Service) -> "Starlette":
         async with service.running():
             yield
 
-    return Starlette(
-        routes=[
-            route("/act", "POST", service.act),
-            route("/sessions", "POST", service.open),
-            route("/sessions/{session_id}", "DELETE", lambda fields, session_id: service.close(session_id)),
-            route("/policies", "GET", lambda fields: service.about()),
-            route("/health", "GET", lambda fields: {"status": "ok"}),
-            route("/metrics", "GET", lambda fields: service.metrics.text(service.gauges())),
-        ],
-        lifespan=lifespan,
-    )
+    routes = [
+        route("/act", "POST", service.act),
+        route("/sessions", "POST", service.open),
+        route("/sessions/{session_id}", "DELETE", lambda fields, session_id: service.close(session_id)),
+        route("/policies", "GET", lambda fields: service.about()),
+        route("/health", "GET", lambda fields: {"status": "ok"}),
+        route("/metrics", "GET", lambda fields: service.metrics.text(service.gauges())),
+    ]
+    listed = ", ".join(f"{method} {one.path}" for one in routes for method in sorted({*(one.methods or ())} - {"HEAD"}))
+
+    def no_route(request: "Request", error: Exception) -> "Response":
+        """The answer where no route has the path (404), or where it has another method (405)."""
+        field, status = ("method", 405) if getattr(error, "status_code", 404) == 405 else ("path", 404)
+        asked = f"{request.method} {request.url.path[:100]}"
+        service.metrics.count("etude_requests_total", path="other", status=str(status))
+        words = f"`{field}`: there is no {asked}; there are {listed}."
+        return Response(encode({"error": words, "field": field}, JSON), status, media_type=JSON)
+
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: no_route, 405: no_route})
 
 
 def _failure(error: Exception, path: str) -> tuple[int, dict[str, Any]]:

@@ -159,6 +159,7 @@ def test_load_on_the_class_names_the_function(path):
 
 def test_wrong_arguments_of_methods_are_named_with_the_right_ones(ppo):
     said(lambda: ppo.evaluate(n_eval_episodes=3), "n_eval_episodes", "`num_episodes`")
+    said(lambda: ppo.evaluate(3, deterministic=True), "deterministic", "`explore`")
     said(lambda: ppo.evaluate("CartPole-v1"), "'CartPole-v1'", "env=")
     said(lambda: ppo.record("data"), "num_episodes")
     said(lambda: ppo.save(), "path")

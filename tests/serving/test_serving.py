@@ -227,8 +227,11 @@ def test_other_refusals(served):
         assert client("/metrics", method="GET", Host="evil.example:80")[0] == 403
         assert client("/act", {"obs": [0, 0, 0], "policy": "plain", "session": None})[0] == 200
         assert client("/sessions/none", method="DELETE")[0] == 404
-        assert client("/elsewhere", method="GET")[0] == 404
-        assert client("/act", method="GET")[0] == 405
+        status, answer = client("/elsewhere", method="GET")
+        assert (status, answer["field"]) == (404, "path")
+        assert "`path`: there is no GET /elsewhere; there are POST /act, POST /sessions, DELETE" in answer["error"]
+        status, answer = client("/act", method="GET")
+        assert (status, answer["field"]) == (405, "method")
         assert client("/health", method="GET") == (200, {"status": "ok"})
 
 

@@ -9,8 +9,9 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
 3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
    all others that can be: numbers, booleans, and text with at most `MOST_CHOICES` different values. Constants are left
    out, and so are ids: names that end in ``id``, and text or integers that differ in every row.
-4. Without a flag, an episode ends at its last row (``terminated=last-row``). Without flags and without an episode id,
-   each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
+4. Without a flag by name, one that is set in the last row of each episode, and nowhere else, is taken for its end
+   (``done``). Without one, an episode ends at its last row (``terminated=last-row``). Without flags and without an
+   episode id, each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
@@ -39,7 +41,7 @@ from etude.recordings.formats.source import (
 )
 from etude.recordings.formats.table_index import is_time
 from etude.recordings.formats.table_inputs import BROKEN, groups_of, no_rows, unreadable
-from etude.recordings.formats.texts import date_orders, times, truths
+from etude.recordings.formats.texts import are_times, date_orders, is_number, times, truths
 
 MOST_ROWS: Final = 65_536
 MOST_CHOICES: Final = 100
@@ -64,7 +66,7 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
         ),
         col.TERMINATED: ("terminated terminateds terminal terminals is_terminal churned churn",),
         col.TRUNCATED: ("truncated truncateds timeout timeouts",),
-        DONE: ("done dones is_done is_last last end",),
+        DONE: ("done dones is_done is_last last end ended is_end finished is_final game_over over",),
         PROPENSITY: (
             "propensity propensity_score pscore action_prob action_probability behavior_prob behaviour_prob",
             "prob probability p",
@@ -173,6 +175,7 @@ class _Guessing:
         for role in CALLED:
             self._take_called(role)
         self._take_person()
+        self._take_ends()
         self._check_propensity()
         if col.ACTION not in self._taken:
             self._take_action()
@@ -219,6 +222,30 @@ class _Guessing:
         if any(flag in self._taken for flag in FLAGS):
             self._take(col.EPISODE_ID, person)
             self._unsure.append(f"the rows of each `{person}` are taken for an episode")
+
+    def _take_ends(self) -> None:
+        """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
+        episode = self._taken.get(col.EPISODE_ID)
+        if (
+            not isinstance(episode, str)
+            or any(flag in self._taken for flag in FLAGS)
+            or self._distinct[episode] is None
+        ):
+            return
+        keys = [_codes(self._columns[episode]), np.arange(self._rows)]
+        if isinstance(t := self._taken.get(col.T_INDEX), str):
+            keys.insert(1, _codes(self._columns[t]))
+        order = np.lexsort(keys[::-1])
+        is_last = np.append(np.diff(keys[0][order]) != 0, True)
+        for name in self._left:
+            array = self._columns[name]
+            if array.null_count or self._distinct[name] != 2 or not _is_flag(array):
+                continue
+            flags = np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
+            if (flags[order] == is_last).all():
+                self._take(DONE, name)
+                self._unsure.append(f"`{name}` is set in the last row of each episode alone: taken for its end")
+                return
 
     def _check_propensity(self) -> None:
         name = self._taken.get(PROPENSITY)
@@ -296,11 +323,12 @@ class _Guessing:
                 )
             return
         t = self._columns.get(str(self._taken.get(col.T_INDEX)))
-        if t is not None and not is_time(t.type) and not is_text(t.type) and (np.diff(np.asarray(t)) <= 0).any():
+        is_count = t is not None and is_number(t.type) and not are_times([t])
+        if is_count and (np.diff(np.asarray(t)) <= 0).any():
             self._taken[col.TERMINATED] = LAST_ROW
             self._unsure.append(f"no column has the episode's id: one begins where `{self._taken[col.T_INDEX]}` falls")
             return
-        if t is not None and not is_time(t.type) and not is_text(t.type):
+        if is_count:
             self._left.append(str(self._taken.pop(col.T_INDEX)))  # it counts the rows
         self._taken[col.TERMINATED] = EVERY_ROW
         self._unsure.append(
@@ -329,6 +357,11 @@ def _decoded(array: Any) -> pa.Array:
     """Return a column as one array, with dictionaries decoded."""
     array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _codes(array: pa.Array) -> NDArray[np.int64]:
+    """Numbers that sort as the values of a column do."""
+    return np.asarray(pc.rank(array, tiebreaker="dense"), np.int64)
 
 
 def _shown(value: pa.Scalar) -> str:
@@ -372,7 +405,9 @@ def _is_count(array: pa.Array) -> bool:
             return bool(len(times(first, "", str, (*date_orders(first), None)[0])))
         except DataError:
             return False
-    return bool(pa.types.is_integer(array.type)) and _range(array)[0] >= 0
+    if pa.types.is_integer(array.type) and _range(array)[0] >= 0:
+        return True
+    return is_number(array.type) and are_times([array])
 
 
 def _is_chance(array: pa.Array) -> bool:

@@ -38,7 +38,7 @@ from etude.recordings.formats.source import (
 )
 from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable
-from etude.recordings.formats.texts import date_orders, times
+from etude.recordings.formats.texts import are_times, date_orders, is_number, number_times, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
 
@@ -126,6 +126,7 @@ class TableColumns:
         self._named: dict[str, NamedDiscrete] = {}
         self.date_order = self._date_order(source)
         """What comes first in dates of ``t`` that are text: one of `DATE_ORDERS`; None if nothing says it."""
+        self._has_number_times = source.preset != ETUDE and self._are_number_times()
         self.inferred: dict[str, str] = {}
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -163,13 +164,17 @@ class TableColumns:
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
         """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
-        of text."""
+        of text or of `are_times`."""
         own = {name: self._plan.mapped[name][0] for name in names if name in self._plan.mapped}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(own.values())))
             found = {name: table[own[name]] for name in own}
             if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
                 t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
+                found[col.T_INDEX] = pa.chunked_array([t])
+            elif self._has_number_times:
+                kind = self._schema.field(own[col.T_INDEX]).type
+                t = number_times(one_array(found[col.T_INDEX]).cast(kind, safe=False), group.place)
                 found[col.T_INDEX] = pa.chunked_array([t])
             always = pa.chunked_array([pa.array(np.ones(group.num_rows, bool))])
             yield group.num_rows, {name: found.get(name, always) for name in names}
@@ -220,6 +225,14 @@ class TableColumns:
             if orders != DATE_ORDERS:
                 return orders[0] if orders else None
         return None
+
+    def _are_number_times(self) -> bool:
+        """Whether ``t`` holds times as numbers, by all of its rows."""
+        (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
+        if not own:
+            return False
+        kind = self._schema.field(own).type
+        return is_number(kind) and are_times(one_array(t[own]).cast(kind, safe=False) for t in self.tables([own]))
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""

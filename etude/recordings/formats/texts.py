@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags and times that tables hold as text."""
+"""Flags and times as tables hold them: as text, or times as numbers."""
 
+import math
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import Place
+from etude.recordings.formats.arrow import Place, numbers
 from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, MONTH_FIRST
 
 NO: Final = ("no", "false", "n", "f", "0")
@@ -22,6 +24,10 @@ _DATE: Final = (
     r" ?(?P<half>[AaPp]?)(?:\.?[Mm]\.?)?)?$"
 )
 _ISO: Final = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+
+
+UNIX_FROM: Final = 10**8
+"""Whole numbers from here on are Unix times, in whatever unit (in seconds, this is 1973), and not indices of steps."""
 
 
 def truths(array: pa.Array) -> pa.Array:
@@ -55,7 +61,7 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
     Raises:
         DataError: a text is no time, or could be two; the message names the row.
     """
-    texts = _trimmed(array)
+    texts = pc.replace_substring_regex(_trimmed(array), r" ?(UTC|GMT)$", "Z")
     for kind in _ISO:
         try:
             return texts.cast(kind)
@@ -89,6 +95,46 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
             "2026-03-01 08:30:00."
         )
     return pa.array(values, pa.timestamp("us"), mask=~is_there)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def are_times(arrays: Iterable[pa.Array]) -> bool:
+    """Whether the numbers of a column, in parts of one type, are times and not indices of steps: some have a fraction,
+    or all are at least `UNIX_FROM`."""
+    least = math.inf
+    for array in arrays:
+        if pa.types.is_integer(array.type):
+            low = pc.min(array).as_py()
+            if low is not None and low < UNIX_FROM:
+                return False  # without reading the others
+            least = min(least, math.inf if low is None else low)
+        else:
+            values = np.asarray(array.drop_null().cast(pa.float64()))
+            values = values[np.isfinite(values)]
+            if (values != np.floor(values)).any():
+                return True
+            least = min(least, values.min(initial=math.inf))
+    return bool(UNIX_FROM <= least < math.inf)
+
+
+def number_times(array: pa.Array, place: Place) -> pa.Array:
+    """Convert times that are numbers to timestamps that sort alike. Their unit is unknown, so these are no dates.
+
+    Raises:
+        DataError: one is missing, or not finite; the message names the row.
+    """
+    values = numbers(array, col.T_INDEX, place)
+    if values.dtype.kind == "f":
+        if not (is_there := np.isfinite(values)).all():
+            row = int(is_there.argmin())
+            raise DataError(f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, which is no time.")
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)  # of positive numbers they sort alike; -0 becomes 0
+        values = np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
+    return pa.array(values.astype(np.int64), pa.timestamp("us"))
 
 
 def _trimmed(array: pa.Array) -> pa.Array:

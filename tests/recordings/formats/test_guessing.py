@@ -37,6 +37,20 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
         ["obs is all that is left", "no column says where episodes end"],
     ),
+    "with Unix times, and a flag of another name": (
+        trips(
+            tick=None,
+            ts=[1772323260, 1772323200, 1772323320, 1772323999, 1772323500, 1772323600],
+            arrived=["no", "no", "yes", "yes", "no", "no"],
+        ),
+        "obs=speed,load action=command reward=score episode_id=trip t=ts propensity=p done=arrived",
+        ["`arrived` is set in the last row of each episode alone", "obs is all that is left"],
+    ),
+    "a flag that is also set elsewhere": (
+        trips(arrived=[False, True, True, False, False, True]),
+        "obs=speed,load,arrived action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["obs is all that is left", "no column says where episodes end"],
+    ),
     "with a flag, and named parts": (
         trips(state_speed=[0.1] * 3 + [0.2] * 3, speed=None, load=None, done=[False, False, True] * 2, p=None),
         "obs=state_speed action=command reward=score episode_id=trip t=tick done=done",
@@ -87,7 +101,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         ["no column is called as an action: say which it is", "no column is called as a reward", "each row"],
     ),
     "called so, but other values": (
-        trips(p=[0.5, -2.0, 3.0, 0.5, 0.5, 0.5], tick=[0.5] * 6),
+        trips(p=[0.5, -2.0, 3.0, 0.5, 0.5, 0.5], tick=[-1] * 6),
         "obs=speed,load,p action=command reward=score episode_id=trip terminated=last-row",
         [
             "`p` is called as a propensity, but does not hold probabilities",

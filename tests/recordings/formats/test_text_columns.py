@@ -173,6 +173,46 @@ def test_times_order_steps(as_text: bool) -> None:
     assert recording.meta["inferred"]["t"] == "times in the table: steps are numbered from 0"
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1772323272, 1772323200, 1772323260, 1772323500, 1772323380, 1772324000],  # Unix times, at no regular distance
+        [1772323272123, 1772323200000, 1772323260001, 1772323500000, 1772323380000, 1772324000000],
+        [1772323272.5, 1772323200.0, 1772323260.25, 1772323500.0, 1772323380.0, 1772324000.0],
+        [0.4, -0.0, 0.05, 1.5, -1.25, 2.0],  # seconds
+        [0.4, 0.0, 1e-300, 3.0, -1e-300, 4.0],
+        ["2026-03-01 08:02 UTC", "2026-03-01 08:00 UTC", "2026-03-01 08:01Z", "2026-03-01 08:05 GMT",
+         "2026-03-01 08:03 UTC", "2026-03-01 08:09 UTC"],
+    ],
+)  # fmt: skip
+def test_times_as_programs_write_them(times: list[Any]) -> None:
+    recording = opened(table(t=times))
+    assert recording.read().steps["obs"].tolist() == [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
+    assert recording.read().t().tolist() == [0, 1, 2, 0, 1, 2]
+    assert recording.meta["inferred"]["t"] == "times in the table: steps are numbered from 0"
+
+
+def test_numbers_are_times_if_any_file_shows_it(tmp_path: Path) -> None:
+    for name, t in (("a", [0, 1, 2]), ("b", [0.0, 0.5, 2.0])):
+        part = {"trip": [name] * 3, "speed": [0.1, 0.2, 0.3], "command": ["l", "r", "l"], "t": t}
+        pq.write_table(pa.table(part), tmp_path / f"{name}.parquet")
+    columns = {"obs": "speed", "action": "command", "episode_id": "trip", "t": "t", "terminated": "last-row"}
+    recording = Recording.open(Source(str(tmp_path / "*.parquet"), columns))
+    assert recording.read().t().tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_time_that_is_not_a_number() -> None:
+    with pytest.raises(DataError, match=r"row 2: the column of `t` is nan, which is no time"):
+        opened(table(t=pa.array([0.5, 1.5, np.nan, 0.5, 1.5, 2.5])))
+    with pytest.raises(DataError, match=r"row 2: .*`t` .*"):
+        opened(table(t=pa.array([0.5, 1.5, None, 0.5, 1.5, 2.5])))
+
+
+def test_indices_are_no_times() -> None:
+    recording = opened(table(t=[2.0, 0.0, 1.0, 12.0, 10.0, 11.0]))
+    assert recording.read().t().tolist() == [0, 1, 2, 10, 11, 12]
+
+
 def test_text_that_is_no_time() -> None:
     with pytest.raises(DataError, match=r"text such as 'soon', neither the number of a step nor a time such as"):
         opened(table(t=["soon"] * 6))
