@@ -5,6 +5,7 @@ Torch is only used once there is a tensor, so that reading recordings does not i
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -164,9 +165,16 @@ class Constant:
 
 def first_not_finite(array: Array) -> int | None:
     """The first row with NaN or infinity; None if there is none. For a tensor, only one number is sent to the host."""
-    if not isinstance(array, np.ndarray):
-        return _first_not_finite_in(array)
-    rows = not_finite(array)
+    if isinstance(array, np.ndarray):
+        is_float = array.dtype.kind == "f"
+    else:
+        array, is_float = array.detach(), array.is_floating_point()
+    if not is_float:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if math.isfinite(array.sum()):  # one sum is much cheaper than a mask
+            return None
+    rows = not_finite(host(array))  # none if only the sum overflows
     return int(rows[0]) if len(rows) else None
 
 
@@ -175,15 +183,9 @@ def not_finite(array: NDArray[Any]) -> Index:
     if array.dtype.kind != "f" or not len(array):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(array.sum()):  # one sum is much cheaper than a mask; if it overflows, the mask decides
+        if np.isfinite(array.sum()):
             return np.zeros(0, np.int64)
     return np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-
-
-def _first_not_finite_in(tensor: Any) -> int | None:
-    if not tensor.is_floating_point() or bool(tensor.detach().sum().isfinite()):
-        return None
-    return first_not_finite(host(tensor))
 
 
 def ranges(starts: Index, lengths: Index) -> Index:
