@@ -5,7 +5,6 @@ Torch is only used once there is a tensor, so that reading recordings does not i
 """
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -164,16 +163,16 @@ class Constant:
 
 
 def first_not_finite(array: Array) -> int | None:
-    """The first row with NaN or infinity; None if there is none. For a tensor, only one number is sent to the host."""
+    """The first row with NaN or infinity; None if there is none. For a tensor, only one bool is sent to the host."""
     if isinstance(array, np.ndarray):
-        is_float = array.dtype.kind == "f"
-    else:
-        array, is_float = array.detach(), array.is_floating_point()
-    if not is_float:
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        if math.isfinite(array.sum()):  # one sum is much cheaper than a mask
+        if array.dtype.kind != "f":
             return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_finite = np.isfinite(array.sum())  # one sum is much cheaper than a mask
+    else:
+        is_finite = not array.is_floating_point() or bool(array.detach().sum().isfinite())
+    if is_finite:
+        return None
     rows = not_finite(host(array))  # none if only the sum overflows
     return int(rows[0]) if len(rows) else None
 
