@@ -95,8 +95,8 @@ MUTATIONS = (
     Mutation(
         "ends_confused",
         "runners/rollout.py",
-        "terminated=self.rows.flag(col.TERMINATED)[last]",
-        "terminated=self.rows.flag(col.TRUNCATED)[last]",
+        "terminated=columns[col.TERMINATED][last]",
+        "terminated=columns[col.TRUNCATED][last]",
         RUNNER,
     ),
     Mutation(
@@ -116,8 +116,8 @@ MUTATIONS = (
     Mutation(
         "late_results_are_given_twice",
         "runners/runner.py",
-        "share.results = rows[is_late]",
-        "share.results = rows[:0] if len(rows) == 1 else rows[is_late]",
+        "share.results = rows[limit.late(share.turn.slots[rows])]",
+        "share.results = rows[limit.late(share.turn.slots[rows])][: 0 if len(rows) == 1 else None]",
         RUNNER,
     ),
     Mutation(

@@ -76,7 +76,8 @@ class ActingAlgorithm(Algorithm[C]):
     @property
     def runner(self) -> Collector:
         """The runner, which collects experience; made on first use."""
-        self.prepare()
+        if self._runner is None:
+            self.prepare()
         assert self._runner is not None
         return self._runner
 

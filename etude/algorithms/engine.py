@@ -15,7 +15,7 @@ from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.loss import Figures
 from etude.policies import PolicyLike
-from etude.runners import Finished, Lengths, ModuleOf
+from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 
@@ -120,7 +120,7 @@ class Engine:
         """Make the collector for these envs, and prepare recording if the settings ask for it."""
         algorithm, config = self._algorithm, self._algorithm.config
         assert self._arena is not None  # `spaces` has made it
-        lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
+        lengths = config.trajectories.lengths()
         runner = make_runner(
             config, self._arena, algorithm.policies, algorithm.runner_seed, algorithm.callbacks, lengths
         )

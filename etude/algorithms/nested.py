@@ -214,11 +214,16 @@ class TrajectoryConfig:
     (`agent_steps`)."""
 
     def __post_init__(self) -> None:
-        Lengths(self.min_length, self.max_length)
+        self.lengths()
         if self.at_max_length == "reset" and self.max_length is None:
             raise SettingsError(
                 "`trajectories.at_max_length` is 'reset', but there is no `trajectories.max_length` to reset at."
             )
+
+    def lengths(self) -> Lengths | None:
+        """The limits on the lengths of segments; None if there are none."""
+        limits = Lengths(self.min_length, self.max_length)
+        return None if self.min_length == 1 and self.max_length is None else limits
 
 
 @settings

@@ -72,7 +72,7 @@ class Turn:
     """``[n]``: the env's steps in its episode before ``obs``. None if each env has one slot: count the slot's steps."""
     episode: NDArray[np.int64] | None = None
     """``[n]``: the index of the env's episode, counted from 0 since the arena was made; `reset` does not restart the
-    count. None if each env has one slot."""
+    count. None if each env has one slot; a runner then counts, and sets it in turns that begin episodes."""
     over: NDArray[np.int64] | None = None
     """The envs whose episode ended for all agents with the rows of this turn. None if each env has one slot, whose
     end is the env's."""

@@ -163,10 +163,17 @@ class Constant:
 
 
 def first_not_finite(array: Array) -> int | None:
-    """The first row with NaN or infinity; None if there is none. For a tensor, only one number is sent to the host."""
-    if not isinstance(array, np.ndarray):
-        return _first_not_finite_in(array)
-    rows = not_finite(array)
+    """The first row with NaN or infinity; None if there is none. For a tensor, only one bool is sent to the host."""
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind != "f":
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_finite = np.isfinite(array.sum())  # one sum is much cheaper than a mask
+    else:
+        is_finite = not array.is_floating_point() or bool(array.detach().sum().isfinite())
+    if is_finite:
+        return None
+    rows = not_finite(host(array))  # none if only the sum overflows
     return int(rows[0]) if len(rows) else None
 
 
@@ -175,15 +182,9 @@ def not_finite(array: NDArray[Any]) -> Index:
     if array.dtype.kind != "f" or not len(array):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(array.sum()):  # one sum is much cheaper than a mask; if it overflows, the mask decides
+        if np.isfinite(array.sum()):
             return np.zeros(0, np.int64)
     return np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-
-
-def _first_not_finite_in(tensor: Any) -> int | None:
-    if not tensor.is_floating_point() or bool(tensor.detach().sum().isfinite()):
-        return None
-    return first_not_finite(host(tensor))
 
 
 def ranges(starts: Index, lengths: Index) -> Index:

@@ -604,11 +604,10 @@ def _check_segments(exp: Experience) -> None:
 
 def check_finite(exp: Experience, finite: Sequence[str]) -> None:
     """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
-    for root in finite:
-        for name, column in col.subtree(exp.steps, root).items():
-            row = arrays.first_not_finite(column)
-            if row is not None:
-                raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
+    for name, column in exp.steps.items():
+        row = arrays.first_not_finite(column) if name.partition(col.SEPARATOR)[0] in finite else None
+        if row is not None:
+            raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
     if col.OBS in finite:
         for name, final in exp.final_obs.items():
             known = np.flatnonzero(exp.segments.has_final_obs)

@@ -174,7 +174,7 @@ class _Layers:
         self._encoder = trunk.encoder
         self._linears: list[nn.Linear] = list(trunk.linears)  # type: ignore[arg-type]
         self._widths = [layer.out_features for layer in self._linears]
-        self._activate = ACTIVATIONS[activation].in_place
+        self._activate = ACTIVATIONS[activation].write
         (name, part), *others = trunk.encoder.parts.items()
         self._direct = name if not others and isinstance(part, Numbers) else None
         self.names = list(trunk.encoder.parts)
@@ -219,14 +219,14 @@ class _Layers:
                 weight.dot(x, out)
                 out += bias
                 if activate is not None:
-                    activate(out)
+                    activate(out, out)
                 x = out
             return x.T
         for weight, bias, out in self._steps:
             x.dot(weight, out)
             out += bias
             if activate is not None:
-                activate(out)
+                activate(out, out)
             x = out
         return x
 
@@ -238,7 +238,7 @@ class _Layers:
         for weight, bias in self._views:
             x = torch.addmm(torch.from_numpy(bias), x, torch.from_numpy(weight).t())
             if self._activate is not None:
-                self._activate(x.numpy())
+                self._activate(x.numpy(), x.numpy())
         return x
 
     def _encode(self, obs: Columns) -> Floats:

@@ -129,36 +129,25 @@ class Distribution(ABC):
 # -- choices: the inputs are logits, or values -----------------------------------------------------------------------
 
 
-def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    draws = rng.standard_exponential(shape, dtype=np.float32)
-    np.maximum(draws, _SMALLEST, out=draws)
-    np.log(draws, out=draws)
-    return np.negative(draws, out=draws)
+class Choices(Distribution):
+    """Base class of distributions that sample by the Gumbel-max trick: argmax(logits + Gumbel noise)."""
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Gumbel noise ``[*rows, num_noise]``."""
+        draws = rng.standard_exponential((*rows, self.num_noise), dtype=np.float32)
+        np.maximum(draws, _SMALLEST, out=draws)
+        np.log(draws, out=draws)
+        return np.negative(draws, out=draws)
+
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        draws = torch.empty((rows, self.num_noise), device=generator.device).exponential_(generator=generator)
+        return draws.clamp_(min=float(_SMALLEST)).log_().neg_()
 
 
-def _logistic(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    draws = rng.random(shape, dtype=np.float32)
-    np.maximum(draws, _SMALLEST, out=draws)
-    result: Floats = np.log(draws)
-    np.negative(draws, out=draws)
-    result -= np.log1p(draws, out=draws)
-    return result
-
-
-def _gumbel_tensor(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    draws = torch.empty(shape, device=generator.device).exponential_(generator=generator)
-    return draws.clamp_(min=float(_SMALLEST)).log_().neg_()
-
-
-def _logistic_tensor(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    draws = torch.rand(shape, generator=generator, device=generator.device).clamp_(min=float(_SMALLEST))
-    return draws.log() - torch.log1p(-draws)
-
-
-class Categorical(Distribution):
+class Categorical(Choices):
     """One of ``n`` choices of a Discrete space. Inputs: ``n`` logits, not normalised.
 
-    Sampling is the Gumbel-max trick: argmax(logits + Gumbel noise). The entropy is between 0 and log(n).
+    The entropy is between 0 and log(n).
     """
 
     def __init__(self, space: spaces.Discrete, root: str) -> None:
@@ -167,15 +156,8 @@ class Categorical(Distribution):
         self._start = int(space.start)
         self._convert = self._dtype != np.int64
 
-    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
-        """Gumbel noise ``[*rows, n]``."""
-        return _gumbel(rng, (*rows, self.num_noise))
-
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
         return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
-
-    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
-        return _gumbel_tensor(generator, (rows, self.num_noise))
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
@@ -274,7 +256,7 @@ class EpsilonGreedy(Categorical):
         return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
 
 
-class MultiCategorical(Distribution):
+class MultiCategorical(Choices):
     """Independent choices of a MultiDiscrete space. Inputs: the logits of all of them, concatenated."""
 
     def __init__(self, space: spaces.MultiDiscrete, root: str) -> None:
@@ -292,10 +274,6 @@ class MultiCategorical(Distribution):
         self._place = Constant(self._index)
         self._padded = bool((sizes != sizes[0]).any())
 
-    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
-        """Gumbel noise ``[*rows, sum of sizes]``."""
-        return _gumbel(rng, (*rows, self.num_noise))
-
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
         n = len(inputs)
         logits = inputs if noise is None else inputs + noise
@@ -305,9 +283,6 @@ class MultiCategorical(Distribution):
         chosen = logits.reshape(n, *self._groups).argmax(2).reshape(n, *self._shape)
         chosen += self._start
         return {self._name: chosen.astype(self._dtype, copy=False)}
-
-    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
-        return _gumbel_tensor(generator, (rows, self.num_noise))
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         logits = inputs if noise is None else inputs + noise
@@ -349,14 +324,21 @@ class Bernoulli(Distribution):
 
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
         """Logistic noise ``[*rows, bits]``."""
-        return _logistic(rng, (*rows, self.num_noise))
+        draws = rng.random((*rows, self.num_noise), dtype=np.float32)
+        np.maximum(draws, _SMALLEST, out=draws)
+        result: Floats = np.log(draws)
+        np.negative(draws, out=draws)
+        result -= np.log1p(draws, out=draws)
+        return result
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
         bits = (inputs > (0.0 if noise is None else noise)).astype(self._dtype)
         return {self._name: bits.reshape(len(inputs), *self._shape)}
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
-        return _logistic_tensor(generator, (rows, self.num_noise))
+        draws = torch.rand((rows, self.num_noise), generator=generator, device=generator.device)
+        draws.clamp_(min=float(_SMALLEST))
+        return draws.log() - torch.log1p(-draws)
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         bits = (inputs > (0.0 if noise is None else noise)).to(tensor_dtype(self._dtype))

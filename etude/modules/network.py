@@ -87,39 +87,34 @@ class Output:
 
 
 class Activation(NamedTuple):
-    """An activation function: as a torch module, and in place on a NumPy array."""
+    """An activation function: as a torch module, and for NumPy arrays."""
 
     torch: Callable[[], nn.Module]
-    in_place: Callable[[Floats], object] | None
-    """None: the identity."""
+    write: Callable[[Floats, Floats], object] | None
+    """``write(x, out)`` writes the result for ``x`` to ``out``, which may be ``x``. None: the identity."""
 
 
-def _tanh(x: Floats) -> None:
-    np.tanh(x, out=x)
+def _relu(x: Floats, out: Floats) -> None:
+    np.maximum(x, 0.0, out=out)
 
 
-def _relu(x: Floats) -> None:
-    np.maximum(x, 0.0, out=x)
-
-
-def _silu(x: Floats) -> None:
+def _silu(x: Floats, out: Floats) -> None:
     # x * sigmoid(x), by tanh: exp would overflow
-    half = 0.5 * x
-    x *= 0.5 + 0.5 * np.tanh(half)
+    np.multiply(x, 0.5 + 0.5 * np.tanh(0.5 * x), out=out)
 
 
-def _gelu(x: Floats) -> None:
+def _gelu(x: Floats, out: Floats) -> None:
     inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
-    x *= 0.5 + 0.5 * np.tanh(inner)
+    np.multiply(x, 0.5 + 0.5 * np.tanh(inner), out=out)
 
 
-def _elu(x: Floats) -> None:
+def _elu(x: Floats, out: Floats) -> None:
     below = np.expm1(np.minimum(x, 0.0))
-    np.maximum(x, below, out=x)
+    np.maximum(x, below, out=out)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "tanh": Activation(nn.Tanh, _tanh),
+    "tanh": Activation(nn.Tanh, np.tanh),
     "relu": Activation(nn.ReLU, _relu),
     "silu": Activation(nn.SiLU, _silu),
     "gelu": Activation(lambda: nn.GELU(approximate="tanh"), _gelu),

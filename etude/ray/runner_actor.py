@@ -22,7 +22,7 @@ from etude.experience import Experience
 from etude.policies import Policy
 from etude.ray.fragments import FragmentReport, Order, merged
 from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
-from etude.runners import Finished, Lengths, ModuleOf, Runner
+from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Spaces
 from etude.threads import for_acting, hold
@@ -117,7 +117,7 @@ class RunnerActor:
             policy.connectors.start(self._arena.num_slots)
         self._policies, self._is_only = acting.policies, acting.is_only
         config = _with_agents(self._config, acting)
-        lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
+        lengths = config.trajectories.lengths()
         self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
         self._seq_nos, self._reported, self._times = {}, (0, 0, 0), {}
         if self._recorder is not None:

@@ -500,11 +500,11 @@ class CallbackRunner:
             at: When it came, in seconds of collecting.
             limit: Decides which episodes callbacks are called for.
         """
-        if turn.first is None:
+        if turn.first is None or turn.episode is None:
             return
         begin = perf_counter()
         envs = self._arena.env_of[turn.slots[turn.first]]
-        numbers = self._tracker.number_in(turn)[turn.first]
+        numbers = turn.episode[turn.first]
         for env, number in zip(envs.tolist(), numbers.tolist(), strict=True):
             if number == self._numbers[env]:
                 continue  # an agent that appears later than others
@@ -528,7 +528,7 @@ class CallbackRunner:
         for share in shares:
             own = share.turn.slots
             self._before[own] = self._rows[own]
-            self._rows[own] = np.arange(share.start, share.start + len(own))
+            self._rows[own] = share.rollout.pending + share.start + np.arange(len(own))
         for name, _ in _LAST:
             given = getattr(turn, name)
             self._last[name][slots] = False if given is None else given
@@ -631,7 +631,7 @@ class CallbackRunner:
     def obs(self, slot: int) -> Any:
         """The newest observation of a slot, as its env returned it."""
         row, columns = int(self._rows[slot]), self._rollout(slot).rows.columns
-        if row < 0 or (BLIND in columns and columns[BLIND][row]):
+        if row < 0 or columns[BLIND][row]:
             return None
         return _nested(self._arena.kinds[self._kind_of[slot]].obs_space, col.OBS, columns, row)
 

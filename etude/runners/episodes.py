@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.envs import Arena, Turn
-from etude.experience import Segments
 from etude.experience.ids import Ids
 from etude.stateful import Stateful
 
@@ -19,6 +18,7 @@ Key: TypeAlias = tuple[int, int]
 """The index of an env copy, and the index of an episode in it."""
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
+_ID = "{}-{}-{}".format  # an episode's id: the prefix, the index of the env, the index of the episode in it
 
 
 class Episode(NamedTuple):
@@ -124,7 +124,7 @@ class EpisodeTracker(Stateful):
         self.moves = 0
         """The sum of ``advance`` over turns, since it was last set to 0."""
         self._parts: dict[Key, list[_AgentEnd]] = {}  # running episodes that ended for some agents
-        self._ended: list[_Ends] = []  # finished, not yet passed to `settle`
+        self._ended: list[_Ends] = []  # ended, but not yet finished: see `finish` and `finish_except`
         self._newest = 0  # index of the first of these that ended with the newest turns
         self._finished: list[_Ends] = []
 
@@ -136,49 +136,49 @@ class EpisodeTracker(Stateful):
         self.advance[:] = 0
 
     def note(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
-        """Process a turn, which came at ``at`` seconds of collecting.
+        """Process a turn, which came at ``at`` seconds of collecting. If it begins episodes, its ``episode`` is set.
 
         Returns:
             The envs whose episode it ends for all agents, and the indices of these episodes.
         """
         slots, first, done = turn.slots, turn.first, turn.done
-        if slots is self.env_of:  # every slot, in order: indices are not needed, and would cost more than the sums
+        is_all = slots is self.env_of  # every slot, in order: indices are not needed, and would cost more than the sums
+        if is_all:
             self.t += 1
             self.total += turn.reward
         else:
             self.t[slots] += 1
             self.total[slots] += turn.reward
-        if first is not None and np.count_nonzero(first):
-            self._begin(turn, slots[first], at)
         if turn.env_t is not None:
             self._follow_env(turn)
+        if first is not None and len(rows := first.nonzero()[0]):
+            begun = rows if is_all else slots[rows]
+            self.t[begun], self.total[begun], self.began[begun] = 0, 0.0, at
+            if turn.episode is None:
+                self.number[begun if is_all else self.env_of[begun]] += 1
+                turn.episode = self.number.copy() if is_all else self.number[self.env_of[slots]]
         if done is None and turn.over is None:
             return _NO_INTS, _NO_INTS
-        ended = slots[:0] if done is None else slots[done]
+        rows = _NO_INTS if done is None else done.nonzero()[0]
+        ended = rows if is_all else slots[rows]
         if self.named:
             return self._end_for_agents(ended, turn.over, at)
         if not len(ended):
             return _NO_INTS, _NO_INTS
-        envs = self.env_of[ended]
-        ends = _Ends(envs, self.number[envs], self.total[ended], self.t[ended], at - self.began[ended], [])
-        self._ended.append(ends)
-        return ends.envs, ends.numbers
-
-    def _begin(self, turn: Turn, slots: Ints, at: float) -> None:
-        assert turn.first is not None
-        self.t[slots], self.total[slots], self.began[slots] = 0, 0.0, at
-        envs = self.env_of[slots]
-        if turn.episode is None:
-            self.number[envs] += 1
-        else:
-            before = self.number.copy()
-            np.maximum.at(self.number, envs, turn.episode[turn.first])
-            self.results[self.number > before] = 0
+        envs = ended if is_all else self.env_of[ended]
+        numbers = self.number.take(envs)
+        total, t, began = self.total.take(ended), self.t.take(ended), self.began.take(ended)
+        self._ended.append(_Ends(envs, numbers, total, t, at - began, []))
+        return envs, numbers
 
     def _follow_env(self, turn: Turn) -> None:
         """Process a turn of envs whose agents have names."""
         assert turn.env_t is not None
         envs = self.env_of[turn.slots]
+        if turn.first is not None and turn.episode is not None:
+            before = self.number.copy()
+            np.maximum.at(self.number, envs[turn.first], turn.episode[turn.first])
+            self.results[self.number > before] = 0
         np.add.at(self.results, envs if turn.first is None else envs[~turn.first], 1)
         self.clock[envs[turn.env_t == 0]] = 0
         before = self.clock.copy()
@@ -236,10 +236,6 @@ class EpisodeTracker(Stateful):
 
     # -- results ------------------------------------------------------------------------------------------------
 
-    def number_in(self, turn: Turn) -> Ints:
-        """``[n]``: the index, in its env, of the episode of each row of a turn."""
-        return self.number[self.env_of[turn.slots]] if turn.episode is None else turn.episode
-
     def steps_of(self, envs: Ints, *, by_clock: bool) -> int:
         """The steps of these envs, or of all their agents, in the running episode or the one that just ended."""
         if not self.named:
@@ -248,25 +244,32 @@ class EpisodeTracker(Stateful):
 
     def episode(self, env: int, number: int) -> Episode:
         """The ``number``-th episode of an env."""
-        return Episode(f"{self.prefix}-{env}-{number}", env, number)
+        return Episode(_ID(self.prefix, env, number), env, number)
 
-    def segments(self, slots: Ints, numbers: Ints, **columns: Any) -> Segments:
-        """The segments of ``slots``, whose episodes have the indices ``numbers``; ``columns`` as in `Segments.of`."""
-        envs = self.env_of[slots].tolist()
-        ids = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
-        return Segments.of(len(slots), episode_id=ids, agent_id=self._agent_ids[slots], **columns)
+    def ids(self, slots: Ints, numbers: Ints) -> tuple[Ids, Ids]:
+        """The episode ids and agent ids of ``slots``, whose episodes have the indices ``numbers``."""
+        envs, names = self.env_of[slots].tolist(), np.empty(len(slots), object)
+        names[:] = list(map(_ID, itertools.repeat(self.prefix), envs, numbers.tolist()))
+        return Ids(names), self._agent_ids[slots]
 
-    def settle(self, delivers: Callable[..., NDArray[np.bool_]]) -> None:
-        """Finish the episodes that have ended and that ``delivers`` selects, see `Limit.delivers`."""
-        waiting = []
-        for some, is_newest in ((self._ended[: self._newest], False), (self._ended[self._newest :], True)):
-            if some:
-                ends = _joined(some)
-                which = delivers(ends.envs, ends.numbers, is_newest=is_newest)
-                self._finished.append(ends if which.all() else ends.select(which))
-                if not which.all():
-                    waiting.append(ends.select(~which))
-        self._ended, self._newest = waiting, 0  # only episodes of the newest turns can wait
+    def finish(self, delivers: Callable[[Ints, Ints], NDArray[np.bool_]]) -> None:
+        """Finish the episodes that have ended and that ``delivers`` selects (see `Limit.delivers`); drop the others."""
+        if self._ended:
+            ends = _joined(self._ended)
+            self._finished.append(ends.select(delivers(ends.envs, ends.numbers)))
+        self._ended, self._newest = [], 0
+
+    def finish_except(self, late: NDArray[np.bool_]) -> None:
+        """Finish the episodes that have ended, except those that ended in the envs ``late`` with the newest turns."""
+        newest = self._ended[self._newest :]
+        self._finished += self._ended[: self._newest]
+        self._ended, self._newest = [], 0
+        for ends in newest:
+            is_late = late[ends.envs]
+            if is_late.any():
+                self._ended.append(ends.select(is_late))
+                ends = ends.select(~is_late)
+            self._finished.append(ends)
 
     def finished(self) -> set[Key]:
         """The episodes that `take_finished` returns next."""

@@ -2,7 +2,6 @@
 """Limits of a collection: a number of steps, a number of episodes, or whole episodes with a number of steps."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -23,18 +22,13 @@ MOST_TRIES: Final = 10
 
 
 class Limit(ABC):
-    """Decides when a collection is complete, and which episodes it returns (the chosen ones)."""
+    """Decides when a collection is complete, and which results or episodes it returns. One is made per collection."""
 
     by_episode = True
     """True: only finished episodes are returned. False: all steps whose results have come."""
-
-    def __init__(self) -> None:
-        self._chosen: list[Ints] = []
-
-    @property
-    @abstractmethod
-    def is_open(self) -> bool:
-        """Whether the collection is incomplete."""
+    is_open = True
+    """Whether the collection is incomplete."""
+    _chosen: Ints = np.zeros(0, np.int64)  # the episodes to return, by `_keys`
 
     @abstractmethod
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
@@ -48,16 +42,22 @@ class Limit(ABC):
         """Whether the episode that an env now begins may be returned."""
         return True
 
+    def late(self, slots: Ints) -> Bools:
+        """Which of the newest results, given by slot, exceed the limit. Ask for one turn after the other, the last one
+        first."""
+        return np.zeros(len(slots), bool)
+
     def choose(self, envs: Ints, numbers: Ints) -> None:
         """Mark these episodes to be returned."""
-        self._chosen.append(envs * (1 << 32) + numbers)
+        self._chosen = np.append(self._chosen, _keys(envs, numbers))
 
-    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        """``[n]``: which of these episodes are returned, whether they have ended or not.
+    def delivers(self, envs: Ints, numbers: Ints) -> Bools:
+        """``[n]``: which of these episodes are returned, whether they have ended or not."""
+        return np.isin(_keys(envs, numbers), self._chosen)
 
-        ``is_newest``: they ended with the newest turns.
-        """
-        return np.isin(envs * (1 << 32) + numbers, np.concatenate([np.zeros(0, np.int64), *self._chosen]))
+
+def _keys(envs: Ints, numbers: Ints) -> Ints:
+    return envs * (1 << 32) + numbers
 
 
 class StepLimit(Limit):
@@ -66,58 +66,52 @@ class StepLimit(Limit):
     Args:
         tracker: Counts the steps of envs.
         by: Which steps to count if several agents share an env.
+        wanted: The number of steps.
+        late: The number of results that the last collection left over, which count for this one.
     """
 
     by_episode = False
 
-    def __init__(self, tracker: EpisodeTracker, by: CountBy) -> None:
-        super().__init__()
-        self._tracker = tracker
+    def __init__(self, tracker: EpisodeTracker, by: CountBy, wanted: int, late: int = 0) -> None:
+        self._tracker, self.wanted = tracker, wanted
         self._by_clock = by == "env_steps" and tracker.named
-        self.steps = self.wanted = self._before = 0
-        self._late: Bools = np.zeros(len(tracker.number), bool)
-
-    def start(self, wanted: int, late: int) -> None:
-        """Begin a collection of ``wanted`` steps, including ``late`` results that the last collection left over."""
-        self.wanted, self.steps = wanted, late
-        if self._by_clock:
-            self.steps = int(self._tracker.advance.sum())
-            self._before = self.steps - self._tracker.moves
-
-    @property
-    def is_open(self) -> bool:
-        return self.steps < self.wanted
+        self.steps = int(tracker.advance.sum()) if self._by_clock else late
+        self._before = self.steps - tracker.moves
+        self.is_open = self.steps < wanted
+        self._surplus: int | None = None  # late steps that `late` has not found yet; None until it is called
+        self.late_envs: Bools = np.zeros(len(tracker.number), bool)
+        """``[num_envs]``: the envs with late results, as far as `late` was asked for them."""
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         if self._by_clock:
             self.steps = self._before + self._tracker.moves
         else:
             self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
+        self.is_open = self.steps < self.wanted
 
-    def late(self, results: Sequence[Ints]) -> list[Bools]:
-        """Which of the newest results, given by slot, exceed the wanted number of steps."""
-        tracker, surplus = self._tracker, self.steps - self.wanted
+    def late(self, slots: Ints) -> Bools:
+        envs = self._tracker.env_of[slots]
+        if self._surplus is None:
+            self._surplus = self.steps - self.wanted
+            if self._by_clock:
+                self._find_late_envs(self._surplus)
         if self._by_clock:
-            self._late[:] = False
-            for env in np.flatnonzero(tracker.advance)[::-1]:
-                if tracker.advance[env] <= surplus:
-                    self._late[env] = True
-                    surplus -= int(tracker.advance[env])
-            tracker.advance[~self._late] = 0
-            return [self._late[tracker.env_of[slots]] for slots in results]
-        sizes = [len(slots) for slots in results]
-        late = np.split(np.arange(sum(sizes)) >= sum(sizes) - surplus, np.cumsum(sizes)[:-1])
-        self._late[:] = False
-        for slots, is_late in zip(results, late, strict=True):
-            self._late[tracker.env_of[slots[is_late]]] = True
+            return self.late_envs[envs]
+        late = np.arange(len(slots)) >= len(slots) - self._surplus
+        self._surplus -= int(np.count_nonzero(late))
+        self.late_envs[envs[late]] = True
         return late
+
+    def _find_late_envs(self, surplus: int) -> None:
+        advance = self._tracker.advance
+        for env in np.flatnonzero(advance)[::-1]:
+            if advance[env] <= surplus:
+                self.late_envs[env] = True
+                surplus -= int(advance[env])
+        advance[~self.late_envs] = 0
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
         """Do nothing: the steps of cut episodes are counted already."""
-
-    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        """See `Limit.delivers`: all episodes except those whose end exceeds the limit."""
-        return ~self._late[envs] if is_newest else np.ones(len(envs), bool)
 
 
 class EpisodeLimit(Limit):
@@ -128,13 +122,8 @@ class EpisodeLimit(Limit):
     """
 
     def __init__(self, num_episodes: int, num_envs: int) -> None:
-        super().__init__()
         self._tries = np.zeros(num_envs, np.int64)  # episodes in a row that were cut
         self._owed = num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
-
-    @property
-    def is_open(self) -> bool:
-        return bool((self._owed > 0).any())
 
     def follows(self, env: int) -> bool:
         return bool(self._owed[env] > 0)
@@ -144,27 +133,26 @@ class EpisodeLimit(Limit):
             self._tries[envs] = 0
             wanted = self._owed[envs] > 0
             self.choose(envs[wanted], numbers[wanted])
-            self._owed[envs] -= 1
+            self._owe_less(envs)
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
         self._tries[envs] += 1
         given_up = envs[self._tries[envs] >= MOST_TRIES]
-        self._owed[given_up] -= 1
+        self._owe_less(given_up)
         self._tries[given_up] = 0
+
+    def _owe_less(self, envs: Ints) -> None:
+        self._owed[envs] -= 1
+        self.is_open = bool((self._owed > 0).any())
 
 
 class WholeEpisodeLimit(Limit):
     """Episodes as they end, until they have ``wanted`` steps together. Running ones stay for the next collection."""
 
     def __init__(self, tracker: EpisodeTracker, by: CountBy, wanted: int) -> None:
-        super().__init__()
         self._tracker = tracker
         self._by_clock = by == "env_steps" and tracker.named
-        self._wanted, self._steps = wanted, 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._steps < self._wanted
+        self._missing = wanted
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         if len(envs):
@@ -176,7 +164,8 @@ class WholeEpisodeLimit(Limit):
 
     def _add(self, envs: Ints, numbers: Ints) -> None:
         self.choose(envs, numbers)
-        self._steps += self._tracker.steps_of(envs, by_clock=self._by_clock)
+        self._missing -= self._tracker.steps_of(envs, by_clock=self._by_clock)
+        self.is_open = self._missing > 0
 
 
 class Lengths:

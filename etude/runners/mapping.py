@@ -33,7 +33,7 @@ class Share:
     rows: Ints | None = None
     """The indices of the rows in the whole turn; None: all."""
     start: int = 0
-    """The index of the first of these rows in the rollout."""
+    """The number of rows in the rollout between `Rollout.pending` and the first of these rows."""
     results: Ints | None = None
     """The rows whose results count for the running collection, or, once it is cut, for the next. None: all except rows
     that begin an episode."""
@@ -90,7 +90,7 @@ class PolicyMapping:
         """Split a turn, the ``nth`` that `Arena.recv` returned, into the rows of each module."""
         if self._only is not None:
             return [Share(self._only, turn, turn, nth)]
-        if turn.first is not None:
+        if turn.first is not None and turn.first.any():
             self._choose(turn, np.flatnonzero(turn.first))
         of = self._of[turn.slots]
         if len(of) and (of == of[0]).all():
@@ -103,11 +103,11 @@ class PolicyMapping:
         return shares
 
     def _choose(self, turn: Turn, rows: Ints) -> None:
+        assert turn.episode is not None  # the tracker has set it, if not the arena
         for row in rows.tolist():
             slot = int(turn.slots[row])
             agent, env = self._arena.agents[slot], int(self._arena.env_of[slot])
-            number = int(self._tracker.number[env] if turn.episode is None else turn.episode[row])
-            module_id = self._module_of(agent, self._tracker.episode(env, number))
+            module_id = self._module_of(agent, self._tracker.episode(env, int(turn.episode[row])))
             if module_id not in self._index:
                 raise EtudeError(
                     f"module_of returned {module_id!r} for agent {agent!r}, but there is no such module: there are "
@@ -134,7 +134,8 @@ class PolicyMapping:
         """The current mapping, and the modules of ``shares``; plain data and arrays."""
         rows = [
             {"rollout": self._rollouts.index(share.rollout)}
-            | {name: getattr(share, name) for name in ("nth", "rows", "start", "results")}
+            | {"start": share.rollout.pending + share.start}
+            | {name: getattr(share, name) for name in ("nth", "rows", "results")}
             for share in shares
         ]
         return {"of": self._of.copy(), "shares": rows}
@@ -151,7 +152,7 @@ class PolicyMapping:
             rows, results = (None if each[name] is None else _ints(each[name]) for name in ("rows", "results"))
             turn = whole if rows is None else whole.select(rows)
             rollout = self._rollouts[each["rollout"]]
-            shares.append(Share(rollout, turn, whole, each["nth"], rows, int(each["start"]), results))
+            shares.append(Share(rollout, turn, whole, each["nth"], rows, int(each["start"]) - rollout.pending, results))
         return shares
 
 

@@ -2,7 +2,7 @@
 """Rollout: the observations that slots gave to one policy and its actions, and their conversion to Experience."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +19,7 @@ from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience, Segments, arrays
 from etude.experience.arrays import first_not_finite, host_columns, ranges
 from etude.experience.experience import check_finite, offsets_of
+from etude.experience.ids import Ids
 from etude.modules import Actor
 from etude.modules.acting import as_tensor
 from etude.modules.tensors import tensor_actor
@@ -35,25 +36,29 @@ BLIND = "blind"
 _FIRST = "first"
 _EPISODE = "episode"  # the episode's number, in rows that begin one
 _GIVEN = "given"  # the step was returned, and is kept as context for later ones
-_HIDDEN = frozenset((SLOT, BLIND, _FIRST, _EPISODE, _GIVEN, col.TERMINATED, col.TRUNCATED))
-_ORDER = {
-    name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))
-}  # other columns follow in the order of writing
+_FLAGS = (BLIND, _FIRST, _GIVEN, col.TERMINATED, col.TRUNCATED)
+_HIDDEN = frozenset((SLOT, _EPISODE, *_FLAGS))
+_ORDER = {col.OBS: 0, col.ACTION: 1, col.REWARD: 2}  # 3: the others follow in the order of writing, and last `logp`
 
 
 class Rows:
     """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``.
 
-    A column is created by its first write, as a NumPy array or a tensor like the values written.
+    Flags are False unless they are written. Any other column is created by its first write, as a NumPy array or a
+    tensor like the values written.
     """
 
     def __init__(self, capacity: int = 256) -> None:
-        self.columns: Columns = {}
+        self.columns: Columns = {name: np.zeros(capacity, bool) for name in _FLAGS}
+        self.names: list[str] = []
+        """The columns of Experience among these, in the order of Experience."""
+        self.obs_names: list[str] = []
+        """The columns of observations among those."""
         self.size = 0
         self._capacity = capacity
 
     def append(self, count: int, values: Mapping[str, NDArray[Any]]) -> int:
-        """Add ``count`` rows; return the index of the first. Flags not given are False; other columns are undefined."""
+        """Add ``count`` rows; return the index of the first. Columns not given are undefined, except flags."""
         start = self.size
         self.size = stop = start + count
         if stop > self._capacity:
@@ -64,19 +69,21 @@ class Rows:
         self.write(slice(start, stop), values)
         return start
 
-    def write(self, rows: slice, values: Mapping[str, NDArray[Any]]) -> None:
+    def write(self, rows: slice | Ints, values: Mapping[str, NDArray[Any]]) -> None:
         """Write columns of some rows."""
         columns = self.columns
         for name, value in values.items():
             if name not in columns:
-                columns[name] = arrays.zeros(self._capacity, value)
+                self._add(name, value)
             columns[name][rows] = value
 
-    def flag(self, name: str) -> Bools:
-        """A column of flags; if there is none with this name, it is added, with False in all rows."""
-        if name not in self.columns:
-            self.columns[name] = np.zeros(self._capacity, bool)
-        return self.columns[name]
+    def _add(self, name: str, value: NDArray[Any]) -> None:
+        """Add a column for rows like those of ``value``."""
+        self.columns[name] = arrays.zeros(self._capacity, value)
+        if name not in _HIDDEN:
+            self.names.append(name)
+            self.obs_names += [name] if col.is_under(name, col.OBS) else []
+            self.names.sort(key=lambda name: (_ORDER.get(name.partition(col.SEPARATOR)[0], 3), name == col.LOGP))
 
     def keep(self, rows: Ints) -> None:
         """Keep only ``rows``, in this order."""
@@ -103,6 +110,7 @@ class Rollout:
         self.module = module = policy.module
         self.connectors = connectors = policy.connectors
         self.module_id = module_id
+        self._module_ids = Ids.of(module_id, num_slots)
         self.rows = Rows()
         self.pending = 0
         """The index of the first row that has not been acted on; all later rows haven't either."""
@@ -116,8 +124,9 @@ class Rollout:
             name: np.zeros((num_slots, *value.shape), value.dtype) for name, value in module.initial_state().items()
         }
         self._prev: Columns = {}
+        self._actions = leaves(module.action_space, col.ACTION)
         if connectors.observes:
-            for name, leaf in leaves(module.action_space, col.ACTION).items():
+            for name, leaf in self._actions.items():
                 self._prev[name] = np.zeros((num_slots, *leaf_shape(leaf)), leaf_dtype(leaf))
         connectors.start(num_slots)
 
@@ -140,11 +149,13 @@ class Rollout:
 
     # -- a turn -------------------------------------------------------------------------------------------------
 
-    def note(self, turn: Turn, tracker: EpisodeTracker) -> int:
-        """Store the rows of a turn, all of which are for this module; return the index of the first."""
+    def note(self, turn: Turn) -> int:
+        """Store the rows of a turn, all of which are for this module; return the first's distance from `pending`."""
         values = {SLOT: turn.slots, col.REWARD: turn.reward, **turn.obs}
         if turn.first is not None:
-            values[_FIRST], values[_EPISODE] = turn.first, tracker.number_in(turn)
+            values[_FIRST] = turn.first
+            if turn.episode is not None:
+                values[_EPISODE] = turn.episode
         if turn.terminated is not None:
             values[col.TERMINATED] = turn.terminated
         if turn.truncated is not None:
@@ -156,7 +167,7 @@ class Rollout:
         start = self.rows.append(len(turn.slots), values)
         if turn.taken is not None:
             self._correct(turn.slots[turn.taken[0]], self.connectors.unact(turn.taken[1]), start)
-        return start
+        return start - self.pending
 
     def _correct(self, slots: Ints, action: Columns, before: int) -> None:
         """Write the actions that were really taken into the last row of each of ``slots`` before row ``before``."""
@@ -172,7 +183,7 @@ class Rollout:
         self._write_logp(rows[rows < self._acted])
 
     def act(self, turn: Turn, start: int, times: dict[str, float]) -> Columns:
-        """The actions for the env in a turn whose rows start at ``start``; ``times`` adds up the seconds by phase."""
+        """The actions for the env in a turn, given what `note` returned; ``times`` adds up the seconds by phase."""
         assert self._actor is not None
         begin = perf_counter()
         seen = turn.obs
@@ -181,6 +192,7 @@ class Rollout:
             shown = perf_counter()
             times["observe"] += shown - begin
             begin = shown
+        start += self.pending
         rows, state = slice(start, start + len(turn.slots)), self._state_in(turn) if self._memory else None
         action, extras = self._actor.step(seen, state, ends=turn.done if self.module.mask is not None else None)
         if state is not None:
@@ -223,31 +235,28 @@ class Rollout:
         slot = rows.columns.get(SLOT, np.zeros(0, np.int64))[:n]
         for failed in slots:
             last = np.flatnonzero(slot == failed)[-1:]
-            if not self._ended(last).any():
-                rows.flag(col.TRUNCATED)[last] = True
-
-    def _ended(self, rows: Any) -> Bools:
-        ended: Bools = self.rows.flag(col.TERMINATED)[rows] | self.rows.flag(col.TRUNCATED)[rows]
-        return ended
+            rows.columns[col.TRUNCATED][last] |= ~rows.columns[col.TERMINATED][last]
 
     # -- cutting ------------------------------------------------------------------------------------------------
 
-    def cut(self, limit: Limit, late: Ints, tracker: EpisodeTracker) -> Experience | None:
+    def cut(self, limit: Limit, late: Sequence[Ints], tracker: EpisodeTracker) -> Experience | None:
         """The steps with known results, as segments; None if there are none. Rows needed later are kept.
 
         Args:
             limit: Selects the episodes to return, if only whole episodes are returned.
-            late: The rows whose results belong to the next collection.
+            late: The rows whose results belong to the next collection, by their distance from `pending`.
             tracker: Provides the ids of episodes.
         """
         rows, n = self.rows, self.rows.size
         if not n:
             return None
-        acted = self._acted + np.flatnonzero(~self._ended(slice(self._acted, self.pending)))
+        columns = rows.columns
+        done = columns[col.TERMINATED][:n] | columns[col.TRUNCATED][:n]
+        acted = self._acted + np.flatnonzero(~done[self._acted : self.pending])
         self._write_logp(acted if len(acted) < self.pending - self._acted else slice(self._acted, self.pending))
-        slots = rows.columns[SLOT][:n]
+        slots = columns[SLOT][:n]
         order = np.argsort(slots.astype(np.uint16) if len(self._nowhere) < 1 << 16 else slots, kind="stable")
-        slot, first, ended, at = slots[order], rows.flag(_FIRST)[order], self._ended(order), np.arange(n)
+        slot, first, ended, at = slots[order], columns[_FIRST][order], done[order], np.arange(n)
         begins_slot = np.ones(n, bool)
         np.not_equal(slot[1:], slot[:-1], out=begins_slot[1:])
         oldest = np.maximum.accumulate(np.where(begins_slot, at, 0))  # first row of the row's slot
@@ -256,14 +265,14 @@ class Rollout:
         t = np.where(is_here, at - begun, self._t[slot] + at - oldest)
         number = self._number[slot]
         if is_here.any():
-            number = np.where(is_here, rows.columns[_EPISODE][order[begun]], number)
+            number = np.where(is_here, columns[_EPISODE][order[begun]], number)
         is_step = np.zeros(n, bool)
         is_step[:-1] = ~(begins_slot[1:] | first[1:] | ended[:-1])
-        open_ = is_step & ~rows.flag(_GIVEN)[order]
+        open_ = is_step & ~columns[_GIVEN][order]
         given_out = open_.copy()
-        if len(late):
+        if late:
             is_late = np.zeros(n, bool)
-            is_late[late] = True
+            is_late[self.pending + np.concatenate(late)] = True
             given_out[:-1] &= ~is_late[order[1:]]
         begins = np.flatnonzero(given_out & ~np.append(False, given_out[:-1]))
         ends = np.flatnonzero(given_out & ~np.append(given_out[1:], False)) + 1
@@ -283,7 +292,7 @@ class Rollout:
         keep[1:] |= open_[:-1]
         context = self.connectors.context
         if context and keep.any():
-            rows.flag(_GIVEN)[order[given_out]] = True
+            columns[_GIVEN][order[given_out]] = True
             kept = np.flatnonzero(keep)
             kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])]
             kept = kept[~(first | ended)[kept]]
@@ -310,46 +319,47 @@ class Rollout:
         columns, (begins, ends) = self.rows.columns, where
         at = ranges(begins, ends - begins)
         rows, answers, last = order[at], order[at + 1], order[ends]
-        names = [name for name in columns if name not in _HIDDEN]
-        names.sort(key=lambda name: (_ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)), name == col.LOGP))
-        steps = {name: arrays.take(columns[name], answers if name == col.REWARD else rows) for name in names}
-        final_obs = {name: arrays.take(column, last) for name, column in col.subtree(columns, col.OBS).items()}
-        blind = self.rows.flag(BLIND)[last]
+        steps = {name: arrays.take(columns[name], answers if name == col.REWARD else rows) for name in self.rows.names}
+        final_obs = {name: arrays.take(columns[name], last) for name in self.rows.obs_names}
+        blind = columns[BLIND][last]
         if blind.any():
             for values in final_obs.values():
                 values[blind] = 0
-        segments = tracker.segments(
-            slots,
-            numbers,
-            module_id=self.module_id,
+        episode_id, agent_id = tracker.ids(slots, numbers)
+        segments = Segments(
+            episode_id=episode_id,
+            agent_id=agent_id,
+            module_id=self._module_ids[slots],
             t_start=t,
             lookback=lookback,
-            terminated=self.rows.flag(col.TERMINATED)[last],
-            truncated=self.rows.flag(col.TRUNCATED)[last],
+            terminated=columns[col.TERMINATED][last],
+            truncated=columns[col.TRUNCATED][last],
             has_final_obs=~blind,
         )
         exp = Experience(steps, offsets_of(ends - begins), segments, final_obs)
-        check_numbers(exp)
+        try:
+            check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
+        except DataError as error:
+            raise _named(error, exp.numpy()) from error
         return exp
 
     def nothing(self) -> Experience:
         """An Experience with all columns, but without steps."""
-        columns = {name: column[:0] for name, column in self.rows.columns.items() if name not in _HIDDEN}
-        return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), col.subtree(columns, col.OBS))
+        steps = {name: self.rows.columns[name][:0] for name in self.rows.names}
+        final_obs = {name: steps[name] for name in self.rows.obs_names}
+        return Experience(steps, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), final_obs)
 
     def _write_logp(self, rows: Any) -> None:
         """Compute the log-probabilities of actions from the recorded ``dist_inputs``."""
-        columns, taken = self.rows.columns, col.subtree(self.rows.columns, col.ACTION)
         is_empty = not len(rows) if isinstance(rows, np.ndarray) else rows.start >= rows.stop
-        if self._actor is None or not taken or is_empty:
+        if self._actor is None or is_empty:
             return
+        columns = self.rows.columns
         inputs = columns.get(col.DIST_INPUTS)
-        action = {name: column[rows] for name, column in taken.items()}
+        action = {name: columns[name][rows] for name in self._actions}
         logp = self._actor.logp(None if inputs is None else inputs[rows], action)
         if logp is not None:
-            if col.LOGP not in columns:
-                columns[col.LOGP] = arrays.zeros(len(columns[SLOT]), logp)
-            columns[col.LOGP][rows] = logp
+            self.rows.write(rows, {col.LOGP: logp})
 
     def check_chosen(self, error: EtudeError) -> None:
         """Raise an error that names the module if an env failed because of NaN or infinity from the module.
@@ -438,26 +448,17 @@ class TensorRollout(Rollout):
         self.connectors.load_state_dict(state["connectors"])
 
 
-def check_numbers(exp: Experience) -> None:
-    """Check that collected numbers are finite; the error says whether the env or the module is to blame.
-
-    Raises:
-        EnvError: an observation or a reward is not finite.
-        ModuleError: the observations are finite, but the module's outputs are not.
-    """
-    try:
-        check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
-    except DataError as error:
-        exp = exp.numpy()
-        seen = np.ones(exp.num_steps, bool)
-        for column in col.subtree(exp.steps, col.OBS).values():
-            if column.dtype.kind == "f":
-                seen &= np.isfinite(column).reshape(len(column), -1).all(axis=1)
-        for name in (col.DIST_INPUTS, col.VALUE):
-            given = exp.steps.get(name, np.zeros(exp.num_steps))
-            if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
-                raise ModuleError(
-                    f"the module returned `{name}` that is not finite for observations that are: its weights may have "
-                    f"diverged ({error})"
-                ) from error
-        raise EnvError(f"the env returned numbers that are not finite: {error}") from error
+def _named(error: DataError, exp: Experience) -> EnvError | ModuleError:
+    """The error for numbers that are not finite: a ModuleError if the module gave them for observations that are."""
+    seen = np.ones(exp.num_steps, bool)
+    for column in col.subtree(exp.steps, col.OBS).values():
+        if column.dtype.kind == "f":
+            seen &= np.isfinite(column).reshape(len(column), -1).all(axis=1)
+    for name in (col.DIST_INPUTS, col.VALUE):
+        given = exp.steps.get(name, np.zeros(exp.num_steps))
+        if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
+            return ModuleError(
+                f"the module returned `{name}` that is not finite for observations that are: its weights may have "
+                f"diverged ({error})"
+            )
+    return EnvError(f"the env returned numbers that are not finite: {error}")

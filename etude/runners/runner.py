@@ -4,12 +4,14 @@
 import logging
 import operator
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from etude.columns import Columns
 from etude.display import short
@@ -34,27 +36,6 @@ _log = logging.getLogger("etude.runners")
 
 LONG_EPISODE: Final = 50_000
 """The steps of an episode after which a run that waits for its end logs a warning. Atari has at most 27,000."""
-
-
-class Clock:
-    """The seconds of collecting: it runs while a runner collects, and stands still between collections."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        """The seconds until the running collection began, or, between collections, until now."""
-        self._epoch: float | None = None  # start of the first collection, as if there were no pauses
-
-    def __call__(self) -> float:
-        """Seconds of collecting until now."""
-        return self.seconds if self._epoch is None else perf_counter() - self._epoch
-
-    def start(self) -> None:
-        """Start the clock at the beginning of a collection."""
-        self._epoch = perf_counter() - self.seconds
-
-    def stop(self, seconds: float | None = None) -> None:
-        """Stop the clock after a collection, or set it to ``seconds``. An interrupted collection is not counted."""
-        self.seconds, self._epoch = self() if seconds is None else seconds, None
 
 
 class Runner:
@@ -94,11 +75,12 @@ class Runner:
         self._env_seed: int | None = int(env_seed.generate_state(1)[0] >> 1)
         self._rng = np.random.default_rng(draws)
         self._tracker = EpisodeTracker(f"{ids.generate_state(1, np.uint64)[0]:016x}", arena)
-        self._clock = Clock()
+        self._seconds = 0.0  # seconds of collecting, without the running collection, which may be interrupted
+        self._epoch: float | None = None  # while collecting: when it began, as if there had been no pauses
         self._by: CountBy = count_steps_by
-        self._steps = StepLimit(self._tracker, count_steps_by)
-        self._limit: Limit = self._steps
-        self._lengths = Lengths() if lengths is None else lengths
+        self._limit: Limit  # of the running or latest collection
+        self._late = 0  # results of the current turns that are left for the next collection
+        self._lengths = lengths
         self._seq_nos: dict[str | None, int] = {}  # by module: version of the weights taken by `take_weights`
         self._shares: list[Share] = []  # stored rows of the current turns, not yet acted on
         self._is_whole = self._is_stopped = self._has_warned = False
@@ -181,7 +163,7 @@ class Runner:
             num_steps=num_steps, num_episodes=num_episodes, whole_episodes=whole_episodes, explore=explore
         )
         if not parts:
-            return next(rollout for rollout in self.rollouts.values() if rollout.rows.columns).nothing()
+            return next(rollout for rollout in self.rollouts.values() if rollout.rows.names).nothing()
         if len(parts) == 1:
             return next(iter(parts.values()))
         shapes = {tuple((n, describe(c)) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
@@ -210,26 +192,28 @@ class Runner:
         goes_on = num_episodes is None and is_whole == self._is_whole and not self._must_reset
         self._is_whole = is_whole
         self._must_reset = True  # if this is interrupted, its steps are lost
-        if num_episodes is not None:
-            self._limit = EpisodeLimit(num_episodes, self.arena.num_envs)
-        else:
-            self._limit = WholeEpisodeLimit(self._tracker, self._by, wanted) if is_whole else self._steps
-        self._run(wanted, explore, goes_on=goes_on)
+        epoch = self._epoch = perf_counter() - self._seconds
+        self._run(wanted, num_episodes is not None, explore, goes_on=goes_on)
         given = self._cut(num_steps)
         self._must_reset = num_episodes is not None
-        self._clock.stop()
+        self._seconds, self._epoch = perf_counter() - epoch, None
         return given
 
     @interruptible
-    def _run(self, wanted: int, explore: bool, *, goes_on: bool) -> None:
+    def _run(self, wanted: int, by_episode: bool, explore: bool, *, goes_on: bool) -> None:
+        """Act until the collection has ``wanted`` steps, or as many episodes."""
         for rollout in self.rollouts.values():
             rollout.start(self._rng, explore)
-        self._clock.start()
         if not goes_on:
             self._reset()
         elif self._callbacks is not None:
             self._callbacks.find_rows()
-        self._steps.start(wanted, sum(len(share.new_results()) for share in self._shares) if goes_on else 0)
+        if by_episode:
+            self._limit = EpisodeLimit(wanted, self.arena.num_envs)
+        elif self._is_whole:
+            self._limit = WholeEpisodeLimit(self._tracker, self._by, wanted)
+        else:
+            self._limit = StepLimit(self._tracker, self._by, wanted, self._late)
         if not goes_on:
             self._receive()
         while self._limit.is_open:
@@ -237,6 +221,10 @@ class Runner:
             self._receive()
             if self._limit.by_episode and not self._has_warned:
                 self._warn_of_long_episodes(wanted)
+
+    def _clock(self) -> float:
+        """Seconds of collecting until now. The time between collections does not count."""
+        return self._seconds if self._epoch is None else perf_counter() - self._epoch
 
     def _reset(self) -> None:
         self.arena.reset(self._env_seed)
@@ -248,6 +236,7 @@ class Runner:
                     "The state of this env can't be saved: a resumed run will begin new episodes (%s).", lost["why"]
                 )
         self._env_seed = None  # seeded once: later resets continue the envs' random streams
+        self._late = 0
         self._tracker.abandon()
         for rollout in self.rollouts.values():
             rollout.clear()
@@ -267,7 +256,8 @@ class Runner:
             raise
         received = perf_counter()
         tracker, limit, callbacks = self._tracker, self._limit, self._callbacks
-        self._at, self._shares = self._clock(), []
+        assert self._epoch is not None
+        self._at, self._shares = received - self._epoch, []
         tracker.next_turns()
         for rollout in self.rollouts.values():
             rollout.pending = rollout.rows.size
@@ -280,7 +270,7 @@ class Runner:
                 callbacks.begin(turn, self._at, limit)
             shares = self._mapping.split(turn, i)
             for share in shares:
-                share.start = share.rollout.note(share.turn, tracker)
+                share.start = share.rollout.note(share.turn)
             self._shares += shares
             if callbacks is not None:
                 callbacks.note(turn, shares, ended[0])
@@ -339,30 +329,30 @@ class Runner:
 
     def _cut(self, num_steps: int | None) -> dict[str | None, Experience]:
         """The collected steps by module id, after counting them and applying the limits on lengths."""
-        limit, results = self._limit, [share.new_results() for share in self._shares]
-        late = [np.zeros(len(rows), bool) for rows in results]
-        if not limit.by_episode:
-            late = self._steps.late([s.turn.slots[rows] for s, rows in zip(self._shares, results, strict=True)])
-        for share, rows, is_late in zip(self._shares, results, late, strict=True):
-            share.results = rows[is_late]
+        limit, self._late = self._limit, 0
+        late = defaultdict[str | None, list[NDArray[np.int64]]](list)  # rows, by module
+        for share in reversed(self._shares):
+            rows = share.new_results()
+            share.results = rows[limit.late(share.turn.slots[rows])]
+            if len(share.results):
+                self._late += len(share.results)
+                late[share.rollout.module_id].append(share.start + share.results)
         given = {}
         for name, rollout in self.rollouts.items():
-            shares = [share for share in self._shares if share.rollout is rollout]
-            of_later = [share.start + share.new_results() for share in shares]
-            before = rollout.pending
-            exp = rollout.cut(limit, np.concatenate([np.zeros(0, np.int64), *of_later]), self._tracker)
-            for share in shares:
-                share.start -= before - rollout.pending
+            exp = rollout.cut(limit, late[name], self._tracker)
             if exp is not None:
                 steps = exp.num_steps - int(exp.segments.lookback.sum())
                 self.agent_steps += steps
                 self.env_steps += 0 if self._tracker.named else steps
-                given[name] = self._lengths.keep(exp, rollout.connectors.context)
+                given[name] = exp if self._lengths is None else self._lengths.keep(exp, rollout.connectors.context)
         if self._tracker.named:
             by_clock = self._by == "env_steps" and not limit.by_episode
             made, self._tracker.moves = self._tracker.moves, 0
             self.env_steps += num_steps if by_clock and num_steps is not None else made
-        self._tracker.settle(limit.delivers)
+        if isinstance(limit, StepLimit):
+            self._tracker.finish_except(limit.late_envs)
+        else:
+            self._tracker.finish(limit.delivers)
         if self._callbacks is not None:
             self._callbacks.segments(given.values())
             self._callbacks.spend(self.times)
@@ -377,7 +367,7 @@ class Runner:
 
     def stats(self) -> dict[str, float]:
         """The arena's counts since the last call, such as ``faulty_episodes``."""
-        return self.arena.stats() | self._lengths.stats()
+        return self.arena.stats() | ({} if self._lengths is None else self._lengths.stats())
 
     def take_weights(
         self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None = None, *, shared: bool = False
@@ -416,7 +406,7 @@ class Runner:
             "is_whole": self._is_whole,
             "tracker": self._tracker.state_dict(),
             "steps": [self.env_steps, self.agent_steps],
-            "seconds": [self._clock.seconds, self._at],
+            "seconds": [self._seconds, self._at],
             "rollouts": [rollout.state_dict() for rollout in self.rollouts.values()],
             "mapping": self._mapping.state_of(self._shares),
             "callbacks": None if self._callbacks is None else self._callbacks.state_dict(),
@@ -433,8 +423,8 @@ class Runner:
         self._env_seed = state["env_seed"]
         self.env_steps, self.agent_steps = map(operator.index, state["steps"])
         self._is_whole = state["is_whole"]
-        seconds, self._at = map(float, state["seconds"])
-        self._clock.stop(seconds)
+        self._seconds, self._at = map(float, state["seconds"])
+        self._epoch = None
         called = state["callbacks"] if self._callbacks is not None else None
         if self._callbacks is not None and called is not None:
             self._callbacks.load_own_states(called)
@@ -461,6 +451,7 @@ class Runner:
             self._renew()
         else:
             self._shares = self._mapping.shares_from(state["mapping"], self.arena.recv())
+            self._late = sum(len(share.new_results()) for share in self._shares)
         return how
 
     def begin_anew(self) -> None:

@@ -31,16 +31,18 @@ def test_a_log_is_a_list_of_rows(what: list[tuple[str, int]]) -> None:
             for row in rows[n:]:
                 row["c"] = float(i)
         elif name == "flag":
-            log.flag("f")[: len(rows)] |= np.arange(len(rows)) % 3 == n % 3
+            log.columns["blind"][: len(rows)] |= np.arange(len(rows)) % 3 == n % 3
             for j, row in enumerate(rows):
-                row["f"] = row.get("f", False) or j % 3 == n % 3
+                row["blind"] = row.get("blind", False) or j % 3 == n % 3
         elif name == "keep":
             kept = [j for j in range(len(rows)) if j % 10 != n]
             log.keep(np.array(kept, np.int64))
             rows = [rows[j] for j in kept]
         assert log.size == len(rows)
+        assert {*log.names} == {key for key in log.columns if key in ("a", "b", "c")}
         for key in log.columns:
-            there = [j for j, row in enumerate(rows) if key in row or key == "f"]  # flags are False elsewhere
+            is_flag = log.columns[key].dtype == bool  # flags are False where they are not written
+            there = [j for j, row in enumerate(rows) if key in row or is_flag]
             for j, value in zip(there, log.columns[key][np.array(there, np.int64)], strict=True):
                 np.testing.assert_array_equal(value, rows[j].get(key, False))
 
@@ -50,15 +52,15 @@ def test_a_column_grows_with_the_log_and_is_made_as_long_as_it() -> None:
     assert log.append(3, {"a": np.arange(3, dtype=np.int16)}) == 0
     assert log.append(6, {"a": np.arange(6), "b": np.ones((6, 2), np.float32)}) == 3
     log.append(100, {"a": np.zeros(100)})
-    assert {len(column) for column in log.columns.values()} == {len(log.flag("f"))}
-    assert len(log.flag("f")) >= log.size == 109
+    assert len({len(column) for column in log.columns.values()}) == 1
+    assert len(log.columns["a"]) >= log.size == 109
     assert log.columns["a"].dtype == np.int16
     assert not log.columns["b"][:3].any()
     np.testing.assert_array_equal(log.columns["a"][:9], [0, 1, 2, 0, 1, 2, 3, 4, 5])
-    log.flag("f")[5:] = True
+    log.columns["blind"][5:109] = True
     log.keep(np.array([8, 4]))
     log.append(3, {"a": np.zeros(3)})
-    np.testing.assert_array_equal(log.columns["f"][:5], [True, False, False, False, False])
+    np.testing.assert_array_equal(log.columns["blind"][:5], [True, False, False, False, False])
 
 
 # -- StepLimit --------------------------------------------------------------------------------------------------------
@@ -73,16 +75,12 @@ def turn(arena: ScriptedArena, rows: list[tuple[int, int, int]], first: bool = F
     return made
 
 
-def slots_of(*turns: Turn) -> list[Any]:
-    return [each.slots for each in turns]
-
-
 class Counter:
     """A limit with the tracker that it reads."""
 
     def __init__(self, arena: ScriptedArena, by: Any) -> None:
-        self.tracker = EpisodeTracker("id", arena)
-        self.limit = StepLimit(self.tracker, by)
+        self.tracker, self.by = EpisodeTracker("id", arena), by
+        self.limit = StepLimit(self.tracker, by, 1000)
 
     @property
     def steps(self) -> int:
@@ -93,12 +91,12 @@ class Counter:
         for each in turns:
             self.limit.count(each, *self.tracker.note(each, 0.0))
 
-    def late(self, slots: list[Any], wanted: int) -> list[Any]:
+    def late(self, turns: list[Turn], wanted: int) -> list[Any]:
         self.limit.wanted = wanted
-        return self.limit.late(slots)
+        return [self.limit.late(each.slots).tolist() for each in reversed(turns)][::-1]
 
     def carry(self, late: int) -> None:
-        self.limit.start(1, late)
+        self.limit = StepLimit(self.tracker, self.by, 1, late)
 
 
 def counter_of(by: Any, agents: Any = "ab", num_envs: int = 3) -> tuple[ScriptedArena, Counter]:
@@ -114,11 +112,10 @@ def test_agent_steps_count_results_and_the_last_are_late() -> None:
     turns = [turn(arena, [(0, 0, 1), (0, 1, 1)]), turn(arena, [(2, 1, 1)]), turn(arena, [(1, 0, 1)])]
     counter.count(turns)
     assert counter.steps == 4
-    late = counter.late(slots_of(*turns), 2)
-    assert [some.tolist() for some in late] == [[False, False], [True], [True]]
+    assert counter.late(turns, 2) == [[False, False], [True], [True]]
     counter.carry(2)
     assert counter.steps == 2
-    assert [some.tolist() for some in counter.late(slots_of(*turns[1:]), 1)] == [[False], [True]]
+    assert counter.late(turns[1:], 1) == [[False], [True]]
 
 
 @pytest.mark.parametrize(("wanted", "late"), [(3, []), (2, [2]), (1, [1, 2])])
@@ -127,8 +124,7 @@ def test_env_steps_count_clocks_and_whole_envs_are_late(wanted: int, late: list[
     turns = [turn(arena, [(2, 0, 1), (0, 0, 1), (0, 1, 1)]), turn(arena, [(2, 1, 1), (1, 1, 1)])]
     counter.count(turns)
     assert counter.steps == 3
-    found = counter.late(slots_of(*turns), wanted)
-    assert [some.tolist() for some in found] == [[2 in late, 0 in late, 0 in late], [2 in late, 1 in late]]
+    assert counter.late(turns, wanted) == [[2 in late, 0 in late, 0 in late], [2 in late, 1 in late]]
     counter.carry(5)
     assert counter.steps == len(late)
     counter.count([turn(arena, [(0, 0, 2)])])
@@ -140,7 +136,7 @@ def test_an_env_that_leaps_is_late_only_as_a_whole() -> None:
     shown = turn(arena, [(0, 0, 1), (2, 0, 4)])  # three steps of env 2 went by in which nobody was shown anything
     counter.count([shown])
     assert counter.steps == 5
-    assert counter.late([shown.slots], 3)[0].tolist() == [True, False]  # one step too many, rather than four kept
+    assert counter.late([shown], 3)[0] == [True, False]  # one step too many, rather than four kept
     counter.carry(0)
     assert counter.steps == 1
 
@@ -169,4 +165,4 @@ def test_agents_without_names_are_counted_alike(by: Any) -> None:
     shown.env_t = None
     counter.count([shown])
     assert counter.steps == 2
-    assert counter.late([shown.slots], 1)[0].tolist() == [False, True]
+    assert counter.late([shown], 1)[0] == [False, True]

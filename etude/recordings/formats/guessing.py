@@ -41,7 +41,7 @@ from etude.recordings.formats.source import (
 )
 from etude.recordings.formats.table_index import is_time
 from etude.recordings.formats.table_inputs import BROKEN, groups_of, no_rows, unreadable
-from etude.recordings.formats.texts import are_times, date_orders, is_number, times, truths
+from etude.recordings.formats.texts import are_times, can_be_times, date_orders, times, truths
 
 MOST_ROWS: Final = 65_536
 MOST_CHOICES: Final = 100
@@ -323,7 +323,7 @@ class _Guessing:
                 )
             return
         t = self._columns.get(str(self._taken.get(col.T_INDEX)))
-        is_count = t is not None and is_number(t.type) and not are_times([t])
+        is_count = t is not None and can_be_times(t.type) and not are_times([t])
         if is_count and (np.diff(np.asarray(t)) <= 0).any():
             self._taken[col.TERMINATED] = LAST_ROW
             self._unsure.append(f"no column has the episode's id: one begins where `{self._taken[col.T_INDEX]}` falls")
@@ -407,7 +407,7 @@ def _is_count(array: pa.Array) -> bool:
             return False
     if pa.types.is_integer(array.type) and _range(array)[0] >= 0:
         return True
-    return is_number(array.type) and are_times([array])
+    return can_be_times(array.type) and are_times([array])
 
 
 def _is_chance(array: pa.Array) -> bool:

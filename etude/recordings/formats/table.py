@@ -38,7 +38,7 @@ from etude.recordings.formats.source import (
 )
 from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable
-from etude.recordings.formats.texts import are_times, date_orders, is_number, number_times, times
+from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
 
@@ -232,7 +232,7 @@ class TableColumns:
         if not own:
             return False
         kind = self._schema.field(own).type
-        return is_number(kind) and are_times(one_array(t[own]).cast(kind, safe=False) for t in self.tables([own]))
+        return can_be_times(kind) and are_times(one_array(t[own]).cast(kind, safe=False) for t in self.tables([own]))
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""

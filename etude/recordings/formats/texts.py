@@ -97,8 +97,8 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
     return pa.array(values, pa.timestamp("us"), mask=~is_there)
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column holds numbers."""
+def can_be_times(kind: pa.DataType) -> bool:
+    """Whether numbers of this type can be times; booleans can not."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
