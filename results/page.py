@@ -29,6 +29,7 @@ is named, it was run with the same settings on the same machine.
   ([Agarwal et al. 2021](https://arxiv.org/abs/2108.13264)). With two or three seeds, it is only a rough guide.
 - *CPU minutes*: the time of one run with one thread, including evaluation. Etude's runs of SAC, TD3, IQL, TD3+BC and
   CQL compile the gradient step (`compute.compile`).
+- *sb3-contrib*: its recurrent networks have its default width of 256, those of the preset 64.
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
   the sources.
