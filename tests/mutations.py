@@ -79,8 +79,8 @@ MUTATIONS = (
     Mutation(
         "live_buffer",
         "envs/vector.py",
-        "turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)",
-        "turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)\n"
+        "turn = Turn(self._slots, columns, reward, None, None, infos=info)",
+        "turn = Turn(self._slots, columns, reward, None, None, infos=info)\n"
         "        for name, column in self._turns[0].obs.items():\n"
         "            column.flags.writeable and np.copyto(column, turn.obs[name])",
         RUNNER,

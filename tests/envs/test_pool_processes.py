@@ -152,15 +152,18 @@ def test_close_closes_the_envs(tmp_path: Path, mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread", "process"])
-def test_all_envs_are_closed_though_one_of_them_can_not_be(tmp_path: Path, mode: Any) -> None:
+def test_all_envs_are_closed_though_they_can_not_be(
+    tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "closed"
     workers = Workers() if mode == "sync" else Workers(num_workers=1, envs_per_worker=3, mode=mode)
     arena = copies_of(partial(Closing, str(path), fails=True), workers, 3)
-    if mode == "sync":
-        with pytest.raises(RuntimeError, match="stuck"):
-            arena.close()
     arena.close()
     assert path.read_text() == "closed\n" * 3
+    if mode != "process":  # there, the warnings are on the process's own stderr
+        assert [r.getMessage() for r in caplog.records] == [
+            "functools:partial fails to close an env: RuntimeError: stuck"
+        ] * 3
 
 
 def test_who_does_not_close_in_time_is_killed(tmp_path: Path) -> None:
