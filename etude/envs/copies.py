@@ -113,7 +113,7 @@ def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> lis
     return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
 
 
-class _Choices(NamedTuple):
+class _ChoiceColumn(NamedTuple):
     """A column of a Discrete, MultiDiscrete or MultiBinary space. As unsigned numbers, its values without ``start`` are
     at most ``top``."""
 
@@ -124,7 +124,7 @@ class _Choices(NamedTuple):
     """For the result of the check."""
 
 
-def _choices(obs: Iterable[Columns], leaves_of: Iterable[Mapping[str, Space]]) -> list[_Choices]:
+def _choices(obs: Iterable[Columns], leaves_of: Iterable[Mapping[str, Space]]) -> list[_ChoiceColumn]:
     found = []
     for columns, own_leaves in zip(obs, leaves_of, strict=True):
         for name, leaf in own_leaves.items():
@@ -133,11 +133,11 @@ def _choices(obs: Iterable[Columns], leaves_of: Iterable[Mapping[str, Space]]) -
                 start, count = choices
                 unsigned = np.dtype(f"u{column.dtype.itemsize}")
                 top = (count - 1).astype(unsigned)
-                found.append(_Choices(column, start.astype(column.dtype), top, np.ones(column.shape, bool)))
+                found.append(_ChoiceColumn(column, start.astype(column.dtype), top, np.ones(column.shape, bool)))
     return found
 
 
-def _are_valid(floats: list[tuple[NDArray[Any], NDArray[Any]]], choices: list[_Choices]) -> bool:
+def _are_valid(floats: list[tuple[NDArray[Any], NDArray[Any]]], choices: list[_ChoiceColumn]) -> bool:
     for column, finite in floats:
         np.isfinite(column, finite)
         if b"\0" in finite.tobytes():  # three times as fast as `all` for small arrays
