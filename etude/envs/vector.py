@@ -215,7 +215,8 @@ class VectorArena:
             truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
             self._t[terminated | truncated] = 0
         columns = self._flatten(obs)
-        self._check_choices(columns)
+        if self._choices:
+            self._check_choices(columns)
         turn = Turn(self._slots, columns, reward, None, None, infos=info)
         if info and OFF_POLICY_ACTION in info:
             turn.taken = self._taken(info)
