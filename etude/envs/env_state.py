@@ -576,7 +576,10 @@ def _set_model(model: Any, state: State) -> None:
 
 
 def _check_kind(data: Any) -> None:
-    """Raise a ValueError if MuJoCo's integration state is incomplete for this model, or contains memory indices."""
+    """Raise a ValueError if MuJoCo is too old, or its integration state is incomplete for this model or contains memory
+    indices."""
+    if not hasattr(data, "model"):
+        raise ValueError(f"MuJoCo {_mujoco().__version__} can't save its state; 3.1 and newer can")
     model = data.model
     if getattr(data, "history", _NONE).size or getattr(data, "plugin_state", _NONE).size:
         raise ValueError("its MuJoCo model has delays or plugins, whose state can't be restored safely")

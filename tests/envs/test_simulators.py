@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import simulated_envs
@@ -236,6 +237,30 @@ def test_a_state_of_mujoco_that_does_not_fit_is_not_used(spoil: Callable[[dict[s
     assert arena.load_state_dict(state).startswith("new episodes: ")
     arena.reset()
     assert len(play(arena, 3, seed=0)) == 3
+
+
+MODELS = {
+    "sleep": '<mujoco><option><flag sleep="enable"/></option></mujoco>',
+    "delays or plugins": """<mujoco><worldbody><body><joint name="hinge"/><geom size="1"/></body></worldbody>
+        <actuator><motor joint="hinge" delay="0.01" nsample="5"/></actuator></mujoco>""",
+}
+
+
+@pytest.mark.parametrize("why", MODELS)
+def test_a_simulation_with_more_state_than_mujoco_gives_begins_new_episodes(why: str) -> None:
+    skip_without("mujoco")
+    import mujoco
+
+    def make() -> gym.Env[Any, Any]:
+        env = gym.make("CartPole-v1")
+        env.unwrapped.data = mujoco.MjData(mujoco.MjModel.from_xml_string(MODELS[why]))  # type: ignore[attr-defined]
+        return env
+
+    arena = copies_of(make)
+    arena.reset(seed=1)
+    state = arena.state_dict()
+    assert state["how"] == "new episodes"
+    assert why in state["why"]
 
 
 def test_the_state_of_another_game_or_robot_is_not_used() -> None:
