@@ -345,6 +345,7 @@ _OTHER_NAMES = {
     "hidden": "net_arch hidden_sizes hidden_units hidden_layers hidden_dims hidden_dim hidden_size layers "
     "fcnet_hiddens",
     "activation": "activation_fn fcnet_activation nonlinearity",
+    "weight_init": "ortho_init orthogonal_init",
     "recurrent": "use_lstm lstm use_rnn",
     "recurrent_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
     "module": "policy policy_class custom_model net model_class",

@@ -33,7 +33,10 @@ def run(kind: Callable[..., BaseAlgorithm], preset: Preset, stop: Mapping[str, i
         "activation_fn": _ACTIVATIONS[config.network.activation],
     }
     if preset.algorithm == "ppo":
-        network |= {"log_std_init": config.network.log_std_init}
+        network |= {
+            "log_std_init": config.network.log_std_init,
+            "ortho_init": config.network.weight_init == "orthogonal",
+        }
     model = kind(
         _POLICIES.get(kind.__name__, "MlpPolicy"),
         env,

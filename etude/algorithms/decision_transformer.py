@@ -83,8 +83,8 @@ class DecisionTransformerConfig(OfflineConfig):
 
     unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (
-            *("network.hidden", "network.activation", "network.separate", "network.log_std_init"),
-            *("network.state_dependent_std", "network.recurrent", "network.recurrent_size"),
+            *("network.hidden", "network.activation", "network.separate", "network.weight_init"),
+            *("network.log_std_init", "network.state_dependent_std", "network.recurrent", "network.recurrent_size"),
         ),
         _NO_SUCH,
     ) | dict.fromkeys(("sequences.max_len", "sequences.burn_in"), "it learns from windows of `context_length` steps")

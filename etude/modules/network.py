@@ -357,6 +357,10 @@ class NetworkConfig:
     separate: bool = True
     """Whether policy and value function have separate layers. Default: Huang et al. 2022, detail 13 of 37."""
 
+    weight_init: Literal["orthogonal", "torch"] = "orthogonal"
+    """Initial weights of the policy and the value function: orthogonal with zero biases (Huang et al. 2022, detail 2),
+    which begins with actions near the middle; or as torch draws them, like Stable-Baselines3's `ortho_init=False`."""
+
     log_std_init: float = 0.0
     """Initial logarithm of the standard deviations of Box actions. Default: Huang et al. 2022."""
 
@@ -429,7 +433,7 @@ class Network(nn.Module):
 
     Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head (0.3 where it computes the
     values of actions, see `Distribution.head_gain`) and 1 in the value's. Biases are zero (Huang et al. 2022, "The 37
-    implementation details of PPO").
+    implementation details of PPO"). `NetworkConfig.weight_init` chooses torch's own initial weights instead.
 
     Args:
         obs_space: Boxes, MultiBinary, Discrete and MultiDiscrete (one-hot), and Dict and Tuple of them.
@@ -459,6 +463,13 @@ class Network(nn.Module):
         if value:
             self.value_head = nn.Linear((self.critic or self.policy).width, 1)
             orthogonal(self.value_head, 1.0)
+        if config.weight_init == "torch":
+            for layer in self.modules():
+                if isinstance(layer, nn.Linear | nn.Conv2d | nn.RNNBase):
+                    layer.reset_parameters()
+        if len(dist.log_std) and self.log_std is None:
+            with torch.no_grad():
+                self.policy_head.bias[torch.from_numpy(dist.log_std)] = config.log_std_init
 
     def initial_state(self) -> State:
         """The state of one row at the start of an episode: zeros; {} if not recurrent."""
@@ -488,9 +499,6 @@ class Network(nn.Module):
             order = np.argsort(np.concatenate([others, dist.log_std]))
             if (order != np.arange(dist.num_inputs)).any():
                 self.order = torch.from_numpy(order)
-        elif len(dist.log_std):
-            with torch.no_grad():
-                self.policy_head.bias[torch.from_numpy(dist.log_std)] = config.log_std_init
 
     def forward(self, obs: Any, state: State | None = None) -> Output:
         """Compute ``dist_inputs`` and ``value`` of tensors nested as in the observation space, each ``[..., *shape]``.

@@ -117,6 +117,21 @@ def test_weights_are_orthogonal():
     assert net.value_head.weight.norm().item() == pytest.approx(1)
 
 
+def test_weights_may_begin_as_torch_draws_them():
+    torch.manual_seed(0)
+    space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    config = NetworkConfig(weight_init="torch", recurrent="lstm", state_dependent_std=True, log_std_init=-2.0)
+    net = Network(space, spaces.Box(-1, 1, (2,)), config)
+    image = next(iter(net.policy.encoder.parts.values()))
+    for layer in (*net.policy.linears, *net.critic.linears, net.value_head, image.layers[0], image.layers[-2]):
+        limit = layer.weight[0].numel() ** -0.5  # LeCun et al. 1998, as torch.nn.Linear says
+        for drawn in (layer.weight, layer.bias):
+            assert 0.5 * limit < drawn.abs().max() <= limit or drawn.numel() == 1
+    assert net.policy.memory.cell.weight_hh_l0.abs().max() <= 64**-0.5
+    assert net.policy_head.weight.abs().mean() > 0.03  # the orthogonal one is hundreds of times smaller
+    assert net.policy_head.bias[2:].tolist() == [-2.0, -2.0]
+
+
 @pytest.mark.parametrize("separate", [True, False])
 def test_separate_or_shared(separate):
     net = Network(spaces.Box(-1, 1, (4,)), TWO, NetworkConfig(separate=separate))
