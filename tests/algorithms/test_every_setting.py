@@ -122,6 +122,7 @@ CASES: dict[str, Case] = {
     "network.hidden": Case((5, 5)),
     "network.activation": Case("relu"),
     "network.separate": Case(False),
+    "network.weight_init": Case("torch"),
     "network.log_std_init": Case(-1.0),
     "network.state_dependent_std": Case(True),
     "network.conv": Case(((4, 3, 1),), PICTURES),
