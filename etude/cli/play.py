@@ -376,11 +376,13 @@ class Export:
     def execute(self) -> int:
         """Load and write."""
         from etude.algorithms import load_policy
+        from etude.algorithms.progress import gauge
         from etude.cli.asked import import_from_here
 
         if self.trust:
             import_from_here()
-        load_policy(self.run, self.policy, trust=self.trust).export(self.to)
+        with gauge(f"exporting {redacted(self.run)}"):
+            load_policy(self.run, self.policy, trust=self.trust).export(self.to)
         if self.json:
             print_json({"run": redacted(self.run), "to": self.to})
         else:
