@@ -183,6 +183,7 @@ class _Guessing:
         if col.REWARD not in self._taken:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
+        self._check_missing()
         self._say_date_order()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
@@ -255,6 +256,14 @@ class _Guessing:
         zeros = pc.sum(pc.equal(self._columns[name], 0)).as_py() if isinstance(name, str) else 0
         if zeros:
             self._unsure.append(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
+
+    def _check_missing(self) -> None:
+        for role, own in self._taken.items():
+            for name in [own] if isinstance(own, str) else own:
+                missing = self._columns[name].null_count if name in self._columns else 0
+                if missing and role not in (col.AGENT_ID, col.NEXT_OBS):
+                    rows = f"{missing:,} row{'s' * (missing > 1)}"
+                    self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
 
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names[0] if len(names) == 1 else names
