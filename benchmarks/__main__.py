@@ -42,6 +42,7 @@ ROWS = {
     "readers": "readers:rows",
     "formats-memory": "held:rows",
     "recording": "data:recording",
+    "show": "show:rows",
     "checkpoints": "checkpoints:rows",
     "gae": "returns:rows",
     "ray-data": "ray_data:rows",

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that Etude raises. Each message says what was wrong, where, and what to do next."""
 
+import re
 import traceback
+from typing import Final
+
+_BOUNDS: Final = re.compile(r"Box\(\[[^()]*\]")
+"""Bounds of a Box, which NumPy pads with spaces and breaks into lines."""
 
 
 def printable(text: str) -> str:
@@ -10,7 +15,8 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A text of several lines, each made safe to print by `printable`."""
+    """A text of several lines, each made safe to print by `printable`; bounds of Boxes are shown without padding."""
+    text = _BOUNDS.sub(lambda found: " ".join(found[0].split()), text)
     return "\n".join(map(printable, text.split("\n")))
 
 

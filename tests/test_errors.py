@@ -4,7 +4,9 @@
 import copy
 import unicodedata
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +40,11 @@ def test_what_an_error_names_is_safe_to_print(kind):
 def test_letters_of_all_people_are_shown_as_they_are():
     assert printable("Größe, 観測 … é 🙂") == "Größe, 観測 … é 🙂"
     assert str(CheckpointError("no `观察`")) == "no `观察`"
+
+
+def test_bounds_of_boxes_are_on_one_line_without_padding():
+    space = spaces.Dict({"x": spaces.Box(np.arange(40, dtype=np.float32), np.full(40, np.inf, np.float32))})
+    assert "\n" in str(space)
+    assert str(EtudeError(f"found {space},  wanted\n  nothing")) == (
+        f"found {' '.join(str(space).split())},  wanted\n  nothing"
+    )

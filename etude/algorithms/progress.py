@@ -6,7 +6,7 @@ import io
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from etude.algorithms.results import Evaluation, Result, Stop
@@ -123,23 +123,68 @@ class View:
     def picture(self) -> "RenderableType":
         """The newest figures, a progress bar and the time left."""
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         seconds = time.monotonic() - self._began
         if self._first is None or self._last is None:
             return Text(f"{self.title}: getting ready, {seconds:.0f} s")
-        table, bar = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+        table = Table.grid(padding=(0, 2))
         for name, text in figures(self._last).items():
             table.add_row(Text(printable(name), "bold cyan"), Text(printable(text)))  # Text, or brackets are markup
-        share = progress(self.stop, self._first, self._last)
-        if share is None:
-            bar.add_row(Text(f"{clock(seconds)} so far", "dim"))
-        else:
-            left = f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
-            bar.add_row(ProgressBar(1.0, share, width=48), f"{share:.0%}", f"{clock(seconds)}{left}")
-        return Group(Text(self.title, "bold"), table, bar)
+        return Group(Text(self.title, "bold"), table, _bar(progress(self.stop, self._first, self._last), seconds))
+
+
+def _bar(share: float | None, seconds: float) -> "RenderableType":
+    """A progress bar with the time so far and the time left; without a known ``share`` only the former."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    if share is None:
+        return Text(f"{clock(seconds)} so far", "dim")
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(1.0, share, width=48), f"{share:.0%}", f"{clock(seconds)}{_left(share, seconds)}")
+    return bar
+
+
+def _left(share: float, seconds: float) -> str:
+    return f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
+
+
+@contextlib.contextmanager
+def gauge(title: str, *, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """Show how much of a long computation is done: a bar in a terminal or a notebook, else a line every ten seconds.
+
+    Args:
+        title: What is being computed.
+        quiet: Show nothing.
+
+    Returns:
+        A context. Its value is a function to call with the share that is done, from 0 to 1.
+    """
+    from rich.console import Group
+
+    began = shown = time.monotonic()
+    done: float | None = None
+
+    def show(share: float) -> None:
+        nonlocal done, shown
+        done, now = share, time.monotonic()
+        if isinstance(live, _Notebook) and (now - shown >= 1 or share == 1):
+            live.refresh()
+            shown = now
+        elif live is None and not quiet and now - shown >= 10:
+            say(f"{title}: {share:.0%}, {clock(now - began)}{_left(share, now - began)}")
+            shown = now
+
+    live = None if quiet else _live(lambda: Group(title, _bar(done, time.monotonic() - began)))
+    if live is None and not quiet:
+        say(title)
+    try:
+        yield show
+    finally:
+        _stop(live)
 
 
 _ROWS = 24

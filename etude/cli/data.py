@@ -415,12 +415,16 @@ def _one_or_many(paths: tuple[str, ...]) -> Any:
 
 def _of_table(path: str, guess: "Guess") -> str:
     """The columns of a table, and a guess at what they are."""
+    from etude.recordings.formats.guessing import MOST_ROWS
+
     rows = [["column", "type", "different", "missing", "for example"]]
     for name, facts in guess.found.items():
         distinct = "-" if facts.distinct is None else f"{facts.distinct:,}"
         rows.append([name, facts.type, distinct, f"{facts.missing:,}", ", ".join(facts.examples)])
-    lines = [f"{path}: a table of {guess.rows:,} rows.", "", table(rows), "", "a guess at what they are, to check:"]
-    lines += [f"  {guess.words}", *(f"  not sure: {reason}" for reason in guess.unsure)]
+    shown = f", of which the first {MOST_ROWS:,} were looked at" if guess.rows > MOST_ROWS else ""
+    lines = [f"{path}: a table of {guess.rows:,} rows{shown}.", "", table(rows), ""]
+    lines += ["a guess at what they are, to check:", f"  {guess.words}"]
+    lines += [f"  not sure: {reason}" for reason in guess.unsure]
     more = f"then: etude data info {shlex.quote(path)} --columns ..., etude train ALGORITHM --data {shlex.quote(path)} "
     return "\n".join(map(printable, [*"\n".join(lines).split("\n"), "", f"{more}--columns ..."]))
 

@@ -147,12 +147,9 @@ class Evaluate(Play, flags.TableOptions):
 
     def _estimate(self, data: str) -> int:
         from etude.evaluation import METHODS, evaluate_each_on
-        from etude.evaluation.estimators import VALUING
 
         methods = METHODS if self.methods is None else self.methods.split(",")
         with closing(self.loaded(plays=False)) as algorithm:
-            if valuing := [method for method in methods if method in VALUING]:
-                say(f"fitting action values for {', '.join(valuing)}, which takes most of the time")
             found = evaluate_each_on(
                 algorithm,
                 self.described(data),
@@ -163,6 +160,7 @@ class Evaluate(Play, flags.TableOptions):
                 explore=not self.greedy,
                 behaviour=self.behaviour,
                 on_bad=self.on_bad,
+                progress=True,
             )
         modules = {name: result.to_dict() for name, result in found.items()}
         return self.tell({"on": redacted(data), "modules": modules}, "\n\n".join(map(str, found.values())))
@@ -378,11 +376,13 @@ class Export:
     def execute(self) -> int:
         """Load and write."""
         from etude.algorithms import load_policy
+        from etude.algorithms.progress import gauge
         from etude.cli.asked import import_from_here
 
         if self.trust:
             import_from_here()
-        load_policy(self.run, self.policy, trust=self.trust).export(self.to)
+        with gauge(f"exporting {redacted(self.run)}"):
+            load_policy(self.run, self.policy, trust=self.trust).export(self.to)
         if self.json:
             print_json({"run": redacted(self.run), "to": self.to})
         else:

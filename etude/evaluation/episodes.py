@@ -82,6 +82,7 @@ class WholeEpisodes:
         self._columns = list(columns)
         self._modules, self._module_of = list(algorithm.policies), algorithm.config.agents.module_of
         self._name = name
+        self._rows_read = 0
         self.left_out: Counter[str] = Counter()
         """The number of agents' parts in episodes that are left out, by reason; known after a pass."""
 
@@ -91,10 +92,11 @@ class WholeEpisodes:
         Raises:
             DataError: a reward is not finite.
         """
-        self.left_out = Counter()
+        self.left_out, self._rows_read = Counter(), 0
         assembler = Assembler()
         ready: list[Experience] = []
         for piece in self._pieces():
+            self._rows_read += piece.num_steps
             own = without_lookback(self._own(piece))  # rows that the piece before contains, too
             if own.num_segments:
                 ready += self._whole(own, assembler)
@@ -106,6 +108,10 @@ class WholeEpisodes:
             yield self._checked(Experience.concat(ready))
         for held in assembler.waiting.values():
             self.left_out[NOT_DONE if held.total is None else BROKEN] += 1
+
+    def share_read(self) -> float:
+        """How much of the data the current pass has read, 0 to 1."""
+        return min(self._rows_read / self._data.num_steps, 1.0)
 
     def _pieces(self) -> Iterator[Experience]:
         if isinstance(self._data, Recording):

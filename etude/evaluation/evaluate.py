@@ -24,6 +24,7 @@ import numpy as np
 
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.progress import gauge
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
 from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, check_spaces, opened, where
@@ -77,6 +78,10 @@ class OffPolicyEvaluationConfig:
     """What to do with bad data such as NaN: ``strict`` raises, ``repair`` repairs and ``skip`` leaves out, with a note
     (see `etude.recordings.screening`). A `Recording` keeps the mode that it was opened with, and `Experience` is used
     as it is."""
+
+    progress: bool = False
+    """Show what is being computed, and the time left: live in a terminal or a notebook, else as lines on standard
+    error."""
 
     resamples: int = 1_000
     """Number of bootstrap samples, at least 1."""
@@ -231,9 +236,17 @@ def _result(
     fqe = None
     if config.values:
         fqe = FQE(target, config.gamma, config.fqe, config.seed)
-        fqe.fit(chunks)
+        fqe.fit(chunks, quiet=not config.progress)
     by_step = not {"wpdis", "wdr"}.isdisjoint(config.methods)
-    figures = collect(chunks, log_ratio, fqe, config.gamma, by_step=by_step)
+    with gauge("valuing the episodes", quiet=not config.progress) as show:
+
+        def counted() -> Iterator[Experience]:
+            for chunk in chunks():
+                yield chunk
+                if config.progress:
+                    show(episodes.share_read())
+
+        figures = collect(counted, log_ratio, fqe, config.gamma, by_step=by_step)
     estimates = estimates_of(
         figures, config.methods, confidence=config.confidence, resamples=config.resamples, seed=config.seed
     )
@@ -273,7 +286,7 @@ def _log_ratio(
     if not config.weighs:
         return _recorded_distance(target, first)
     if config.behaviour == "fit":
-        fitted = fitted_behaviour(target, chunks, config.seed)
+        fitted = fitted_behaviour(target, chunks, config.seed, quiet=not config.progress)
         return lambda episodes: target.logp(episodes) - fitted.logp(episodes)
     space = target.module.action_space
     if not recorded_logp(first, space, place).any():

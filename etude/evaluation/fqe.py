@@ -4,7 +4,7 @@
 import itertools
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from etude import columns as col
+from etude.algorithms.progress import gauge
 from etude.columns import Columns
 from etude.evaluation.policies import Chunks, Floats, TargetPolicy, shuffled_rows
 from etude.experience import Experience
@@ -199,8 +200,12 @@ class FQE:
         with seeded(seed, "cpu"):
             self.ensemble = QEnsemble(obs_space, action_space, config.network, config.members).to(self._device)
 
-    def fit(self, chunks: Chunks) -> None:
-        """Fit to whole episodes."""
+    def fit(self, chunks: Chunks, *, quiet: bool = True) -> None:
+        """Fit to whole episodes, and unless ``quiet`` show the progress."""
+        with gauge("fitting action values", quiet=quiet) as show:
+            self._fit(chunks, show)
+
+    def _fit(self, chunks: Chunks, show: Callable[[float], None]) -> None:
         config = self._config
         batches = shuffled_rows(lambda: map(self._rows, chunks()), config.batch_size, self._seed)
         example = self._tensors(self._rows(next(iter(chunks()))))
@@ -222,6 +227,7 @@ class FQE:
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step(config.lr * (1 - i / config.steps))
             follower.follow(config.tau if i >= config.steps // WARM_UP else 1.0)
+            show((i + 1) / config.steps)
 
     def values(self, episodes: Experience) -> Values:
         """Return the networks' values for whole episodes."""

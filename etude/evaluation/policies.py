@@ -12,6 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.algorithms.progress import gauge
 from etude.algorithms.task import TaskModule
 from etude.columns import Columns
 from etude.connectors import Pipeline
@@ -197,7 +198,7 @@ def recorded_logp(episodes: Experience, action_space: spaces.Space[Any], where: 
     return logp
 
 
-def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int) -> TargetPolicy:
+def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int, *, quiet: bool = True) -> TargetPolicy:
     """Fit a built-in network to the recorded actions by maximum likelihood.
 
     Fitting it to the same data that is weighted is not a problem; it improves the weights (Hanna, Niekum & Stone 2019,
@@ -207,6 +208,7 @@ def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int) -> TargetP
         target: The policy whose observations and actions it gets.
         chunks: The episodes.
         seed: Seed of weights and order.
+        quiet: Whether to show no progress.
     """
     given = target.module
     with seeded(seed, "cpu"):
@@ -220,10 +222,15 @@ def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int) -> TargetP
         seed=seed,
     )
     names = [*leaves(given.obs_space, col.OBS), *leaves(given.action_space, col.ACTION)]
-    batches = shuffled_rows(
-        lambda: ({name: exp.steps[name] for name in names} for exp in chunks()), FIT_BATCH_SIZE, seed
-    )
-    learner.update_from(islice(batches, FIT_STEPS))
+    with gauge("fitting the behaviour policy", quiet=quiet) as show:
+
+        def batches() -> Iterator[Columns]:
+            passes = lambda: ({name: exp.steps[name] for name in names} for exp in chunks())  # noqa: E731
+            for i, batch in enumerate(islice(shuffled_rows(passes, FIT_BATCH_SIZE, seed), FIT_STEPS)):
+                yield batch
+                show((i + 1) / FIT_STEPS)
+
+        learner.update_from(batches())
     module.eval()
     return TargetPolicy(module, Pipeline(), explore=True)
 

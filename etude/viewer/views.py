@@ -250,7 +250,7 @@ class RecordingView:
         """Load these columns of an episode: one segment per agent, or several if steps are missing."""
         found = []
         for k in self._parts_of(episode_id):
-            exp = self.recording.part(k, names)
+            exp = self._part(k, names) if names else self._keys(k)
             found.append(exp.select(np.flatnonzero(self._episode_parts[0].codes(exp) == self._codes[episode_id])))
         return in_order(Experience.concat(found), by_episode=True).join()
 

@@ -17,7 +17,7 @@ def run(tmp_path_factory):
 def test_a_run_is_exported(run, tmp_path, capsys):
     to = tmp_path / "new folder" / "policy.pt2"
     assert main(["export", str(run), "--to", str(to)]) == 0
-    assert capsys.readouterr().out == f"exported to {to}\n"
+    assert capsys.readouterr() == (f"exported to {to}\n", f"exporting {run}\n")
     assert to.stat().st_size > 0
     assert main(["export", str(run), "--to", str(to), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"run": str(run), "to": str(to)}

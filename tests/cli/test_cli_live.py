@@ -95,13 +95,13 @@ def drawn(view):
     return console.file.getvalue()
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """Standard error is one."""
+def on_terminal(monkeypatch):
+    """Make standard error one. Not a fixture: pytest replaces the stream between setup and call."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
 
 
-def test_the_picture_on_a_terminal(terminal, capsys):
+def test_the_picture_on_a_terminal(monkeypatch, capsys):
+    on_terminal(monkeypatch)
     with closing(live.View("ppo on X", Stop(updates=100), quiet=False)) as view:
         assert "ppo on X: getting ready" in drawn(view)
         view.show(result(updates=10, **FULL))
@@ -113,6 +113,27 @@ def test_the_picture_on_a_terminal(terminal, capsys):
     with closing(live.View("bc", Stop(), quiet=False)) as endless:
         endless.show(result(updates=1))
         assert "so far" in drawn(endless)
+
+
+def test_a_gauge_shows_its_share_on_a_terminal_and_lines_elsewhere(monkeypatch, capsys):
+    on_terminal(monkeypatch)
+    with live.gauge("fitting") as show:
+        show(0.25)
+    shown = capsys.readouterr().err
+    assert "fitting" in shown
+    assert "━" in shown
+    assert "25%" in shown
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False)
+    now = iter([0.0, 2.0, 11.0, 12.0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(now))
+    with live.gauge("fitting") as show:
+        for share in (0.1, 0.5, 0.6):
+            show(share)
+    assert capsys.readouterr().err.splitlines() == ["fitting", "fitting: 50%, 11 s, about 11 s left"]
+    monkeypatch.undo()
+    with live.gauge("fitting", quiet=True) as show:
+        show(0.5)
+    assert capsys.readouterr().err == ""
 
 
 # -- several runs -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies of all kinds: behind connectors, with memory, over all spaces, several at once."""
 
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +15,7 @@ from toy_envs import Echo, Switchboard
 
 from etude.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig, Task, TaskConfig
 from etude.errors import DataError, SettingsError
-from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate_each_on, evaluate_on
+from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate, evaluate_each_on, evaluate_on, fqe
 from etude.modules import NetworkConfig
 from etude.recordings import Recording
 
@@ -207,7 +208,7 @@ def test_the_policy_that_played_can_be_fitted():
     assert evaluate_on(algorithm, unknown, methods=["dm"], fqe=SMALL).behaviour_policy is None
 
 
-def test_each_module_from_what_its_agents_did(tmp_path):
+def test_each_module_from_what_its_agents_did(tmp_path, monkeypatch, capsys):
     algorithm = PPO(PPOConfig(env=CartPoles, modules=("red", "blue"), module_of=by_number, seed=0, num_envs=1))
     path = own_recording(tmp_path, algorithm, 10)
     found = evaluate_each_on(algorithm, path, methods=["wis", "wpdis", "fqe"], fqe=SMALL)
@@ -218,6 +219,18 @@ def test_each_module_from_what_its_agents_did(tmp_path):
         assert result.mean_weight == pytest.approx(1, abs=1e-3)
         returns = [np.sum(one.steps["reward"] * 0.99 ** np.arange(one.num_steps)) for one in own]
         assert result.behaviour.mean == pytest.approx(np.mean(returns))
+    assert capsys.readouterr().err == ""
+    shares = {}
+
+    @contextmanager
+    def gauge(title, *, quiet):
+        yield shares.setdefault(title, []).append
+
+    for module in (evaluate, fqe):
+        monkeypatch.setattr(module, "gauge", gauge)
+    evaluate_each_on(algorithm, path, methods=["fqe"], fqe=SMALL, progress=True)
+    assert [*shares] == ["fitting action values", "valuing the episodes"]
+    assert all(each.count(1.0) == 2 and max(each) == 1.0 for each in shares.values()), "once for each module"
     with pytest.raises(SettingsError, match=r"there are the modules \['red', 'blue'\]: evaluate_each_on gives"):
         evaluate_on(algorithm, path)
     again = evaluate_each_on(algorithm, renamed(exp, module_id=None), methods=["wis"])  # asked of module_of

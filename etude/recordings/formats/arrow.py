@@ -156,7 +156,7 @@ def _check_nulls(array: pa.Array, name: str, place: Place) -> None:
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
         more = f" ({array.null_count:,} rows like it)" if array.null_count > 1 else ""
-        raise DataError(f"{place(row)}: column `{name}` is empty{more}. Fill it, or leave these rows out.")
+        raise DataError(f"{place(row)}: column `{name}` is empty or NaN{more}. Fill it, or leave these rows out.")
 
 
 def _width(array: pa.Array, name: str, place: Place) -> int:

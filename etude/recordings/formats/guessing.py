@@ -142,7 +142,7 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
             if sum(table.num_rows for table in first) < MOST_ROWS:
                 first.append(group.read(group.schema.names))
         table = pa.concat_tables(first, promote_options="permissive").slice(0, MOST_ROWS)
-        return _Guessing(table).guess(sum(group.num_rows for group in groups))
+        return _Guessing(table, sum(group.num_rows for group in groups)).guess()
     except BROKEN as error:
         raise unreadable(groups[0].file, error) from error
 
@@ -161,16 +161,16 @@ def _plain_name(name: str) -> str:
 class _Guessing:
     """The columns of a table, the roles found so far, and what is uncertain."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, num_rows: int) -> None:
         names = [name for name in dict.fromkeys(table.schema.names) if table.schema.names.count(name) == 1]
         self._columns = {name: _decoded(table[name].combine_chunks()) for name in names}
-        self._rows = int(table.num_rows)
+        self._rows, self._all_rows = int(table.num_rows), num_rows
         self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
         self._left = list(names)
         self._taken: dict[str, str | tuple[str, ...]] = {}
         self._unsure: list[str] = []
 
-    def guess(self, num_rows: int) -> Guess:
+    def guess(self) -> Guess:
         """Apply the rules."""
         for role in CALLED:
             self._take_called(role)
@@ -183,11 +183,12 @@ class _Guessing:
         if col.REWARD not in self._taken:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
+        self._check_missing()
         self._say_date_order()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
         found = {name: self._facts(name) for name in self._columns}
-        return Guess(columns, tuple(self._unsure), found, num_rows)
+        return Guess(columns, tuple(self._unsure), found, self._all_rows)
 
     def _facts(self, name: str) -> ColumnFacts:
         array = self._columns[name]
@@ -242,7 +243,10 @@ class _Guessing:
             if array.null_count or self._distinct[name] != 2 or not _is_flag(array):
                 continue
             flags = np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
-            if (flags[order] == is_last).all():
+            flags = flags[order]
+            # Where rows were not read, what is the last row of an episode here may not be its last.
+            is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
+            if is_set and (flags <= is_last).all():
                 self._take(DONE, name)
                 self._unsure.append(f"`{name}` is set in the last row of each episode alone: taken for its end")
                 return
@@ -252,6 +256,14 @@ class _Guessing:
         zeros = pc.sum(pc.equal(self._columns[name], 0)).as_py() if isinstance(name, str) else 0
         if zeros:
             self._unsure.append(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
+
+    def _check_missing(self) -> None:
+        for role, own in self._taken.items():
+            for name in [own] if isinstance(own, str) else own:
+                missing = self._columns[name].null_count if name in self._columns else 0
+                if missing and role not in (col.AGENT_ID, col.NEXT_OBS):
+                    rows = f"{missing:,} row{'s' * (missing > 1)}"
+                    self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
 
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names[0] if len(names) == 1 else names
@@ -342,9 +354,28 @@ class _Guessing:
             if self._distinct[str(episode)] != self._rows:
                 self._unsure.append("no column is called as a step or a time: rows are taken as they stand")
             return
+        self._check_uneven(keys)
         table = pa.table({name: self._columns[name] for name in keys})
         if table.group_by(keys).aggregate([]).num_rows < self._rows:
             self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
+
+    def _check_uneven(self, keys: Sequence[str]) -> None:
+        """Leave out ``t``, the last of ``keys``, if most of its rises are of several steps, as of a time."""
+        t = self._columns[keys[-1]]
+        if not can_be_times(t.type) or t.null_count or are_times([t]):
+            return
+        *tracks, when = (_codes(self._columns[name]) for name in keys)
+        order = np.lexsort((when, *tracks))
+        is_same = np.all([np.diff(codes[order]) == 0 for codes in tracks], axis=0)
+        rises = np.diff(np.asarray(t, np.float64)[order])[is_same].astype(np.int64)
+        if 2 * (rises > np.gcd.reduce(rises)).sum() <= len(rises):
+            return
+        what = f"`{keys[-1]}` rises unevenly, like a time, so it does not number the steps"
+        if (order == np.lexsort(tracks)).all():
+            del self._taken[col.T_INDEX]
+            self._unsure.append(f"{what}: left out, as the rows of each episode are in order")
+        else:
+            self._unsure.append(f"{what}: turn it into times, such as 2026-03-01 08:30:00")
 
     def _say_date_order(self) -> None:
         t = self._taken.get(col.T_INDEX)

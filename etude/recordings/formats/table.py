@@ -3,6 +3,7 @@
 
 import copy
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,8 @@ from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_r
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
+
+_log = logging.getLogger("etude.recordings")
 
 # -- columns, decoded group by group ---------------------------------------------------------------------------------
 
@@ -509,6 +512,12 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     elif index is None:
         index = sorted_index(ordered, has_next, common.words, **how)
     assert index is not None  # the rows are sorted
+    if index.is_mostly_gaps() and not index.is_clock:
+        _log.warning(
+            f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
+            f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
+            "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
+        )
     for name, word in plan.ends.items():
         if word == LAST_ROW:
             index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)

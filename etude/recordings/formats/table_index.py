@@ -44,6 +44,15 @@ class TableIndex:
     is_clock: bool
     """Whether the table's ``t`` holds points in time."""
 
+    def is_mostly_gaps(self) -> bool:
+        """Whether most rows have a larger ``t`` than the step after the row before, of the same agent in an episode."""
+        is_next = np.ones(len(self.t_start) - 1, bool)
+        for name, names in self.ids.items():
+            if name != col.MODULE_ID:
+                is_next &= names[1:] == names[:-1]
+        is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
+        return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
+
 
 def index_of(
     groups: Groups,

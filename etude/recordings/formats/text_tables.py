@@ -24,7 +24,7 @@ from etude.recordings import cache
 from etude.recordings.formats.arrow import check_names, plain, write_batches
 
 KINDS: Final = ("csv", "json", "stream")
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
@@ -113,10 +113,11 @@ def _csv(path: AnyPath) -> pa.Table:
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:
-    """The table with nulls in place of texts of spaces or nothing: Arrow reads an empty cell among texts as a text."""
+    """The table with nulls in place of texts of spaces, nothing or NaN: Arrow reads such cells among texts as texts."""
     for i, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
-            is_blank = pc.equal(pc.utf8_trim_whitespace(table.column(i)), "")
+            text = pc.utf8_lower(pc.utf8_trim_whitespace(table.column(i)))
+            is_blank = pc.is_in(text, value_set=pa.array(["", "nan"]))
             table = table.set_column(i, field, pc.if_else(is_blank, pa.scalar(None, field.type), table.column(i)))
     return table
 

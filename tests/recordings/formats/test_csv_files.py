@@ -30,7 +30,7 @@ def written(folder: Path, lines: list[str], name: str = "log.csv") -> Path:
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("blank", ["", "  ", '""'])
+@pytest.mark.parametrize("blank", ["", "  ", '""', "NaN", "nan"])
 @pytest.mark.parametrize(
     ("row", "message"),
     [

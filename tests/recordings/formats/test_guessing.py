@@ -13,6 +13,7 @@ from etude.cli.flags import TableOptions
 from etude.cli.values import of_words
 from etude.errors import DataError
 from etude.recordings import Recording, guess_columns
+from etude.recordings.formats import guessing
 
 NOON = datetime.datetime(2026, 3, 1, 12)
 
@@ -45,6 +46,26 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         ),
         "obs=speed,load action=command reward=score episode_id=trip t=ts propensity=p done=arrived",
         ["`arrived` is set in the last row of each episode alone", "obs is all that is left"],
+    ),
+    "an uneven count of seconds": (
+        trips(tick=[3, 10, 90, 5, 6, 31]),
+        "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
+        ["`tick` rises unevenly", "left out, as the rows of each episode are in order"],
+    ),
+    "an uneven count of seconds, out of order": (
+        trips(tick=[90, 10, 3, 5, 6, 31]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["`tick` rises unevenly, like a time, so it does not number the steps: turn it into times"],
+    ),
+    "a few steps are missing": (
+        trips(tick=[0, 1, 2, 0, 1, 7]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["obs is all that is left"],
+    ),
+    "an action and an observation are missing": (
+        trips(command=["go", "stop", None, None, "go", "go"], load=[1.5, 0.5, None, 0.5, 1.5, 0.5]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["`command` is empty in 2 rows, which is an error", "`load` is empty in 1 row,"],
     ),
     "a flag that is also set elsewhere": (
         trips(arrived=[False, True, True, False, False, True]),
@@ -159,8 +180,17 @@ def test_the_words_can_be_pasted(kind: str) -> None:
     words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
     source = TableOptions(columns=words).described(table)
     assert source.columns == guess.columns
-    if kind != "two could be":  # a step is there twice, as the guess says
+    told = ("two could be", "a few steps are missing", "an uneven count of seconds, out of order")
+    if kind not in (*told, "an action and an observation are missing"):
         assert Recording.open(source).read().num_steps == guess.rows
+
+
+def test_a_flag_is_found_in_the_first_rows_of_a_larger_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = trips(arrived=[False, False, True] * 2)
+    monkeypatch.setattr(guessing, "MOST_ROWS", 5)  # the last row of the second trip is not looked at
+    assert guess_columns(pa.table(ended)).columns["done"] == "arrived"
+    elsewhere = trips(arrived=[False, True, True, False, False, True])
+    assert guess_columns(pa.table(elsewhere)).columns["terminated"] == "last-row"
 
 
 def test_neither_rows_nor_their_order_change_it() -> None:

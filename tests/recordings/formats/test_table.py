@@ -279,6 +279,16 @@ def test_a_t_that_counts_by_more_than_one() -> None:
     assert recording.meta["inferred"]["t"] == "counts by 10 in the table"
 
 
+def test_an_uneven_time_is_told_from_gaps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"obs": "obs", "action": "action", "episode_id": "trip", "t": "tick"}
+    for at, is_uneven in (([3, 10, 90, 91, 120, 300], True), ([0, 5, 10, 15, 25, 30], False)):
+        table = pa.table({"obs": [0.5] * 6, "action": [0, 1] * 3, "trip": ["a"] * 6, "tick": at})
+        pq.write_table(table, tmp_path / "a.parquet")
+        Recording.open(Source(tmp_path / "a.parquet", columns=columns), on_bad=None)
+        assert ("`tick` rises unevenly, like a time" in caplog.text) == is_uneven
+        caplog.clear()
+
+
 def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
     rows = rows_of([6])
     path = tmp_path / "a.parquet"
