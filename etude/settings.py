@@ -91,7 +91,7 @@ def settings(cls: type[C]) -> type[C]:
         plain_init(self, **_checked(made, given, name))
 
     made.__init__ = checked_init
-    made.__getattr__, made.__setattr__ = _no_such_setting, _refuse_change
+    made.__getattr__, made.__setattr__, made.__getitem__ = _no_such_setting, _refuse_change, _refuse_item
     return made  # type: ignore[no-any-return]
 
 
@@ -118,6 +118,17 @@ def _refuse_change(self: Any, name: str, value: Any) -> None:
         raise unknown_setting(cls.__name__, name, cls)
     raise FrozenSettingsError(
         f"{cls.__name__} can't be changed: make a copy with dataclasses.replace(config, {name}={shown(value)})."
+    )
+
+
+def _refuse_item(self: Any, name: object) -> Any:
+    cls: Any = type(self)
+    path = own_paths(cls).get(str(name), (str(name),))
+    if isinstance(name, str) and path[0] not in _hints(cls):
+        raise unknown_setting(cls.__name__, name, cls)
+    known = ".".join(path) if isinstance(name, str) else next(iter(_hints(cls)), "name")
+    raise SettingsError(
+        f"{cls.__name__} has attributes, not items: write config.{known}. dataclasses.asdict(config) is a dict of all."
     )
 
 
@@ -444,9 +455,13 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar of ``names``, or None if none is similar."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The most similar of ``names``, in any case, or None if none is similar."""
+
+    def likeness(own: str) -> tuple[float, bool]:
+        return difflib.SequenceMatcher(None, own.lower(), name.lower()).ratio(), own[:1] == name[:1]
+
+    best = max(names, key=likeness, default=None)
+    return best if best is not None and likeness(best)[0] >= 0.6 else None
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -102,6 +102,20 @@ def test_settings_are_frozen_and_by_keyword():
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("width", r"Outer has attributes, not items: write config\.inner\.width\."),
+        ("lr", r"write config\.lr\."),
+        (0, r"write config\.seed\. dataclasses\.asdict\(config\) is a dict of all"),
+        ("learning_rate", r"Outer has no setting `learning_rate`. Here it is: `lr`"),
+    ],
+)
+def test_settings_are_no_items(name, message):
+    with pytest.raises(SettingsError, match=message):
+        Outer(env="x")[name]
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"env": "x", "lr": "fast"}, r"Outer.lr is 'fast', expected float"),
@@ -224,6 +238,9 @@ def test_a_choice_names_what_was_mistyped_or_all():
 def test_nearest_names():
     assert nearest("gama", ["gamma", "lambda_"]) == "gamma"
     assert nearest("q", ["gamma", "lambda_"]) is None
+    assert nearest("Gamma", ["lambda_", "GAMMA"]) == "GAMMA"
+    assert nearest("a3c", ["sac", "a2c"]) == "a2c"
+    assert nearest("", []) is None
 
 
 @pytest.mark.parametrize(
