@@ -328,8 +328,10 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 _OTHER_NAMES = {
-    "lr": "learning_rate step_size alpha_lr policy_lr pi_lr actor_lr vf_lr q_lr critic_lr actor_learning_rate "
-    "critic_learning_rate",
+    "lr": "learning_rate step_size",
+    "actor_lr": "policy_lr pi_lr actor_learning_rate policy_learning_rate",
+    "critic_lr": "value_lr vf_lr q_lr qf_lr critic_learning_rate value_learning_rate",
+    "temperature_lr": "alpha_lr ent_lr temp_learning_rate alpha_learning_rate",
     "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
     "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
     "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
