@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from contextlib import closing
 from typing import Any
 
 import numpy as np
