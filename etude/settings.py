@@ -459,8 +459,8 @@ def shown(value: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The most similar of ``names``, in any case, or None if none is similar."""
 
-    def likeness(own: str) -> tuple[float, bool]:
-        return difflib.SequenceMatcher(None, own.lower(), name.lower()).ratio(), own[:1] == name[:1]
+    def likeness(own: str) -> tuple[float, bool, str]:  # of versions that are alike, the latest
+        return difflib.SequenceMatcher(None, own.lower(), name.lower()).ratio(), own[:1] == name[:1], own
 
     best = max(names, key=likeness, default=None)
     return best if best is not None and likeness(best)[0] >= 0.6 else None

@@ -241,6 +241,7 @@ def test_nearest_names():
     assert nearest("q", ["gamma", "lambda_"]) is None
     assert nearest("Gamma", ["lambda_", "GAMMA"]) == "GAMMA"
     assert nearest("a3c", ["sac", "a2c"]) == "a2c"
+    assert nearest("Cart-v5", ["Cart-v0", "Cart-v1"]) == "Cart-v1"
     assert nearest("", []) is None
 
 
