@@ -432,6 +432,8 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     hint = ""
     if same is None and (elsewhere := [_SAID_ELSEWHERE[ours] for ours in meant if ours in _SAID_ELSEWHERE]):
         hint = f" {elsewhere[0]}."
+    elif own := next((own for own, path in own_paths(cls).items() if ".".join(path) == name), None):
+        hint = f" Write `{own}`, its own name."
     elif near:
         hint = " {}: `{}` ({}).".format("Here it is" if same else "Nearest", *known[near])
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")

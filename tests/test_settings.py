@@ -124,6 +124,7 @@ def test_settings_are_no_items(name, message):
         ({"env": "x", "hidden": 64}, r"Outer.hidden is 64, expected tuple\[int, \.\.\.\]"),
         ({"env": "x", "kind": "c"}, r"Outer.kind is 'c', expected 'a' \| 'b'"),
         ({"env": "x", "sed": 1}, r"Outer has no setting `sed`. Nearest: `seed`"),
+        ({"env": "x", "inner.width": 1}, r"Outer has no setting `inner.width`. Write `width`, its own name\."),
         ({}, r"Outer needs a value for `env`"),
     ],
 )
