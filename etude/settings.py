@@ -478,7 +478,7 @@ def choice(name: str, names: Iterable[str]) -> str:
     """The end of an error message about a wrong name: the nearest of ``names``, all of them, or that there are none."""
     names = list(names)
     near = nearest(name, names)
-    if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
+    if near is not None and near[0].lower() == name[:1].lower() and abs(len(near) - len(name)) <= 1:
         return f"Nearest: `{near}`."
     return f"There are {', '.join(names) or 'none'}."
 

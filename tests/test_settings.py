@@ -232,7 +232,7 @@ def test_settings_are_found_by_what_other_libraries_call_them():
 
 def test_a_choice_names_what_was_mistyped_or_all():
     names = ["ppo", "sac", "td3_bc", "plot"]
-    assert [choice(name, names) for name in ("poo", "ppoo", "sca")] == ["Nearest: `ppo`."] * 2 + ["Nearest: `sac`."]
+    assert [choice(name, names) for name in ("poo", "PPO", "sca")] == ["Nearest: `ppo`."] * 2 + ["Nearest: `sac`."]
     for name in ("a2c", "td3", "export", "rainbow", ""):
         assert choice(name, names) == "There are ppo, sac, td3_bc, plot."
 
