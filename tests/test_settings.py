@@ -216,8 +216,8 @@ def test_settings_are_found_by_what_other_libraries_call_them():
         "num_sgd_iter=epochs net_arch=network.hidden env_id=env discount=gamma learning-rate=lr",
         DQNConfig: "learning_rate=lr buffer_size=replay.capacity minibatch_size=batch_size target_update_interval="
         "target.interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
-        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=replay.capacity alpha_lr=temperature_lr "
-        "policy_lr=optimizer.actor_lr q_lr=optimizer.critic_lr",
+        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=replay.capacity "
+        "alpha_lr=temperature_lr policy_lr=optimizer.actor_lr q_lr=optimizer.critic_lr",
         BCConfig: "learning_rate=lr dataset=data n_eval_episodes=evaluation.episodes",
         Stop: "total_timesteps=env_steps timesteps=env_steps reward_threshold=return_mean",
     }

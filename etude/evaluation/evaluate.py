@@ -152,8 +152,8 @@ def evaluate_each_on(
     """
     if not isinstance(algorithm, Algorithm):
         raise SettingsError(
-            f"the first argument is an algorithm, which knows the discount of its returns, not {shown(algorithm)}: give "
-            "the one that was trained, or etude.load(folder)."
+            f"the first argument is an algorithm, which knows the discount of its returns, not {shown(algorithm)}: "
+            "give the one that was trained, or etude.load(folder)."
         )
     config = dataclasses.replace(config, **settings)
     held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))

@@ -489,7 +489,8 @@ def make_module(
         except RuntimeError as error:  # of torch
             raise ModuleError(
                 f"the built-in network for {in_short(obs_space)} -> {in_short(action_space)} can't be made "
-                f"({first_line(error)}). Make these spaces smaller by a wrapper, or give a network of your own as `module`."
+                f"({first_line(error)}). Make these spaces smaller by a wrapper, or give a network of your own as "
+                "`module`."
             ) from error
     elif isinstance(module, nn.Module):
         net = module

@@ -183,7 +183,7 @@ class EchoTask(Task):
 @pytest.mark.parametrize("evaluate", [evaluate_on, evaluate_each_on])
 def test_a_policy_alone_is_no_algorithm(evaluate):
     given: Any = policy(WANTS).policy
-    with pytest.raises(SettingsError, match=r"the first argument is an algorithm, .* not Policy\(.*etude\.load\(folder\)"):
+    with pytest.raises(SettingsError, match=r"the first argument is an algorithm, .* not Policy\(.*etude\.load"):
         evaluate(given, played(3, seed=0))
 
 
