@@ -19,7 +19,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-from etude.settings import settings  # now: on its first import, the module of that name would hide the function
+from etude.settings import settings, suggestion  # now: the first import of the module would hide the function
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name == "ray":  # a package that needs Ray
         return importlib.import_module("etude.ray")
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'etude' has no attribute {name!r}")
+        raise AttributeError(f"module 'etude' has no attribute {name!r}.{suggestion(name, __all__)}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

@@ -216,8 +216,9 @@ class _ArrowFile(io.RawIOBase):
         return self.read(max(0, self._size - self._at)) or b""  # in one read: each may be a request
 
     def close(self) -> None:
-        self._file.close()
         super().close()
+        with as_os_error():
+            self._file.close()
 
 
 # -- remote paths --------------------------------------------------------------------------------------------------

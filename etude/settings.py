@@ -91,7 +91,7 @@ def settings(cls: type[C]) -> type[C]:
         plain_init(self, **_checked(made, given, name))
 
     made.__init__ = checked_init
-    made.__getattr__, made.__setattr__ = _no_such_setting, _refuse_change
+    made.__getattr__, made.__setattr__, made.__getitem__ = _no_such_setting, _refuse_change, _refuse_item
     return made  # type: ignore[no-any-return]
 
 
@@ -118,6 +118,17 @@ def _refuse_change(self: Any, name: str, value: Any) -> None:
         raise unknown_setting(cls.__name__, name, cls)
     raise FrozenSettingsError(
         f"{cls.__name__} can't be changed: make a copy with dataclasses.replace(config, {name}={shown(value)})."
+    )
+
+
+def _refuse_item(self: Any, name: object) -> Any:
+    cls: Any = type(self)
+    path = own_paths(cls).get(str(name), (str(name),))
+    if isinstance(name, str) and path[0] not in _hints(cls):
+        raise unknown_setting(cls.__name__, name, cls)
+    known = ".".join(path) if isinstance(name, str) else next(iter(_hints(cls)), "name")
+    raise SettingsError(
+        f"{cls.__name__} has attributes, not items: write config.{known}. dataclasses.asdict(config) is a dict of all."
     )
 
 
@@ -317,8 +328,10 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 _OTHER_NAMES = {
-    "lr": "learning_rate step_size alpha_lr policy_lr pi_lr actor_lr vf_lr q_lr critic_lr actor_learning_rate "
-    "critic_learning_rate",
+    "lr": "learning_rate step_size",
+    "actor_lr": "policy_lr pi_lr actor_learning_rate policy_learning_rate",
+    "critic_lr": "value_lr vf_lr q_lr qf_lr critic_learning_rate value_learning_rate",
+    "temperature_lr": "alpha_lr ent_lr temp_learning_rate alpha_learning_rate",
     "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
     "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
     "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
@@ -420,6 +433,8 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     hint = ""
     if same is None and (elsewhere := [_SAID_ELSEWHERE[ours] for ours in meant if ours in _SAID_ELSEWHERE]):
         hint = f" {elsewhere[0]}."
+    elif own := next((own for own, path in own_paths(cls).items() if ".".join(path) == name), None):
+        hint = f" Write `{own}`, its own name."
     elif near:
         hint = " {}: `{}` ({}).".format("Here it is" if same else "Nearest", *known[near])
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")
@@ -445,9 +460,13 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar of ``names``, or None if none is similar."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The most similar of ``names``, in any case, or None if none is similar."""
+
+    def likeness(own: str) -> tuple[float, bool, str]:  # of versions that are alike, the latest
+        return difflib.SequenceMatcher(None, own.lower(), name.lower()).ratio(), own[:1] == name[:1], own
+
+    best = max(names, key=likeness, default=None)
+    return best if best is not None and likeness(best)[0] >= 0.6 else None
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
@@ -460,7 +479,7 @@ def choice(name: str, names: Iterable[str]) -> str:
     """The end of an error message about a wrong name: the nearest of ``names``, all of them, or that there are none."""
     names = list(names)
     near = nearest(name, names)
-    if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
+    if near is not None and near[0].lower() == name[:1].lower() and abs(len(near) - len(name)) <= 1:
         return f"Nearest: `{near}`."
     return f"There are {', '.join(names) or 'none'}."
 

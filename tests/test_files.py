@@ -2,6 +2,7 @@
 """Remote paths and globs, beside pathlib and glob on the same files; files that appear whole."""
 
 import glob
+import io
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ from pyarrow import fs
 from etude.errors import DataError
 from etude.files import RemotePath, aside_of, expanded, located, publish_at, relative, replace, shown, write_atomically
 from etude.recordings import Recording
+from etude.recordings.footers import footer
 
 FILES = (
     "a.parquet",
@@ -222,6 +224,23 @@ def test_a_driver_s_own_errors_are_told(monkeypatch):
     monkeypatch.setattr(type(memory), "info", refused)
     with pytest.raises(DataError, match=r"memory://box/a: can't be looked at \(no such user\)\. Is the name right"):
         path.exists()
+
+
+def test_a_driver_whose_files_can_not_be_closed_is_told(monkeypatch):
+    class Unclosable(io.BytesIO):
+        """As files of fsspec's `blockcache::file://` are."""
+
+        def close(self):
+            raise AttributeError("property 'closed' has no setter")
+
+    memory = fsspec.filesystem("memory")
+    path = located("memory://box/a.parquet")
+    replace(path, b"1")
+    monkeypatch.setattr(type(memory), "_open", lambda *args, **options: Unclosable(b"1"))
+    with pytest.raises(OSError, match="AttributeError: property 'closed'"), path.open():
+        pass
+    with pytest.raises(DataError, match=r"box/a\.parquet: its file system's driver fails \(AttributeError: prop.* URL"):
+        footer(path)
 
 
 def test_data_in_words():

@@ -2,6 +2,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import etude
 
 
@@ -20,3 +22,10 @@ def test_settings_is_the_decorator_whatever_was_imported_before() -> None:
         "print(Config(beta=2.0).beta)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "2.0\n"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("A3C", " Nearest: `A2C`."), ("Ppo", " Nearest: `PPO`."), ("qwerty", "")])
+def test_an_unknown_name_is_told_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(etude, name)
+    assert str(caught.value) == f"module 'etude' has no attribute {name!r}.{hint}"

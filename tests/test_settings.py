@@ -102,6 +102,20 @@ def test_settings_are_frozen_and_by_keyword():
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("width", r"Outer has attributes, not items: write config\.inner\.width\."),
+        ("lr", r"write config\.lr\."),
+        (0, r"write config\.seed\. dataclasses\.asdict\(config\) is a dict of all"),
+        ("learning_rate", r"Outer has no setting `learning_rate`. Here it is: `lr`"),
+    ],
+)
+def test_settings_are_no_items(name, message):
+    with pytest.raises(SettingsError, match=message):
+        Outer(env="x")[name]
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"env": "x", "lr": "fast"}, r"Outer.lr is 'fast', expected float"),
@@ -110,6 +124,7 @@ def test_settings_are_frozen_and_by_keyword():
         ({"env": "x", "hidden": 64}, r"Outer.hidden is 64, expected tuple\[int, \.\.\.\]"),
         ({"env": "x", "kind": "c"}, r"Outer.kind is 'c', expected 'a' \| 'b'"),
         ({"env": "x", "sed": 1}, r"Outer has no setting `sed`. Nearest: `seed`"),
+        ({"env": "x", "inner.width": 1}, r"Outer has no setting `inner.width`. Write `width`, its own name\."),
         ({}, r"Outer needs a value for `env`"),
     ],
 )
@@ -201,7 +216,8 @@ def test_settings_are_found_by_what_other_libraries_call_them():
         "num_sgd_iter=epochs net_arch=network.hidden env_id=env discount=gamma learning-rate=lr",
         DQNConfig: "learning_rate=lr buffer_size=replay.capacity minibatch_size=batch_size target_update_interval="
         "target.interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
-        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=replay.capacity",
+        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=replay.capacity "
+        "alpha_lr=temperature_lr policy_lr=optimizer.actor_lr q_lr=optimizer.critic_lr",
         BCConfig: "learning_rate=lr dataset=data n_eval_episodes=evaluation.episodes",
         Stop: "total_timesteps=env_steps timesteps=env_steps reward_threshold=return_mean",
     }
@@ -216,7 +232,7 @@ def test_settings_are_found_by_what_other_libraries_call_them():
 
 def test_a_choice_names_what_was_mistyped_or_all():
     names = ["ppo", "sac", "td3_bc", "plot"]
-    assert [choice(name, names) for name in ("poo", "ppoo", "sca")] == ["Nearest: `ppo`."] * 2 + ["Nearest: `sac`."]
+    assert [choice(name, names) for name in ("poo", "PPO", "sca")] == ["Nearest: `ppo`."] * 2 + ["Nearest: `sac`."]
     for name in ("a2c", "td3", "export", "rainbow", ""):
         assert choice(name, names) == "There are ppo, sac, td3_bc, plot."
 
@@ -224,6 +240,10 @@ def test_a_choice_names_what_was_mistyped_or_all():
 def test_nearest_names():
     assert nearest("gama", ["gamma", "lambda_"]) == "gamma"
     assert nearest("q", ["gamma", "lambda_"]) is None
+    assert nearest("Gamma", ["lambda_", "GAMMA"]) == "GAMMA"
+    assert nearest("a3c", ["sac", "a2c"]) == "a2c"
+    assert nearest("Cart-v5", ["Cart-v0", "Cart-v1"]) == "Cart-v1"
+    assert nearest("", []) is None
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class APPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            clip=(all(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
+            clip=(any(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
             value_weight=(self.value_weight >= 0, "at least 0"),
         )
 

@@ -26,8 +26,8 @@ class PPOConfig(OnPolicyConfig):
     """Settings of the optimizer. Default of `eps`: Huang et al. 2022, detail 3."""
 
     clip: Schedule = 0.2
-    """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range). Default: Schulman
-    et al. 2017, table 3."""
+    """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range), which may reach 0.
+    Default: Schulman et al. 2017, table 3."""
 
     value_clip: float | None = None
     """Clip the change of the value function to this range around the old values, above 0; None does not clip. Default:
@@ -50,7 +50,7 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            clip=(all(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
+            clip=(any(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
             value_weight=(self.value_weight >= 0, "at least 0"),
             value_clip=(self.value_clip is None or self.value_clip > 0, "greater than 0, or none"),
             kl_target=(self.kl_target is None or self.kl_target > 0, "greater than 0, or none"),

@@ -164,12 +164,15 @@ def check_reward(reward: Any) -> None:
         )
 
 
-def check_flags(terminated: Any, truncated: Any, *, allow_numbers: bool = False) -> None:
-    """Raise an EnvValueError if the flags are not booleans, nor numbers where these are allowed."""
+def check_flags(terminated: Any, truncated: Any, *, allow_numbers: bool = False, of: str = "") -> None:
+    """Raise an EnvValueError if the flags are not booleans, nor numbers where these are allowed.
+
+    ``of`` says in the message whose flags they are.
+    """
     known = bool | np.bool_ | (int | float | np.number if allow_numbers else bool)
     for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
         if not isinstance(flag, known):
-            raise EnvValueError(f"`{name}` is {flag!r}, not True or False.")
+            raise EnvValueError(f"`{name}`{of} is {flag!r}, not True or False.")
 
 
 def warn_of_closing(name: str, error: BaseException) -> None:

@@ -8,12 +8,14 @@ from typing import Any, Final, Literal, Protocol
 import gymnasium as gym
 
 from etude.envs.adapters import (
+    FLAGS,
     NUMBERS,
     OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
     GymAdapter,
     ReducedEnv,
+    check_flags,
     check_reward,
     reduced_spaces,
 )
@@ -269,6 +271,9 @@ class ManyAgentsAdapter(EnvAdapter):
             self._dicts("step", ("obs", "reward", "terminated", "truncated", "info"), given)
             self._is_checked = True
         obs, reward, terminated, truncated, self.infos = given
+        if not FLAGS.issuperset(map(type, (*terminated.values(), *truncated.values()))):
+            for agent in {**terminated, **truncated}:
+                _check_flags(agent, terminated.get(agent, False), truncated.get(agent, False))
         self.env_t += 1
         self._who.pay(reward)
         self._who.note(self.infos)
@@ -438,6 +443,8 @@ class AECAdapter(ManyAgentsAdapter):
         while there := env.agents:
             agent = env.agent_selection
             obs, _, terminated, truncated, info = env.last()
+            if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+                _check_flags(agent, terminated, truncated)
             self.infos[agent] = info
             who.note({agent: info})
             if not (terminated or truncated):
@@ -468,6 +475,10 @@ class AECAdapter(ManyAgentsAdapter):
                     raise _left(agent, who.env_name)
                 rows += who.end(agent, None, *flags)
         return rows
+
+
+def _check_flags(agent: Any, terminated: Any, truncated: Any) -> None:
+    check_flags(terminated, truncated, allow_numbers=True, of=f" of agent {agent!r}")
 
 
 def _name(env: Any) -> str:

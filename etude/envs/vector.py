@@ -412,7 +412,8 @@ def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
     if not isinstance(spec, EnvSpec) or not spec.vector_entry_point:
         return None
     if isinstance(spec.entry_point, str) and _EQUAL.get(spec.entry_point) == spec.vector_entry_point:
-        return None if spec.additional_wrappers else spec
+        has_limit = spec.max_episode_steps is not None  # without one, the vectorised version has its own
+        return spec if has_limit and not spec.additional_wrappers else None
     if spec.id not in _told:
         _told.add(spec.id)
         _log.warning(

@@ -44,7 +44,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import check_rules, settings, suggestion
+from etude.settings import check_rules, settings, shown, suggestion
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 """The names of the estimators."""
@@ -137,7 +137,7 @@ def evaluate_on(
             it is needed.
         SettingsError: a setting is out of range or unknown; or a method does not support the policy.
     """
-    if len(algorithm.policies) > 1:
+    if isinstance(algorithm, Algorithm) and len(algorithm.policies) > 1:
         raise SettingsError(
             f"there are the modules {list(algorithm.policies)}: evaluate_each_on gives a result for each of them."
         )
@@ -155,6 +155,11 @@ def evaluate_each_on(
     An estimate is the return of the module's agents if it acted for them and all other agents acted as they did when
     the episodes were played. Modules without a whole episode are left out, and named in the others' notes.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise SettingsError(
+            f"the first argument is an algorithm, which knows the discount of its returns, not {shown(algorithm)}: "
+            "give the one that was trained, or etude.load(folder)."
+        )
     config = dataclasses.replace(config, **settings)
     held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))
     found = {name: _evaluated(algorithm, name, held, config) for name in algorithm.policies}

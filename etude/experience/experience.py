@@ -258,6 +258,8 @@ class Experience:
             if stride != 1:
                 raise IndexError(f"a slice of segments must have step 1, not {stride}; use select for other orders.")
             stop = max(start, stop)
+        elif not hasattr(which, "__index__"):
+            raise TypeError(f"segments are numbered, not {which!r}: a column is experience.steps['obs'].")
         else:
             if not -self.num_segments <= which < self.num_segments:
                 raise IndexError(f"segment {which} of {self.num_segments}.")

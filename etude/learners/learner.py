@@ -78,16 +78,15 @@ def mean_of(updates: Sequence[Update]) -> Update:
 
 def check_device(device: torch.device | str) -> None:
     """Raise a SettingsError unless a module can learn on ``device`` here."""
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        why = " Some figures are computed in float64, which Apple's GPUs don't have." if kind == "mps" else ""
+        raise SettingsError(f"`device` is {str(device)!r}, but modules learn on cpu and cuda only.{why} Use cpu.")
     try:
-        kind = torch.device(device).type
-        if kind in ("cpu", "cuda"):
-            torch.zeros(1, device=device)
-            return
+        torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SettingsError(f"`device` is {str(device)!r}, which torch can't use here: {reason} Use cpu.") from None
-    why = " Some figures are computed in float64, which Apple's GPUs don't have." if kind == "mps" else ""
-    raise SettingsError(f"`device` is {str(device)!r}, but modules learn on cpu and cuda only.{why} Use cpu.")
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise SettingsError(f"`device` is {str(device)!r}, which torch can't use here: {reason}. Use cpu.") from None
 
 
 class ModuleLearner:

@@ -28,6 +28,7 @@ from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.modules.mask import action_mask
 from etude.modules.network import Network, NetworkConfig, Output
 from etude.spaces import Flattener, Nester, Space, in_short, leaf_dtype, leaf_shape, leaves
+from etude.urls import first_line
 
 T = TypeVar("T")
 
@@ -478,11 +479,19 @@ def make_module(
 
     Raises:
         SpaceError: a space is not supported.
-        ModuleError: ``module`` does not make a network, or can't be called with two spaces.
+        ModuleError: ``module`` does not make a network, or can't be called with two spaces; or the built-in network
+            does not fit into memory.
     """
     dist = distribution_for(action_space, squash=squash)
     if module is None:
-        net: Any = Network(obs_space, action_space, config, dist, value)
+        try:
+            net: Any = Network(obs_space, action_space, config, dist, value)
+        except RuntimeError as error:  # of torch
+            raise ModuleError(
+                f"the built-in network for {in_short(obs_space)} -> {in_short(action_space)} can't be made "
+                f"({first_line(error)}). Make these spaces smaller by a wrapper, or give a network of your own as "
+                "`module`."
+            ) from error
     elif isinstance(module, nn.Module):
         net = module
     else:

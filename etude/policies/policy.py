@@ -50,7 +50,7 @@ ACT_ELSEWHERE: Final = (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _arguments_hinted(method: F) -> F:
+def arguments_hinted(method: F) -> F:
     """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
 
     @functools.wraps(method)
@@ -62,9 +62,11 @@ def _arguments_hinted(method: F) -> F:
             try:
                 signature.bind(*given, **named)
             except TypeError as wrong:
-                takes = ", ".join(name for name in signature.parameters if name != "self")
+                named_only = {name for name, own in signature.parameters.items() if own.kind == own.KEYWORD_ONLY}
+                takes = ", ".join(f"{n}=" if n in named_only else n for n in signature.parameters if n != "self")
                 hint = f" {_EXPLORE}" if {"deterministic", "stochastic", "training"} & named.keys() else ""
-                raise SettingsError(f"Policy.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
+                owner = type(given[0]).__name__
+                raise SettingsError(f"{owner}.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
             raise
 
     return cast(F, called)
@@ -139,6 +141,9 @@ class Policy:
                 )
             return object.__getattribute__(self, name)  # raises the original error
 
+        def __call__(self, *given: Any, **named: Any) -> Any:
+            raise SettingsError("a policy can't be called: write policy.act(obs).")
+
     @property
     def remembers(self) -> bool:
         """Whether actions depend on earlier steps of the episode, so that `act` needs a state."""
@@ -179,7 +184,7 @@ class Policy:
         """The names of the connectors that need the action or the reward of the last step, by the column's name."""
         return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
-    @_arguments_hinted
+    @arguments_hinted
     def act(
         self,
         obs: Any,
@@ -349,7 +354,7 @@ class Policy:
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
-    @_arguments_hinted
+    @arguments_hinted
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 

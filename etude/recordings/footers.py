@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etude.errors import DataError
+from etude.errors import DataError, described
 from etude.files import AnyPath, RemotePath, in_arrow
 from etude.urls import first_line
 
@@ -87,4 +87,6 @@ def _read(path: AnyPath) -> pq.FileMetaData:
             f"{path}: a library that this process has imported, such as Ray Data, refuses what the file says of its "
             f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
         ) from error
+    except Exception as error:
+        raise DataError(f"{path}: its file system's driver fails ({described(error)}). Give another URL.") from error
     return metadata

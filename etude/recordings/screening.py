@@ -437,17 +437,28 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     the bad rows and use the rest; `Problem.harmless` marks warnings.
 
     Raises:
-        DataError: there is no recording at ``path``.
+        DataError: there is no recording at ``path``. If a `Source` can't be opened, the report says why.
     """
     faults: list[Problem] = []
     try:
         recordings = found(path, filesystem, faults)
-        members = [recording.open() for recording in recordings]
     except DataError:
         if not faults:
             raise
         return Report(str(path), len({problem.file for problem in faults}), 0, 0, tuple(faults))
     where = str(place_of(path, filesystem, recordings))
+    members = []
+    for recording in recordings:
+        known = len(faults)
+        try:
+            members.append(recording.open())
+        except DataError as error:
+            if recording.path is None:  # a Source
+                faults.append(Problem("unreadable", str(error), where, count=0))
+            elif len(faults) == known:
+                raise
+    if not members:
+        return Report(where, len({problem.file for problem in faults}), 0, 0, tuple(faults))
     problems = list(faults)
     try:
         together = [joined(members)]

@@ -22,6 +22,7 @@ from etude.experience.arrays import describe
 from etude.interruption import interruptible
 from etude.modules.module import load_weights
 from etude.policies import Policy, PolicyLike
+from etude.policies.policy import arguments_hinted
 from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
 from etude.runners.episodes import EpisodeTracker, Finished
 from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit
@@ -131,6 +132,7 @@ class Runner:
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
+    @arguments_hinted
     def collect(
         self,
         *,
@@ -174,6 +176,7 @@ class Runner:
             )
         return Experience.concat(list(parts.values()))
 
+    @arguments_hinted
     def collect_each(
         self,
         *,

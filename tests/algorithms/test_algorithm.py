@@ -285,7 +285,7 @@ def test_fit_needs_an_end() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(SettingsError, match="`device` is 'nowhere', which torch can't use here"):
+    with pytest.raises(SettingsError, match="`device` is 'nowhere', but modules learn on cpu and cuda only"):
         PPO(PPOConfig(env=Echo, device="nowhere"))
 
 

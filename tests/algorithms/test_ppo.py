@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,7 @@ def test_results_count_what_was_done() -> None:
     ("given", "message"),
     [
         ({"clip": 0.0}, "`clip` is 0.0, but must be greater than 0"),
+        ({"clip": ((0, 0.0), (9, 0.0))}, "`clip` is .*, but must be greater than 0"),
         ({"value_clip": -1.0}, "`value_clip` is -1.0, but must be greater than 0, or none"),
         ({"kl_target": 0.0}, "`kl_target` is 0.0"),
         ({"gamma": 1.5}, "`gamma` is 1.5, but must be between 0 and 1"),
@@ -207,6 +209,12 @@ def test_results_count_what_was_done() -> None:
 def test_bad_settings(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         PPO(config(**given))
+
+
+def test_the_clip_may_fall_to_0() -> None:
+    with closing(PPO(config(clip=((0, 0.2), (1, 0.0))))) as ppo:
+        ppo.train()
+        assert np.isfinite(ppo.train().losses["policy"])
 
 
 def test_connectors_learn_from_each_iteration_after_its_update() -> None:

@@ -99,6 +99,26 @@ def test_ended_agents_stay_away(make: Any) -> None:
     refused("agent 'a' got the reward 2.0 after its end", make(env_class(("a", "b"), [*scenes, late])), 2)
 
 
+@pytest.mark.parametrize("flag", ["False", None, np.zeros(2, bool), np.array(False), [True]])
+def test_flags_that_are_not_booleans_are_refused_with_the_name_of_the_agent(flag: Any) -> None:
+    match = "`truncated` of agent 'b' is .*, not True or False"
+    refused(match, DictAdapter(Broken(OBS, {}, {"a": False}, {"b": flag}, {})))
+    refused(match, ParallelAdapter(Broken(OBS, {}, {"a": False, "b": np.bool_(False)}, {"b": flag}, {})))
+    refused("`truncated` of agent '__all__' is", DictAdapter(Broken(OBS, {}, {}, {"__all__": flag}, {})))
+    env = Nim()
+    env.last = lambda observe=True: (np.zeros(1), 0.0, False, flag, {})  # type: ignore[method-assign]
+    refused("`truncated` of agent 'first' is", AECAdapter(env))
+
+
+def test_numbers_are_flags_of_agents() -> None:
+    copy = DictAdapter(Broken(OBS, {}, {"a": 1, "b": np.float32(0)}, {"a": 0.0}, {}))
+    copy.reset(0)
+    assert [(row.agent, row.terminated, row.truncated) for row in copy.step({0: 0, 1: 0})] == [
+        (1, False, False),
+        (0, True, False),
+    ]
+
+
 def test_agents_of_an_aec_env_must_leave() -> None:
     env = Nim(2)
     env._was_dead_step = lambda action: None  # type: ignore[method-assign]

@@ -14,12 +14,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from some_envs import Numbered
 from test_families import skip_without
 
 import etude
-from etude.envs import InlineArena, VectorArena, make_arena
+from etude.envs import InlineArena, VectorArena, Workers, make_arena
 
 # -- missing packages -----------------------------------------------------------------------------------------------
 
@@ -165,6 +166,15 @@ def cart_pole(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     gym.register(name, **entries, max_episode_steps=request.param)
     yield name, request.param
     del gym.registry[name]
+
+
+def test_cartpoles_vectorised_version_is_not_used_without_a_limit_as_it_has_one(monkeypatch: Any) -> None:
+    spec = gym.spec("CartPole-v1")
+    entries = {"entry_point": spec.entry_point, "vector_entry_point": spec.vector_entry_point}
+    monkeypatch.setitem(gym.registry, "Endless-v0", EnvSpec("Endless-v0", **entries))
+    arena = make_arena("Endless-v0", 8, Workers(max_steps=30))
+    assert isinstance(arena, InlineArena)
+    arena.close()
 
 
 @pytest.mark.parametrize("steered", [True, False])

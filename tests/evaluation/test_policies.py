@@ -181,6 +181,13 @@ class EchoTask(Task):
         return obs.argmax(-1)
 
 
+@pytest.mark.parametrize("evaluate", [evaluate_on, evaluate_each_on])
+def test_a_policy_alone_is_no_algorithm(evaluate):
+    given: Any = policy(WANTS).policy
+    with pytest.raises(SettingsError, match=r"the first argument is an algorithm, .* not Policy\(.*etude\.load"):
+        evaluate(given, played(3, seed=0))
+
+
 def test_a_task_has_no_probabilities(tmp_path):
     path = own_recording(tmp_path, PPO(PPOConfig(env=Echo, seed=0)), 200)
     task = EchoTask(TaskConfig(env=Echo, seed=0, module=lambda obs, action: torch.nn.Linear(2, 2)))

@@ -195,6 +195,8 @@ def test_indexing_outside_and_backwards_is_refused():
     assert exp[-1].steps["obs"].tolist() == [100]
     with pytest.raises(IndexError, match="segment 2 of 2"):
         exp[2]
+    with pytest.raises(TypeError, match=r"not 'reward': a column is experience\.steps\['obs'\]"):
+        exp["reward"]  # type: ignore[index]
     with pytest.raises(IndexError, match="must have step 1, not -1; use select"):
         exp[::-1]
     assert exp[2:1].num_segments == 0

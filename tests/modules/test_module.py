@@ -358,3 +358,9 @@ def test_log_probabilities_need_what_they_follow_from():
     exp = Experience(steps, np.array([0, 1]), Segments.of(1, episode_id=["a"]), {})
     with pytest.raises(DataError, match="need the column `dist_inputs`, but there is only obs, action"):
         logp_of(module, exp)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(10**13), spaces.MultiDiscrete([10**13, 2])])
+def test_spaces_whose_network_does_not_fit_into_memory_are_told(space):
+    with pytest.raises(ModuleError, match=r"the built-in network for .*Discrete.* can't be made .* by a wrapper"):
+        make_module(None, space, spaces.Discrete(2))

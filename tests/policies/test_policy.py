@@ -256,7 +256,7 @@ def test_arguments_of_other_libraries_are_told() -> None:
         policy.act(obs, deterministic=True)  # type: ignore[call-arg]
     with pytest.raises(SettingsError, match=r"`state` is True, .*policy\.initial_state\(\).* explore=True samples one"):
         policy.act(obs, True)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"Policy\.act: .*'mask'. It takes obs, state, reward, first, explore"):
+    with pytest.raises(SettingsError, match=r"Policy\.act: .*'mask'. It takes obs, state, reward=, first=, explore="):
         policy.act(obs, mask=None)  # type: ignore[call-arg]
     with pytest.raises(SettingsError, match=r"Policy\.export: missing .*'path'. It takes path\."):
         policy.export()  # type: ignore[call-arg]
@@ -284,6 +284,8 @@ def test_names_of_other_libraries_lead_to_act() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'walk'"):
         _ = policy.walk  # type: ignore[attr-defined]
     assert not hasattr(policy, "get_action")
+    with pytest.raises(SettingsError, match=r"a policy can't be called: write policy\.act\(obs\)"):
+        policy(np.zeros(4))  # type: ignore[operator]
 
 
 def test_what_is_missing_of_the_steps_before_is_told() -> None:

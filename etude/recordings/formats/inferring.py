@@ -30,7 +30,11 @@ def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Space:
-    """Return ``space`` with the dtypes of its columns, where they differ from the space's."""
+    """Return ``space`` with the dtypes of its columns, where they differ from the space's.
+
+    Raises:
+        DataError: a dtype does not fit the space; the message names the column, but no file.
+    """
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(k, widened(sub, f"{root}{SEPARATOR}{k}", dtypes)) for k, sub in space.spaces.items()])
     if isinstance(space, spaces.Tuple):

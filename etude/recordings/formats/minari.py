@@ -323,7 +323,10 @@ class _DatasetDescription:
                 adapted.append(name)
             self._paths[name] = path
             self._columns[name] = MinariColumn(leaf_shape(leaf), dtype, found.rows, image)
-        return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
+        try:
+            return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
 
     def _is_packed(self, path: Sequence[str]) -> bool:
         """Whether images are encoded; those from versions before 0.5.3, or written without JPEG, are plain arrays."""

@@ -140,9 +140,14 @@ class TableColumns:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
         if known is None:
             self._look()
-        self.obs_space = self._space(col.OBS, source.obs_space)
-        self.action_space = self._space(col.ACTION, source.action_space)
-        self._fit()
+        try:
+            self.obs_space = self._space(col.OBS, source.obs_space)
+            self.action_space = self._space(col.ACTION, source.action_space)
+            self._fit()
+        except DataError as error:
+            places = [str(group.file or "the table") for group in groups]
+            is_said = any(place in str(error) for place in places)
+            raise DataError(str(error) if is_said else f"{places[0]}: {error}") from error
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
     @property

@@ -142,7 +142,9 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
         elif path.is_file():
             found.append(path)
     if not found:
-        raise DataError(f"{shown(given)}: there is no table file here. Known are {', '.join(SUFFIXES)}.")
+        is_there = any(place.exists() for place in expanded(given, filesystem, known))
+        what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"
+        raise DataError(f"{shown(given)}: there is no {what}.")
     return found
 
 

@@ -159,10 +159,52 @@ def test_spaces_and_columns() -> None:
     assert recording.header.obs_space == gym.spaces.Box(
         0, 100, (2,), np.float64
     )  # the table has doubles: nothing is lost
-    with pytest.raises(DataError, match=r"`obs` has rows of shape \[2\], but its space is Discrete\(4\)"):
+    with pytest.raises(DataError, match=r"the table: `obs` has rows of shape \[2\], but its space is Discrete\(4\)"):
         Recording.open(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=gym.spaces.Discrete(4)), on_bad=None)
     exp = Recording.open(Source(table_of(rows_of([3])), columns={**COLUMNS, **NEXTS}), on_bad=None).part(0, ["reward"])
     assert (list(exp.steps), exp.final_obs) == (["reward"], {})
+
+
+def test_a_space_that_does_not_fit_is_told_with_the_file(tmp_path: Path) -> None:
+    for name in ("a.parquet", "b.parquet"):
+        pq.write_table(table_of(rows_of([3, 4])), tmp_path / name)
+    for space in (gym.spaces.Discrete(4), gym.spaces.MultiDiscrete([4, 4]), gym.spaces.MultiBinary(2)):
+        source = Source(str(tmp_path), columns=COLUMNS, obs_space=space)
+        with pytest.raises(DataError, match=r"^\S*a\.parquet: .*`obs` .*, but its space is "):
+            Recording.open(source)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"speed": [None, 1.0, 2.0]}, "row 0: column `speed` is empty"),
+        ({"trip": ["a", None, "a"]}, "row 1: the column of `episode_id` is empty"),
+        ({"tick": ["x", "y", "z"]}, "row 0: the column `tick` of `t` is text such as 'x'"),
+        ({"speed": None}, "there is no column `speed`"),
+        (None, "has no rows, only the names"),
+    ],
+)
+def test_a_table_that_can_not_be_used_has_a_report(changed: Any, message: str, tmp_path: Path) -> None:
+    table = table_of(rows_of([3]))
+    table = table.slice(0, 0) if changed is None else table
+    for name, values in (changed or {}).items():
+        table = table.drop_columns(name)
+        table = table if values is None else table.append_column(name, pa.array(values))
+    pq.write_table(table, path := tmp_path / "cars.parquet")
+    for data in (table, path):
+        report = validate(Source(data, columns=COLUMNS))
+        (problem,) = report.problems
+        assert (problem.kind, report.ok, report.rows) == ("unreadable", False, 0)
+        assert message in problem.message
+    with pytest.raises(DataError, match="cars"):
+        Recording.open(Source(path, columns=COLUMNS))
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.csv: there is no such file or folder\."):
+        Recording.open(Source(tmp_path / "none.csv", columns=COLUMNS))
+    with pytest.raises(DataError, match=r"there is no table file here\. Known are \.parquet"):
+        Recording.open(Source(tmp_path, columns=COLUMNS))
 
 
 def test_lists_structs_and_nested_columns() -> None:
