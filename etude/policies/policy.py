@@ -50,7 +50,7 @@ ACT_ELSEWHERE: Final = (
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def arguments_hinted(method: F) -> F:
+def _arguments_hinted(method: F) -> F:
     """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
 
     @functools.wraps(method)
@@ -65,8 +65,7 @@ def arguments_hinted(method: F) -> F:
                 named_only = {name for name, own in signature.parameters.items() if own.kind == own.KEYWORD_ONLY}
                 takes = ", ".join(f"{n}=" if n in named_only else n for n in signature.parameters if n != "self")
                 hint = f" {_EXPLORE}" if {"deterministic", "stochastic", "training"} & named.keys() else ""
-                owner = type(given[0]).__name__
-                raise SettingsError(f"{owner}.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
+                raise SettingsError(f"Policy.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
             raise
 
     return cast(F, called)
@@ -184,7 +183,7 @@ class Policy:
         """The names of the connectors that need the action or the reward of the last step, by the column's name."""
         return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
-    @arguments_hinted
+    @_arguments_hinted
     def act(
         self,
         obs: Any,
@@ -354,7 +353,7 @@ class Policy:
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
-    @arguments_hinted
+    @_arguments_hinted
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 

@@ -22,7 +22,6 @@ from etude.experience.arrays import describe
 from etude.interruption import interruptible
 from etude.modules.module import load_weights
 from etude.policies import Policy, PolicyLike
-from etude.policies.policy import arguments_hinted
 from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
 from etude.runners.episodes import EpisodeTracker, Finished
 from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit
@@ -132,7 +131,6 @@ class Runner:
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
-    @arguments_hinted
     def collect(
         self,
         *,
@@ -176,7 +174,6 @@ class Runner:
             )
         return Experience.concat(list(parts.values()))
 
-    @arguments_hinted
     def collect_each(
         self,
         *,
