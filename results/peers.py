@@ -94,6 +94,7 @@ def _ppo(config: Any, steps: int) -> dict[str, Any]:
         "n_epochs": config.epochs,
         "gae_lambda": config.lambda_,
         "clip_range": _schedule(config.clip, steps),
+        "clip_range_vf": config.value_clip,
         "ent_coef": config.entropy_weight,
         "vf_coef": config.value_weight,
         "max_grad_norm": config.optimizer.grad_clip,
