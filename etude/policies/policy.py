@@ -140,9 +140,6 @@ class Policy:
                 )
             return object.__getattribute__(self, name)  # raises the original error
 
-        def __call__(self, *given: Any, **named: Any) -> Any:
-            raise SettingsError("a policy can't be called: write policy.act(obs).")
-
     @property
     def remembers(self) -> bool:
         """Whether actions depend on earlier steps of the episode, so that `act` needs a state."""
