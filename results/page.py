@@ -142,8 +142,7 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
 
 
 def _task(preset: Preset) -> str:
-    name = preset.env.partition(":")[0].removeprefix("pettingzoo.") if len(preset.env) > 30 else preset.env
-    return name
+    return preset.env.partition(":")[0].removeprefix("pettingzoo.") if len(preset.env) > 30 else preset.env
 
 
 def _trained_for(preset: Preset, runs: Sequence[Mapping[str, Any]]) -> str:
