@@ -6,15 +6,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import ranges
-from etude.experience.experience import offsets_of, without_lookback
+from etude.experience.arrays import where_rows
+from etude.experience.experience import without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
 from etude.recordings.editing import check_apart, check_free, episode_table, writer_like
 from etude.recordings.episodes import Assembler
@@ -24,6 +25,7 @@ from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
+from etude.recordings.repair import without
 from etude.recordings.writer import ROW_GROUP_ROWS
 from etude.settings import suggestion
 from etude.urls import is_url, redacted
@@ -266,16 +268,13 @@ class _KnownEnds:
         shorter = lost & ~exp.segments.terminated
         self._repeated += int((lost & ~shorter).sum())
         self._left_out += int(shorter.sum())
-        kept = np.flatnonzero(exp.lengths > shorter)
-        lengths, last = (exp.lengths - shorter)[kept], exp.offsets[1:][kept] - 1
-        rows, unknown = ranges(exp.offsets[:-1][kept], lengths), lost[kept]
-        final_obs = {}
-        for name, column in col.subtree(exp.steps, col.OBS).items():
-            final_obs[name] = column[last]
-            if name in exp.final_obs:
-                final_obs[name][~unknown] = exp.final_obs[name][kept][~unknown]
-        segments = exp.segments[kept].replace(has_final_obs=np.ones(len(kept), bool))
-        return Experience({n: c[rows] for n, c in exp.steps.items()}, offsets_of(lengths), segments, final_obs)
+        exp = Experience(exp.steps, exp.offsets, exp.segments, {**_last_obs(exp), **exp.final_obs})
+        exp = without(exp, exp.at_ends(shorter), ())
+        repeated, known = _last_obs(exp), exp.segments.has_final_obs
+        final_obs = {name: where_rows(known, final, repeated[name]) for name, final in exp.final_obs.items()}
+        return Experience(
+            exp.steps, exp.offsets, exp.segments.replace(has_final_obs=np.ones(len(exp), bool)), final_obs
+        )
 
     def notes(self) -> list[str]:
         """What was filled in or dropped, as text."""
@@ -291,6 +290,11 @@ class _KnownEnds:
                 "steps are left out"
             )
         return notes
+
+
+def _last_obs(exp: Experience) -> dict[str, NDArray[Any]]:
+    """The observation of the last step of each segment, by column."""
+    return {name: column[exp.offsets[1:] - 1] for name, column in col.subtree(exp.steps, col.OBS).items()}
 
 
 FORMATS: Final = ("etude", *WRITERS)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.experience import Experience, Segments
-from etude.experience.arrays import firsts
+from etude.experience.arrays import Index, firsts
 
 
 def first_piece(exp: Experience, room: int) -> tuple[Experience, Experience]:
@@ -67,6 +67,19 @@ def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | No
     return Experience(
         {name: column[:rows] for name, column in steps.items()}, whole.offsets, whole.segments, whole.final_obs
     )
+
+
+def cut_where(exp: Experience, kept: NDArray[np.bool_]) -> tuple[Experience, Index, Index, Index]:
+    """Cut ``exp`` where a mask of its steps changes.
+
+    Returns:
+        All pieces, each with the observation after it; and of each piece the first row, the row after the last, and
+        the index of the segment that it was cut from.
+    """
+    bounds = np.union1d(exp.offsets, np.flatnonzero(np.diff(kept)) + 1)
+    start, stop = bounds[:-1], bounds[1:]
+    parent = np.searchsorted(exp.offsets, start, side="right") - 1
+    return exp.pieces(parent, start, stop), start, stop, parent
 
 
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:

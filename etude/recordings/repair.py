@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import Index, hashes_of, ranges, take
-from etude.experience.experience import offsets_of
+from etude.experience.arrays import Index, hashes_of, ranges, where_rows, zeros
 from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
-from etude.recordings.pieces import in_order
+from etude.recordings.pieces import cut_where, in_order
 from etude.recordings.units import Units
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -74,42 +73,15 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
         lost: The steps to remove, bool ``[num_steps]``.
         faults: The faults of ``exp``. Final observations among them are treated as unknown.
     """
-    segments, offsets = exp.segments, exp.offsets
-    known = segments.has_final_obs.copy()
+    known = exp.segments.has_final_obs.copy()
     for fault in faults:
         if fault.is_final:
-            known[np.searchsorted(offsets, fault.rows, side="right") - 1] = False
-    kept = ~lost
-    is_first, is_last = np.zeros((2, exp.num_steps), bool)
-    is_first[offsets[:-1]] = is_last[offsets[1:] - 1] = True
-    start = np.flatnonzero(kept & (is_first | np.append(True, lost[:-1])))
-    stop = np.flatnonzero(kept & (is_last | np.append(lost[1:], True))) + 1
-    parent = np.searchsorted(offsets, start, side="right") - 1
-    into = start - offsets[:-1][parent]
-    lookback = np.clip(segments.lookback[parent] - into, 0, stop - start)
-    used = (lookback < stop - start) | (segments.lookback[parent] == exp.lengths[parent])
-    start, stop, parent, into, lookback = start[used], stop[used], parent[used], into[used], lookback[used]
-    at_end = stop == offsets[1:][parent]
-    outcome_lost = stop == offsets[1:][parent] - 1
-    own = segments[parent]
-    cut = own.replace(
-        t_start=own.t_start + into,
-        lookback=lookback,
-        terminated=own.terminated & at_end,
-        truncated=own.truncated & (at_end | outcome_lost),  # truncated one step earlier: still bootstrapped
-        has_final_obs=np.where(at_end, known[parent], True),
-    )
-    rows = ranges(start, stop - start)
-    finals = {name: _finals(exp, name, parent, stop, at_end & known[parent], at_end) for name in exp.final_obs}
-    return Experience({name: take(c, rows) for name, c in exp.steps.items()}, offsets_of(stop - start), cut, finals)
-
-
-def _finals(exp: Experience, name: str, parent: Index, stop: Index, known: Mask, at_end: Mask) -> NDArray[Any]:
-    final = np.asarray(exp.final_obs[name])
-    values = np.full((len(parent), *final.shape[1:]), None if final.dtype == object else 0, final.dtype)
-    values[known] = final[parent[known]]
-    values[~at_end] = np.asarray(exp.steps[name])[stop[~at_end]]
-    return values
+            known[np.searchsorted(exp.offsets, fault.rows, side="right") - 1] = False
+    finals = {name: where_rows(~known, zeros(len(known), final), final) for name, final in exp.final_obs.items()}
+    exp = Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
+    pieces, start, stop, parent = cut_where(exp, ~lost)
+    early = (stop == exp.offsets[1:][parent] - 1) & exp.segments.truncated[parent]  # one step earlier: bootstrapped
+    return pieces.with_segments(truncated=pieces.segments.truncated | early).select(~lost[start])
 
 
 # -- the order of steps ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import SettingsError
 from etude.experience import Experience
+from etude.recordings.pieces import cut_where
 from etude.settings import nearest
 
 Values: TypeAlias = NDArray[Any]
@@ -268,10 +269,7 @@ class RowFilter(Expression):
         kept = self.holds(exp)
         if kept.all():
             return exp
-        bounds = np.union1d(exp.offsets, np.flatnonzero(np.diff(kept)) + 1)
-        start, stop = bounds[:-1], bounds[1:]
-        parent = np.searchsorted(exp.offsets, start, side="right") - 1
-        pieces = exp.pieces(parent, start, stop)
+        pieces, start, stop, _ = cut_where(exp, kept)
         if not looks_ahead:
             is_known = pieces.segments.has_final_obs & np.isin(stop, exp.offsets)
             final_obs = {name: np.array(final) for name, final in pieces.final_obs.items()}
