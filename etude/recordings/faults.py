@@ -284,16 +284,15 @@ class Timeline:
 
     def __init__(self, units: Units, kinds: Sequence[str] = ()) -> None:
         self._units, self._kinds = units, kinds
-        self._spans: dict[int, Spans] = {}  # by part
-        self._runs: list[tuple[Index, Index]] = []  # sorted keys, and the places of their spans
-        self._shared_keys = [np.zeros(0, np.int64)]  # keys with several spans, as they were found
+        self._seen: set[int] = set()  # parts
+        self._runs: list[tuple[Index, Spans]] = []  # each by time, with its keys; less than half as long as the last
         self._names: dict[int, Experience] = {}  # by part; only of parts with conflicts
         self._conflict: str | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether all parts have been seen."""
-        return len(self._spans) == len(self._units)
+        return len(self._seen) == len(self._units)
 
     def add(self, k: int, exp: Experience) -> None:
         """Add loaded part ``k``, unless it was added before.
@@ -301,59 +300,28 @@ class Timeline:
         Raises:
             DataError: a segment of it conflicts with another one; raised again by every later call.
         """
-        if k not in self._spans:
-            spans = self._spans[k] = spans_of(k, exp)
+        if k not in self._seen:
+            self._seen.add(k)
+            run = sorted_by_time([spans_of(k, exp)])
             if self._kinds and self._conflict is None:
-                shared = self._add_run(spans)
-                self._shared_keys.append(shared)
-                found = self._problems(self._spans_of_keys(shared), self._kinds)
+                alike = [more for known in self._runs if len(more := _of_keys(*known, run["key"]))]
+                found = self._problems(sorted_by_time([run, *alike]) if alike else run, self._kinds)
                 self._conflict = next((problem.message for problem in found), None)
+            while self._kinds and self._runs and len(self._runs[-1][1]) < 2 * len(run):
+                run = sorted_by_time([self._runs.pop()[1], run])
+            self._runs.append((np.ascontiguousarray(run["key"]), run))
         if self._conflict is not None:
             raise DataError(self._conflict)
 
     def spans(self) -> Spans:
         """All spans seen, sorted by `sorted_by_time`."""
-        return sorted_by_time(self._spans.values())
+        return sorted_by_time(run for _, run in self._runs)
 
     def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
         """The conflicts of these kinds in all parts seen: one for each kind, episode and agent."""
-        for problem in self._problems(
-            self._spans_of_keys(distinct(*self._shared_keys)) if self._kinds else self.spans(), kinds
-        ):
+        for problem in self._problems(self.spans(), kinds):
             remedy = _REMEDIES.get(problem.kind)
             yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
-
-    def _add_run(self, spans: Spans) -> Index:
-        """Add new spans to the sorted runs; returns the keys among them that have several spans now."""
-        keys = np.ascontiguousarray(spans["key"])
-        order = np.argsort(keys, kind="stable")
-        keys, places = keys[order], spans["place"][order]
-        found = [keys[1:][keys[1:] == keys[:-1]]]
-        for known, _ in self._runs:
-            found.append(keys[known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys])
-        while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
-            known, there = self._runs.pop()
-            keys, places = np.concatenate([known, keys]), np.concatenate([there, places])
-            order = np.argsort(keys, kind="stable")
-            keys, places = keys[order], places[order]
-        if len(keys):
-            self._runs.append((keys, places))
-        return distinct(*found)
-
-    def _spans_of_keys(self, keys: Index) -> Spans:
-        """The spans of these keys, sorted by `sorted_by_time`."""
-        found = [np.zeros(0, np.int64)]
-        for known, places in self._runs if len(keys) else ():
-            starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
-            found.append(places[ranges(starts, stops - starts)])
-        places = np.sort(np.concatenate(found))
-        parts = places >> _ROW_BITS
-        heads = np.flatnonzero(parts[1:] != parts[:-1]) + 1
-        runs = []
-        for here in np.split(places, heads) if len(places) else ():
-            spans = self._spans[int(here[0]) >> _ROW_BITS]
-            runs.append(spans.take(np.searchsorted(spans["place"], here)))
-        return sorted_by_time(runs)
 
     def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
         """Like `problems`, but for spans sorted by `sorted_by_time`, and without the remedies."""
@@ -390,6 +358,13 @@ class Timeline:
         text, is_gap = f"{second.words}: {who} {what}.", kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
+
+
+def _of_keys(known: Index, spans: Spans, keys: Index) -> Spans:
+    """The spans with one of ``keys``; ``known`` are the keys of all ``spans``, increasing."""
+    starts = np.searchsorted(known, keys)
+    starts = distinct(starts[known[np.minimum(starts, len(known) - 1)] == keys]) if len(known) else starts[:0]
+    return spans.take(ranges(starts, np.searchsorted(known, known[starts], side="right") - starts))
 
 
 def distinct(*keys: Index) -> Index:
