@@ -28,16 +28,17 @@ from etude.recordings.batches import (
 from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
 from etude.recordings.layout import Header
-from etude.recordings.opening import Place, Places, opened
+from etude.recordings.opening import Place, opened
 from etude.recordings.pieces import copied, gathered, in_order, pieces
-from etude.recordings.screening import Findings, OnBad, Report, ScreenedUnits, check_mode, validate
+from etude.recordings.screening import OnBad, Report, Screened, check_mode, validate
+from etude.recordings.units import Units
 from etude.spaces import Space
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
 
 
-class Recording:
+class Recording(Screened):
     """A recording on disk, in Etude's format or another tool's; open one with `Recording.open`.
 
     For Etude's format, only file footers are read until data is requested. All methods but `read` hold at most one
@@ -47,17 +48,15 @@ class Recording:
 
     is_in_memory = False
 
-    def __init__(self, path: Place, screened: ScreenedUnits) -> None:
-        self.path = path
+    def __init__(self, path: Place, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()) -> None:
+        super().__init__(path, units, mode, faults)
         self.notes: tuple[str, ...] = ()
         """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
-        self._screened = screened
-        self._units = screened.units
         self._num_steps: int | None = None
         self._num_episodes: int | None = None
 
     @classmethod
-    def open(cls, path: "DataLike", *, on_bad: "OnBad | None" = "strict", filesystem: Any = None) -> "Recording":
+    def open(cls, path: "DataLike", *, on_bad: OnBad | None = "strict", filesystem: Any = None) -> "Recording":
         """Open the recording at ``path``: a folder, one of its files, or a table described by a `Source`.
 
         A path may be a URL (``s3://bucket/run``) or a glob (``runs/*/data``). A list of paths is read as one recording;
@@ -79,12 +78,7 @@ class Recording:
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
         place, units = opened(path, filesystem, faults)
-        has_path = not isinstance(place, Places)
-        return cls(place, ScreenedUnits(units, on_bad, str(place), faults or (), has_path=has_path))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with what was found when it was opened, so that worker processes open nothing again."""
-        return _received, (self.path, self._screened, self._num_steps, self._num_episodes)
+        return cls(place, units, on_bad, faults or ())
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -132,7 +126,7 @@ class Recording:
     def num_steps(self) -> int:
         """The number of rows, including lookback. Other tools' recordings may have to be decoded once to count them."""
         if self._num_steps is None:
-            self._num_steps = sum(self._screened.rows(k) for k in range(len(self._units)))
+            self._num_steps = sum(self._rows(k) for k in range(len(self._units)))
         return self._num_steps
 
     def rows_up_to(self, most: int) -> int:
@@ -144,7 +138,7 @@ class Recording:
             return self._num_steps
         rows = 0
         for k in range(len(self._units)):
-            rows += self._screened.rows(k)
+            rows += self._rows(k)
             if rows > most and k + 1 < len(self._units):
                 return rows
         self._num_steps = rows
@@ -158,7 +152,7 @@ class Recording:
             if own is not None and not self.leaves_out:
                 self._num_episodes = len(own.episode_ids(self._units.members[0].contents))
             else:
-                loaded = (self._screened.load(k, ()) for k in range(len(self._units)))
+                loaded = (self._load(k, ()) for k in range(len(self._units)))
                 self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
@@ -171,39 +165,6 @@ class Recording:
         spaces = {"observations": str(self.obs_space), "actions": str(self.action_space)}
         rows |= {name: text if len(text) < 200 else f"{text[:197]}..." for name, text in spaces.items()}
         return table("Recording", {**rows, "files": f"{len(self.files):,}", "columns": ", ".join(self.columns)})
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
-        return self._screened.left_out
-
-    @property
-    def met(self) -> dict[str, int]:
-        """The number of faults that ``on_bad`` has found so far by kind, including repaired ones."""
-        return self._screened.fault_counts
-
-    @property
-    def warnings(self) -> list[str]:
-        """Harmless findings so far, such as copies that are read only once: one text for each kind."""
-        return self._screened.warnings
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether ``on_bad`` leaves bad data out, so that the steps read depend on the columns requested."""
-        return self._screened.mode in ("repair", "skip")
-
-    def counts(self, k: int) -> "Findings":
-        """What ``on_bad`` found in part ``k``, to be passed to `count` in another process."""
-        return self._screened.counts(k)
-
-    def count(self, k: int, counts: "Findings | None") -> None:
-        """Add what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
-        if counts is not None:
-            self._screened.count(k, counts)
-
-    def left_out_report(self) -> str:
-        """A summary of what ``on_bad`` has found and left out so far; empty if it found nothing."""
-        return self._screened.report()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -225,7 +186,7 @@ class Recording:
         parts = self._loaded(names, filter)
         exp = gathered(parts, self.num_steps if self._units.own is not None else self._num_steps or 0)
         if exp is None:
-            return self._screened.nothing(names)
+            return self._units.nothing(names)
         return in_order(exp).join()
 
     def stream(
@@ -279,7 +240,7 @@ class Recording:
 
         def load(k: int) -> Columns:
             try:
-                return steps_of(self._screened.load(k, names, finals=col.NEXT_OBS in roots), roots)
+                return steps_of(self._load(k, names, finals=col.NEXT_OBS in roots), roots)
             except DataError as error:
                 where = self._units.files[0] if len(self._units.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
@@ -316,7 +277,7 @@ class Recording:
         names = self._names(columns)
 
         def load(k: int) -> Experience:
-            return cut_segments(copied(self._screened.load(k, names)), max_len)
+            return cut_segments(copied(self._load(k, names)), max_len)
 
         groups = self._groups(load, names, buffer_size)
         return batches_of(
@@ -339,7 +300,7 @@ class Recording:
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._screened.load(k, self._names(columns), finals=finals)
+        return self._load(k, self._names(columns), finals=finals)
 
     def validate(self) -> Report:
         """Check every row and report every problem; see `etude.recordings.screening.validate`."""
@@ -372,8 +333,8 @@ class Recording:
 
     def _loaded(self, names: Sequence[str], where: pc.Expression | str | None) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
-        clashes = None if where is None else self._screened.pass_over()
-        return (self._screened.load(k, names, where, clashes) for k in range(len(self._units)))
+        clashes = None if where is None else self._pass_over()
+        return (self._load(k, names, where, clashes) for k in range(len(self._units)))
 
     def _groups(self, load: Callable[[int], T], names: Sequence[str], buffer_size: int) -> Groups[T]:
         """The source of batches from the parts; ``names`` are the columns that ``load`` reads."""
@@ -383,13 +344,7 @@ class Recording:
     def _num_trained(self, names: Sequence[str]) -> int:
         """The steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""
         needed = names if self.leaves_out else ()
-        return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(len(self._units)))
-
-
-def _received(path: Place, screened: ScreenedUnits, num_steps: int | None, num_episodes: int | None) -> Recording:
-    recording = Recording(path, screened)
-    recording._num_steps, recording._num_episodes = num_steps, num_episodes
-    return recording
+        return sum(int(self._load(k, needed).trained().sum()) for k in range(len(self._units)))
 
 
 def recording_of(data: "Recording | DataLike") -> Recording:

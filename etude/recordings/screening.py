@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Screening: the checks of data that is loaded, and what happens to bad data.
 
-Reading, info, convert, merge, training and off-policy evaluation all load units through `ScreenedUnits`; `validate`
-lists what it would refuse. The checks, from `etude.recordings.faults`, look for NaN and infinity in observations,
+Reading, info, convert, merge, training and off-policy evaluation all load units through `Screened`; `validate` lists
+what it would refuse. The checks, from `etude.recordings.faults`, look for NaN and infinity in observations,
 actions and rewards; discrete values outside their space; segments with an unknown continuation; duplicate steps, steps
 after the end of their episode, and steps out of order; and unreadable data. Values are checked in the requested columns
 only.
@@ -26,7 +26,7 @@ from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
 from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
-from etude.recordings.opening import found, joined, place_of
+from etude.recordings.opening import Place, Places, found, joined, place_of
 from etude.recordings.pieces import filtered
 from etude.recordings.repair import RepairPlan, without_faults
 from etude.recordings.units import Units
@@ -62,8 +62,8 @@ def check_mode(mode: str | None) -> None:
         raise SettingsError(f"on_bad is {mode!r}, but must be one of {', '.join(MODES)}, or None to skip most checks.")
 
 
-class ScreenedUnits:
-    """Loads the parts of a recording, and refuses, repairs or leaves out bad data.
+class Screened:
+    """The parts of a recording, loaded such that bad data is refused, repaired or left out.
 
     ``strict`` raises a DataError at the first fault. ``repair`` repairs what it can without inventing data, and leaves
     out the rest. ``skip`` leaves out whole segments (or the piece, if a segment is stored in pieces) and unreadable
@@ -75,62 +75,60 @@ class ScreenedUnits:
     ``strict`` and None collect it as parts are loaded. It takes about 60 bytes of memory per segment. Thread-safe.
 
     Args:
+        path: Where the recording is.
         units: The units to check.
         mode: ``strict``, ``repair``, ``skip`` or None.
-        path: The path of the recording, for messages.
-        has_path: Whether a shell command can use ``path``; a `Source`, for instance, exists in Python only.
         faults: Problems with files that could not be opened and are not among ``units``.
     """
 
-    def __init__(
-        self,
-        units: Units,
-        mode: OnBad | None,
-        path: str = "",
-        faults: Sequence[Problem] = (),
-        *,
-        has_path: bool = True,
-    ) -> None:
+    def __init__(self, path: Place, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()) -> None:
         check_mode(mode)
-        self.units = units
-        self.mode = mode
-        self._path = path or str(units.files[0] if units.files else "the recording")
-        self._has_path, self._faults = has_path, list(faults)
-        self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
+        self.path = path
+        self._units, self._mode, self._faults = units, mode, list(faults)
+        is_path = not isinstance(path, Places)
+        self._lists = f"etude data validate {shlex.quote(str(path))}" if is_path else "Recording.validate()"
         self._leaves = units.header.leaves()
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
-        self._timeline = self.pass_over()
+        self._timeline = self._pass_over()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_in_worker = False
         self._logged: set[str] = set()
         self._has_begun = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it for a worker process, including the plan of repairs, which needs all parts and is made now."""
-        plan = self._repair_plan() if self._timeline is None else None
-        return _in_worker, (self.units, self.mode, self._path, self._faults, self._has_path, plan)
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for a worker process, including the plan of repairs, which needs all parts and is made now.
 
-    def rows(self, k: int) -> int:
+        The main process counts what the worker finds (see `count`).
+        """
+        plan = self._repair_plan() if self._timeline is None else None
+        new = {"_found": {}, "_logged": set(), "_has_begun": False, "_is_in_worker": True, "_plan": plan}
+        return {**self.__dict__, **new, "_lock": None, "_timeline": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock, self._timeline = threading.RLock(), self._pass_over()
+
+    def _rows(self, k: int) -> int:
         """The number of rows of part ``k``, without those left out for their order.
 
         Rows with bad values are included, because they are found only when the part is loaded.
         """
-        return self.units.rows(k) if self._timeline is not None else self._repair_plan().rows(k)
+        return self._units.rows(k) if self._timeline is not None else self._repair_plan().rows(k)
 
     # -- faults found -----------------------------------------------------------------------------------------
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of rows left out so far, by kind of fault. Loading a part again does not count it again."""
+        """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
         with self._lock:
             found = [findings.lost for findings in self._found.values()]
             found += [self._plan.left_out] if self._plan is not None else []
         return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
-    def fault_counts(self) -> dict[str, int]:
-        """The number of faults found so far by kind, including repaired ones: segments, rows or files."""
+    def met(self) -> dict[str, int]:
+        """The number of faults (segments, rows or files) that ``on_bad`` has found so far by kind, repaired or not."""
         with self._lock:
             found = [findings.fault_counts for findings in self._found.values()]
             found += [self._plan.fault_counts] if self._plan is not None else []
@@ -138,7 +136,7 @@ class ScreenedUnits:
 
     @property
     def warnings(self) -> list[str]:
-        """The harmless problems found so far, one text for each kind."""
+        """Harmless findings so far, such as copies that are read only once: one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
         with self._lock:
             for findings in self._found.values():
@@ -147,22 +145,29 @@ class ScreenedUnits:
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether ``on_bad`` leaves bad data out, so that the steps read depend on the columns requested."""
+        return self._mode in ("repair", "skip")
+
     def counts(self, k: int) -> Findings:
-        """The faults found when part ``k`` was loaded, to be passed to `count` in another process."""
+        """What ``on_bad`` found in part ``k``, to be passed to `count` in another process."""
         with self._lock:
             found = self._found.get(k, Findings())
             if found.keys is not None:
                 self._found[k] = dataclasses.replace(found, keys=None)  # they are sent only once
             return found
 
-    def count(self, k: int, more: Findings) -> None:
-        """Add the faults found when part ``k`` was loaded, here or in another process. Nothing is counted twice.
+    def count(self, k: int, more: Findings | None) -> None:
+        """Add what ``on_bad`` found in part ``k``, here or in another process; nothing is counted twice.
 
         The first harmless problem of each kind is logged.
 
         Raises:
             DataError: a segment of the part conflicts with a segment of another part.
         """
+        if more is None:
+            return
         with self._lock:
             if more.keys is not None and not self._is_in_worker:
                 self._add(k, more.keys, self._timeline)
@@ -171,24 +176,20 @@ class ScreenedUnits:
             found.fault_counts |= more.fault_counts
             found.harmless = tuple(dict.fromkeys([*found.harmless, *more.harmless]))
             found.keys = more.keys if self._is_in_worker else None
-            for problem in found.harmless if not self._is_in_worker and self.mode is not None else ():
+            for problem in found.harmless if not self._is_in_worker and self._mode is not None else ():
                 if problem.kind not in self._logged:
                     self._logged.add(problem.kind)
                     _log.warning("%s", problem.message)
 
-    def report(self) -> str:
-        """A summary of the faults found and the rows left out so far; empty if there are no faults."""
-        fault_counts, lost = self.fault_counts, self.left_out
-        if not fault_counts:
-            return ""
-        listed = [
-            f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in fault_counts.items()
-        ]
-        return f"{self._path}: {', '.join(listed)}. `{self._lists}` lists them."
+    def left_out_report(self) -> str:
+        """A summary of what ``on_bad`` has found and left out so far; empty if it found nothing."""
+        met, lost = self.met, self.left_out
+        listed = [f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in met.items()]
+        return f"{self.path}: {', '.join(listed)}. `{self._lists}` lists them." if met else ""
 
     # -- loading ----------------------------------------------------------------------------------------------
 
-    def load(
+    def _load(
         self,
         k: int,
         columns: Sequence[str],
@@ -204,7 +205,7 @@ class ScreenedUnits:
             columns: Full names of the step columns.
             where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
                 Etude's own files, Parquet applies as much of it as it can.
-            clashes: Checks the order of the remaining rows, from `pass_over`; needed only with ``where``.
+            clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
 
         Raises:
@@ -220,32 +221,28 @@ class ScreenedUnits:
             return where.chosen(exp, looks_ahead=False).only(columns)
         return exp if where is None else filtered(exp, where, columns)
 
-    def pass_over(self) -> Timeline | None:
+    def _pass_over(self) -> Timeline | None:
         """Return a checker of the order of steps for one pass, such as one with a filter.
 
         None in the modes ``repair`` and ``skip``, which check the order beforehand.
         """
-        if self.mode in ("repair", "skip"):
+        if self.leaves_out:
             return None
-        return Timeline(self.units, KINDS[:3] if self.mode == "strict" else KINDS[:1])
-
-    def nothing(self, columns: Sequence[str] | None) -> Experience:
-        """See `etude.recordings.units.Units.nothing`."""
-        return self.units.nothing(self.units.columns if columns is None else columns)
+        return Timeline(self._units, KINDS[:3] if self._mode == "strict" else KINDS[:1])
 
     def _repair_plan(self) -> RepairPlan:
         with self._lock:
             if self._plan is None:
                 self._begin()
-                self._plan = RepairPlan(self.units, keep_order=self.mode == "skip")
+                self._plan = RepairPlan(self._units, keep_order=self._mode == "skip")
             return self._plan
 
     def _load_repaired(self, k: int, columns: Sequence[str] | None) -> Experience:
         plan = self._repair_plan()
         try:
-            exp, problems = self.units.load_rest(k, columns)
+            exp, problems = self._units.load_rest(k, columns)
         except DataError:
-            exp, problems = self.nothing(columns), []
+            exp, problems = self._units.nothing(self._units.columns if columns is None else columns), []
             found = Findings(Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1))
         else:
             found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
@@ -257,7 +254,7 @@ class ScreenedUnits:
         faults = list(find(exp, self._leaves))
         for fault in faults:
             found.fault_counts[fault.kind] += len(fault.rows)
-        exp, lost = without_faults(exp, faults, whole_segments=self.mode == "skip")
+        exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip")
         found.lost += lost
         self.count(k, found)
         return exp
@@ -265,7 +262,7 @@ class ScreenedUnits:
     def _rows_lost(self, k: int) -> int:
         """The number of rows of an unreadable part; 0 if it is unknown."""
         try:
-            return self._repair_plan().rows_stored(k) or self.units.rows(k)
+            return self._repair_plan().rows_stored(k) or self._units.rows(k)
         except DataError:
             return 0
 
@@ -284,47 +281,47 @@ class ScreenedUnits:
         if isinstance(where, RowFilter):
             exp = self._steps_where(k, columns, where)
         elif where is not None:
-            exp = self.units.load(k, columns, where)
-        elif self.units.own is not None:
-            exp = self.units.load(k, columns, finals=finals and bool(columns))
+            exp = self._units.load(k, columns, where)
+        elif self._units.own is not None:
+            exp = self._units.load(k, columns, finals=finals and bool(columns))
         else:
-            exp, problems = self.units.load_rest(k, columns)
+            exp, problems = self._units.load_rest(k, columns)
             bad = next((problem for problem in problems if not problem.harmless), None)
             if bad is not None:
-                self.units.load(k, columns)  # raises the error that caused it
+                self._units.load(k, columns)  # raises the error that caused it
                 raise DataError(bad.message)
         with self._lock:
             self._add(k, exp, clashes if where is not None else self._timeline)
-        faults = (*find(exp, self._leaves), *logp_fault(exp, self._leaves)) if self.mode == "strict" else ()
+        faults = (*find(exp, self._leaves), *logp_fault(exp, self._leaves)) if self._mode == "strict" else ()
         for fault in faults:
             if fault.kind == "no_final_obs" and where is not None:
                 continue  # the filter cut the segment there
             if not fault.harmless:
                 raise DataError(self._message(k, exp, fault))
-            problems.append(problem_of(self.units, k, exp, fault))
+            problems.append(problem_of(self._units, k, exp, fault))
         keys = exp.only(()) if where is None and self._is_in_worker else None
-        self.count(k, Findings(harmless=tuple(problems) if self.mode == "strict" else (), keys=keys))
+        self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
         return exp
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""
-        where.check_names((), self.units.columns)
-        names = list(dict.fromkeys([*columns, *where.columns_in(self.units.columns)]))
+        where.check_names((), self._units.columns)
+        names = list(dict.fromkeys([*columns, *where.columns_in(self._units.columns)]))
         in_arrow = None
-        if self.units.own is not None:  # joined recordings have other episode ids here than on disk
-            columns_of = self.units.nothing(names).steps
+        if self._units.own is not None:  # joined recordings have other episode ids here than on disk
+            columns_of = self._units.nothing(names).steps
             in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
-        return where.chosen(self.units.load(k, names, in_arrow), looks_ahead=False).only(columns)
+        return where.chosen(self._units.load(k, names, in_arrow), looks_ahead=False).only(columns)
 
     def _begin(self) -> None:
         """Before the first part is loaded, raise or count the problems that concern the whole recording."""
         with self._lock:
-            if self._faults and self.mode == "strict":
+            if self._faults and self._mode == "strict":
                 raise DataError(self._faults[0].message)
             if not self._has_begun:
-                problems = self.units.problems
+                problems = self._units.problems
                 bad = next((problem for problem in problems if not problem.harmless), None)
-                if self.mode == "strict" and bad is not None:
+                if self._mode == "strict" and bad is not None:
                     raise DataError(bad.message)
                 self._has_begun = True
                 self.count(-1, Findings(harmless=tuple(problem for problem in problems if problem.harmless)))
@@ -337,7 +334,7 @@ class ScreenedUnits:
             clashes.add(k, exp)
         except DataError as error:
             raise DataError(f"{error} {_REMEDY}") from None
-        if clashes is self._timeline and clashes.is_complete and not was_complete and self.mode == "strict":
+        if clashes is self._timeline and clashes.is_complete and not was_complete and self._mode == "strict":
             self.count(-1, Findings(harmless=tuple(clashes.problems(["gap"]))))
 
     def _message(self, k: int, exp: Experience, fault: Fault) -> str:
@@ -345,22 +342,8 @@ class ScreenedUnits:
         rows = (
             f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
         )
-        place = self.units.place(k, row, exp)
+        place = self._units.place(k, row, exp)
         return f"{place.words}: `{fault.column}` {fault.what}. {rows}. {_REMEDY}"
-
-
-def _in_worker(
-    units: Units,
-    mode: OnBad | None,
-    path: str,
-    faults: Sequence[Problem],
-    has_path: bool,
-    plan: RepairPlan | None,
-) -> ScreenedUnits:
-    """Unpickle a `ScreenedUnits` in a worker process. The main process counts its findings (`ScreenedUnits.count`)."""
-    screened = ScreenedUnits(units, mode, path, faults, has_path=has_path)
-    screened._plan, screened._is_in_worker = plan, True
-    return screened
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:
