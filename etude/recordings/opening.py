@@ -3,9 +3,8 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -71,49 +70,25 @@ Place: TypeAlias = AnyPath | Places
 """Where a recording is: its folder or file, or what it was opened from if that is not a single path."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A recording that was found but not yet opened."""
-
-    path: AnyPath | None
-    """Its folder, or its first file; None if an object describes it."""
-    files: tuple[AnyPath, ...] | None
-    """Its files, if they were given one by one; None is all files under `path`."""
-    open: Callable[[], Described]
-
-
 def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Units]:
     """Return the place of a recording, and its units. With ``faults``, unusable files are left out and named there.
+
+    Files given one by one form one recording per kind.
 
     Raises:
         DataError: nothing is there, it can't be opened, or there are several that do not belong together.
     """
+    if isinstance(given, Places):
+        return given, opened(given.given, given.filesystem, faults)[1]
     try:
-        recordings = found(given, filesystem, faults)
-        members = [recording.open() for recording in recordings]
+        members = _found(given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{shown(given)}: can't be read ({error.strerror or error}).") from error
-    return place_of(given, filesystem, recordings), joined(members)
+    path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
+    return path or Places(given, filesystem), joined(members)
 
 
-def place_of(given: "DataLike", filesystem: Any, recordings: Sequence[Found]) -> Place:
-    """Return where the recordings that were found are."""
-    if isinstance(given, Places):
-        return given
-    path = recordings[0].path
-    alone = len(recordings) == 1 and len(recordings[0].files or ()) < 2
-    is_path = isinstance(given, str | os.PathLike | RemotePath)
-    return path if path is not None and alone and is_path else Places(given, filesystem)
-
-
-def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> list[Found]:
-    """Find the recordings at a path, in a list and so on; files given one by one form one recording per kind.
-
-    Raises:
-        DataError: nothing there could be a recording.
-    """
-    if isinstance(given, Places):
-        return found(given.given, given.filesystem, faults)
+def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:
     several = isinstance(given, list | tuple)
     if several and not given:
         raise DataError("an empty list was given: there is nothing to open. Give paths, URLs or globs.")
@@ -127,18 +102,18 @@ def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | Non
     places = _listed(places)
     if len(places) == 1:
         return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0])]
-    files = dict.fromkeys(place for place in places if isinstance(place, AnyPath) and not place.is_dir())
-    of_files = {
-        one.path: one for one in _of_files(list(files), faults)
-    }  # by the first of them: that is its place in the list
-    out: list[Found] = []
-    for place in places:
-        if not isinstance(place, AnyPath):
-            out.append(_of_object(place))
-        elif place in of_files:
-            out.append(of_files.pop(place))
-        elif place not in files:
-            out += _of_path(place, faults)
+    files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
+    list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
+    groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
+    for i, place in enumerate(places):
+        alike = groups.setdefault(_kind_of(place) if place in files else i, [])
+        alike += [place] if place not in alike else []
+    out: list[Described] = []
+    for kind, alike in groups.items():
+        if not isinstance(kind, int):
+            out.append(_of_files(kind, alike, faults))
+        else:
+            out += _of_path(alike[0], faults) if isinstance(alike[0], AnyPath) else [_of_object(alike[0])]
     return out
 
 
@@ -156,33 +131,29 @@ def _listed(places: Sequence[Any]) -> list[Any]:
         return list(pool.map(listed, places))
 
 
-def _of_object(given: Any) -> Found:
+def _of_object(given: Any) -> Described:
     """What is not a path: a description of files or of a table, or a user's own format."""
     if isinstance(given, CustomSource):
         given = CustomFormat(given)
     elif isinstance(given, Source):
         given = Table(given)
     if isinstance(given, Format):
-        return Found(None, None, partial(_described, given))
+        return Described(given, given.describe())
     raise DataError(
         f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
         "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
     )
 
 
-def _described(format: Format) -> Described:
-    return Described(format, format.describe())
-
-
-def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
+def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
     """The recording at a path; several if it is a folder with recordings of Etude's below it."""
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:
-            return [Found(path, None, lambda: Described(*found))]
+            return [Described(*found, path)]
         _check_described([path])
     folders = list(recordings_in(path)) if path.is_dir() else []
-    return [Found(folder, None, partial(_own, folder, None, faults)) for folder in folders or [path]]
+    return [_own(folder, None, faults) for folder in folders or [path]]
 
 
 def _check_described(paths: Sequence[AnyPath]) -> None:
@@ -206,34 +177,31 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     """
     own = OwnFormat(path, given)
     files, header = own.files(faults)
+    where = path if len(given or ()) < 2 else None
     if is_in_order(files):
-        return Described(own, own.contents(files, header))
-    paths = [file.path for file in files]
-    if header is None:
-        return _described(Table(Source(paths, preset=ETUDE)))
-    source = Source(paths, {}, ETUDE, header.obs_space, header.action_space, header.env)
-    table, contents = _described(Table(source))
-    kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
-    return Described(table, dataclasses.replace(contents, header=kept))
+        return Described(own, own.contents(files, header), where)
+    source = Source([file.path for file in files], preset=ETUDE)
+    if header is not None:
+        source = Source(source.data, {}, ETUDE, header.obs_space, header.action_space, header.env)
+    table = Table(source)
+    contents = table.describe()
+    if header is not None:
+        kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
+        contents = dataclasses.replace(contents, header=kept)
+    return Described(table, contents, where)
 
 
-def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
-    """Group files that were given one by one by their kind, in the order of the first of each."""
-    list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
-    kinds: dict[type[FileFormat] | None, list[AnyPath]] = {}
-    for file in files:
-        kind = None if not file.exists() or is_own(file) else format_of(file)
-        kinds.setdefault(kind, []).append(file)
-    for kind, alike in kinds.items():
-        if kind is None:
-            _check_described([file for file in alike if file.exists() and not is_own(file)])
-            yield Found(alike[0], tuple(alike), partial(_own, alike[0], alike, faults))
-        else:
-            yield Found(alike[0], tuple(alike), partial(_of_kind, kind, alike, faults))
+def _kind_of(file: AnyPath) -> type[FileFormat] | None:
+    """The format of a file; None if it is Etude's, or of no known format."""
+    return None if not file.exists() or is_own(file) else format_of(file)
 
 
-def _of_kind(kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None) -> Described:
-    return Described(*of_files(kind, files, faults))
+def _of_files(kind: type[FileFormat] | None, files: Sequence[AnyPath], faults: list[Problem] | None) -> Described:
+    """Open files of one kind that were given one by one."""
+    if kind is not None:
+        return Described(*of_files(kind, files, faults), files[0] if len(files) == 1 else None)
+    _check_described([file for file in files if file.exists() and not is_own(file)])
+    return _own(files[0], files, faults)
 
 
 def is_own(path: AnyPath) -> bool:

@@ -24,9 +24,11 @@ import pyarrow.compute as pc
 
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
+from etude.files import shown
 from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
-from etude.recordings.opening import Place, Places, found, joined, place_of
+from etude.recordings.formats.source import Source
+from etude.recordings.opening import Place, Places, opened
 from etude.recordings.pieces import filtered
 from etude.recordings.repair import RepairPlan, without_faults
 from etude.recordings.units import Units
@@ -420,39 +422,22 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     the bad rows and use the rest; `Problem.harmless` marks warnings.
 
     Raises:
-        DataError: there is no recording at ``path``. If a `Source` can't be opened, the report says why.
+        DataError: there is no recording at ``path``, or several that do not belong together. If a `Source` can't be
+            opened, the report says why.
     """
     faults: list[Problem] = []
     try:
-        recordings = found(path, filesystem, faults)
-    except DataError:
-        if not faults:
-            raise
-        return Report(str(path), len({problem.file for problem in faults}), 0, 0, tuple(faults))
-    where = str(place_of(path, filesystem, recordings))
-    members = []
-    for recording in recordings:
-        known = len(faults)
-        try:
-            members.append(recording.open())
-        except DataError as error:
-            if recording.path is None:  # a Source
-                faults.append(Problem("unreadable", str(error), where, count=0))
-            elif len(faults) == known:
-                raise
-    if not members:
-        return Report(where, len({problem.file for problem in faults}), 0, 0, tuple(faults))
-    problems = list(faults)
-    try:
-        together = [joined(members)]
+        place, units = opened(path, filesystem, faults)
     except DataError as error:
-        problems.append(Problem("not_together", str(error), where, count=0))
-        together = [joined([member]) for member in members]
-    counts_of_units = [_check_units(units, problems) for units in together]
-    files = {str(file) for units in together for file in units.files}
-    unread = {problem.file for problem in faults if problem.row is None}
-    rows, episodes = (sum(counts) for counts in zip(*counts_of_units, strict=True))
-    return Report(where, len(files | unread), rows, episodes, tuple(problems))
+        if not faults and not isinstance(path, Source):
+            raise
+        if all(str(error) != fault.message for fault in faults):
+            faults.append(Problem("unreadable", str(error), shown(path), count=0))
+        return Report(shown(path), len({fault.file for fault in faults}), 0, 0, tuple(faults))
+    problems = list(faults)
+    rows, episodes = _check_units(units, problems)
+    unread = {fault.file for fault in faults if fault.row is None}
+    return Report(str(place), len({*map(str, units.files), *unread}), rows, episodes, tuple(problems))
 
 
 def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:

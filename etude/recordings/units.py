@@ -22,6 +22,8 @@ class Described(NamedTuple):
 
     format: Format
     contents: Contents
+    path: AnyPath | None = None
+    """Its folder or file; None if it was given as several files, or an object describes it."""
 
     @property
     def name(self) -> str:
@@ -111,7 +113,7 @@ class Units:
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
         """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
         member, k_there = self._at(k)
-        format, contents = self.members[member]
+        format, contents, _ = self.members[member]
         exp = self.keys(k) if exp is None else exp
         if len(self.members) > 1:
             ids = exp.segments.episode_id.tolist()
@@ -149,7 +151,7 @@ class Units:
         problems: list[Problem] | None,
     ) -> Experience:
         member, k_there = self._at(k)
-        format, contents = self.members[member]
+        format, contents, _ = self.members[member]
         unit, names = contents.units[k_there], self.columns if columns is None else columns
         try:
             if isinstance(format, OwnFormat):

@@ -60,7 +60,6 @@ def test_a_file_that_is_given_twice_is_refused(tmp_path, monkeypatch):
     for places in (["a", "a/"], [tmp_path, "b"], ["a/part-00000.parquet", "a"], ["b", "link", "a"]):
         with pytest.raises(DataError, match=r"part-00000\.parquet was given twice"):
             Recording.open(places)
-        assert "was given twice" in validate(places).problems[0].message
     assert Recording.open(["a", "b"]).num_steps == 7
 
 

@@ -101,7 +101,7 @@ def test_other_processes_read_units_without_opening_anything_again(
     def opened_again(*args: Any) -> Any:
         raise AssertionError("it was opened again")
 
-    for name in ("found", "foreign", "of_files", "joined"):
+    for name in ("opened", "foreign", "of_files", "joined"):
         monkeypatch.setattr(opening_module, name, opened_again)
     there = ForkingPickler.loads(sent)
     assert (there.format, there.columns, there.num_parts) == (here.format, here.columns, here.num_parts)
