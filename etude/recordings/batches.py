@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training batches of single steps or of segments: from a stream in bounded memory, or at random from memory."""
 
-import abc
 import contextlib
 import itertools
 import queue
@@ -28,6 +27,9 @@ DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 """Columns that batches can have in addition to the stored ones."""
 Ahead: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """Yields the same blocks, possibly prepared ahead; see `Prefetched`."""
+
+Pool: TypeAlias = Any
+"""`RowPool`, `SegmentPool` or `WholeSegmentPool`: it samples what it holds, and knows how to cut blocks of that."""
 
 NOTHING: Final = (
     "there are no steps to make batches of: the recording has none, or all of them were left out, by a filter, by a "
@@ -158,7 +160,7 @@ class Groups(NamedTuple, Generic[T]):
 
 def batches_of(
     groups: Groups[T],
-    pool: "type[Pool[T]]",
+    pool: type[Pool],
     batch_size: int,
     *,
     shuffle: bool = True,
@@ -190,7 +192,7 @@ def rows_of(batch: Columns | Experience) -> int:
 
 def _epochs(
     groups: Groups[T],
-    pool: "type[Pool[T]]",
+    pool: type[Pool],
     batch_size: int,
     buffer_size: int,
     seed: int,
@@ -198,7 +200,7 @@ def _epochs(
     epochs: int | None,
 ) -> Iterator[T]:
     """Yield the blocks of one epoch after another from epoch ``first`` on; in order if ``buffer_size`` is 0."""
-    whole: Pool[T] | None = None
+    whole: Pool | None = None
     if groups.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(groups.loaded(range(groups.num_groups)))
         if not parts:
@@ -223,7 +225,7 @@ def _epochs(
 
 
 def _through_buffer(
-    parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int, buffer_size: int, rng: np.random.Generator
+    parts: Iterable[T], pool: type[Pool], batch_size: int, buffer_size: int, rng: np.random.Generator
 ) -> Iterator[T]:
     """One epoch: fill the buffer with parts, empty it at random to half its size, and repeat."""
     held: list[T] = []
@@ -246,14 +248,14 @@ def _through_buffer(
         yield from full.blocks(rng.permutation(len(full)), batch_size)
 
 
-def _in_order(parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int) -> Iterator[T]:
+def _in_order(parts: Iterable[T], pool: type[Pool], batch_size: int) -> Iterator[T]:
     """Yield all rows in order, as blocks of views. They are copied when taken, while a thread may decode the next."""
     for part in parts:
         step = max(1, rows_of_block(pool.row_bytes(part), batch_size) // batch_size) * batch_size
         yield from pool.cut(part, range(0, pool.count(part), step))
 
 
-def _rebatched(blocks: Iterable[T], pool: "type[Pool[T]]", batch_size: int, skip: int) -> Iterator[T]:
+def _rebatched(blocks: Iterable[T], pool: type[Pool], batch_size: int, skip: int) -> Iterator[T]:
     """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller."""
     rest: T | None = None
     for block in blocks:
@@ -290,55 +292,12 @@ def rows_of_block(row_bytes: int, batch_size: int) -> int:
     return max(1, min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
 
 
-class Pool(abc.ABC, Generic[T]):
-    """Rows or segments in memory that are sampled in random order, and how blocks of them are cut.
+class RowPool:
+    """Single rows in memory. Columns of large rows, such as images, are not concatenated.
 
     Args:
         parts: At least one, all with the same columns. They must not be modified while the pool is in use.
     """
-
-    @abc.abstractmethod
-    def __init__(self, parts: Sequence[T]) -> None: ...
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """The number of rows or segments."""
-
-    @abc.abstractmethod
-    def take(self, index: Index) -> T:
-        """Copy the items at ``index``, in that order."""
-
-    @abc.abstractmethod
-    def blocks(self, index: Index, batch_size: int) -> Iterator[T]:
-        """Yield the items at ``index`` in blocks of a few batches and bounded size."""
-
-    @abc.abstractmethod
-    def fitting(self, index: Index, rows: int) -> int:
-        """How many of the first items of ``index`` have at most ``rows`` rows together."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def row_bytes(block: T) -> int:
-        """The bytes of one row over all columns, at least 1."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def count(block: T) -> int:
-        """The size of ``block`` in the unit of ``batch_size``."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def cut(block: T, at: Sequence[int]) -> list[T]:
-        """Split ``block`` at these positions into views; the last one ends with the block."""
-
-    @staticmethod
-    @abc.abstractmethod
-    def concat(blocks: Sequence[T]) -> T:
-        """Concatenate several blocks."""
-
-
-class RowPool(Pool[Columns]):
-    """Single rows. Columns of large rows, such as images, are not concatenated."""
 
     def __init__(self, parts: Sequence[Columns]) -> None:
         self._columns = {name: _pieces([part[name] for part in parts]) for name in parts[0]}
@@ -346,35 +305,43 @@ class RowPool(Pool[Columns]):
         self._offsets = offsets_of(np.array([rows_of(part) for part in parts], np.int64))
 
     def __len__(self) -> int:
+        """The number of rows."""
         return int(self._offsets[-1])
 
     def take(self, index: Index) -> Columns:
+        """Copy the rows at ``index``, in that order."""
         return {name: self._taken(pieces, index) for name, pieces in self._columns.items()}
 
     def blocks(self, index: Index, batch_size: int) -> Iterator[Columns]:
+        """Yield the rows at ``index`` in blocks of a few batches and bounded size."""
         step = max(1, rows_of_block(self._row_bytes, batch_size) // batch_size) * batch_size
         for at in range(0, len(index), step):
             yield self.take(index[at : at + step])
 
     def fitting(self, index: Index, rows: int) -> int:
+        """How many of the first items of ``index`` have at most ``rows`` rows together."""
         return min(rows, len(index))
 
     @staticmethod
     def row_bytes(block: Columns) -> int:
+        """The bytes of one row over all columns, at least 1."""
         return sum(column[:1].nbytes for column in block.values()) or 1
 
     @staticmethod
     def count(block: Columns) -> int:
+        """The size of ``block`` in the unit of ``batch_size``."""
         return rows_of(block)
 
     @staticmethod
     def cut(block: Columns, at: Sequence[int]) -> list[Columns]:
+        """Split ``block`` at these positions into views; the last one ends with the block."""
         return [
             {name: column[a:b] for name, column in block.items()} for a, b in itertools.pairwise([*at, rows_of(block)])
         ]
 
     @staticmethod
     def concat(blocks: Sequence[Columns]) -> Columns:
+        """Concatenate several blocks."""
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _taken(self, pieces: list[NDArray[Any]], index: NDArray[np.int64]) -> NDArray[Any]:
@@ -397,19 +364,25 @@ def _pieces(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
     return [np.concatenate(columns)]
 
 
-class SegmentPool(Pool[Experience]):
-    """Segments; ``batch_size`` counts steps. A batch may end inside a segment, which continues in the next batch."""
+class SegmentPool:
+    """Segments in memory, with the methods of `RowPool`.
+
+    ``batch_size`` counts steps. A batch may end inside a segment, which continues in the next batch.
+    """
 
     def __init__(self, parts: Sequence[Experience]) -> None:
         self._exp = Experience.concat(parts)
 
     def __len__(self) -> int:
+        """The number of segments."""
         return len(self._exp)
 
     def take(self, index: Index) -> Experience:
+        """Copy the segments at ``index``, in that order."""
         return self._exp.select(index)
 
     def blocks(self, index: Index, batch_size: int) -> Iterator[Experience]:
+        """Yield the segments at ``index`` in blocks of a few batches and bounded size."""
         room = rows_of_block(self.row_bytes(self._exp), batch_size)
         ends = np.cumsum(self._exp.lengths[index])
         at, given = 0, 0
@@ -419,18 +392,22 @@ class SegmentPool(Pool[Experience]):
             at, given = stop, int(ends[stop - 1])
 
     def fitting(self, index: Index, rows: int) -> int:
+        """How many of the first items of ``index`` have at most ``rows`` rows together."""
         return int(np.searchsorted(np.cumsum(self._exp.lengths[index]), rows, side="right"))
 
     @staticmethod
     def row_bytes(block: Experience) -> int:
+        """The bytes of one row over all columns, at least 1."""
         return row_bytes(block)
 
     @staticmethod
     def count(block: Experience) -> int:
+        """The size of ``block`` in the unit of ``batch_size``."""
         return block.num_steps
 
     @staticmethod
     def cut(block: Experience, at: Sequence[int]) -> list[Experience]:
+        """Split ``block`` at these positions into views; the last one ends with the block."""
         bounds = np.union1d(block.offsets, at)
         start, stop = bounds[:-1], bounds[1:]
         pieces = block.pieces(np.searchsorted(block.offsets, start, side="right") - 1, start, stop)
@@ -439,6 +416,7 @@ class SegmentPool(Pool[Experience]):
 
     @staticmethod
     def concat(blocks: Sequence[Experience]) -> Experience:
+        """Concatenate several blocks."""
         return Experience.concat(blocks)
 
 

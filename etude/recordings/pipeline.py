@@ -25,7 +25,6 @@ from etude.errors import DataError, EtudeError, SettingsError, described
 from etude.experience import Experience
 from etude.recordings.batches import (
     Groups,
-    Pool,
     Prefetched,
     RowPool,
     SegmentPool,
@@ -481,7 +480,7 @@ class DataPipeline:
         flow = self._flow
         rows = 0 if self._hold else sys.maxsize  # an epoch that fits in the buffer stays there
         groups = Groups(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
-        pool: type[Pool[Any]] = WholeSegmentPool if self._by_segments else SegmentPool
+        pool = WholeSegmentPool if self._by_segments else SegmentPool
         made: Iterator[Any] = batches_of(
             groups,
             RowPool if isinstance(self._make, Steps) else pool,
