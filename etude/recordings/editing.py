@@ -277,7 +277,7 @@ def sample_recording(
 def episode_table(
     recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None
 ) -> EpisodeTable:
-    """Return the figures of a recording's episodes; memory holds a piece of it and a row for each episode.
+    """Return the figures of a recording's episodes; memory holds a piece of it and some numbers for each segment.
 
     Raises:
         DataError: something can't be read.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index
+from etude.experience.experience import without_lookback
 from etude.experience.ids import Ids
 from etude.recordings.pieces import copied, in_order
 from etude.recordings.where import Expression, Reduction, step_values
@@ -24,26 +25,13 @@ FIGURES: Final = (RETURN, LENGTH, STEPS, "agents", col.TERMINATED, col.TRUNCATED
 agents; the number of agents; whether any agent was terminated, truncated, or either; and the episode's id."""
 
 
-class _Grown:
-    """A column that grows as new episodes appear."""
-
-    def __init__(self, fill: float, dtype: Any = np.float64) -> None:
-        self._fill = fill
-        self._values = np.full(1024, fill, dtype)
-
-    def upto(self, count: int) -> NDArray[Any]:
-        """The values of the first ``count`` episodes: a view."""
-        if count > len(self._values):
-            more = np.full(max(count, 2 * len(self._values)) - len(self._values), self._fill, self._values.dtype)
-            self._values = np.concatenate([self._values, more])
-        return self._values[:count]
-
-
 _STARTS: Final = {"sum": 0.0, "mean": 0.0, "min": np.inf, "max": -np.inf, "any": 0.0, "all": 1.0}
 _MERGES: Final = {
     **{"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum},
     **{"any": np.maximum, "all": np.minimum},
 }
+_CLOCK: Final = {"first step": "min", "last step": "max"}
+"""Columns of the env's clock."""
 
 
 class EpisodeTable:
@@ -56,15 +44,9 @@ class EpisodeTable:
     def __init__(self, where: Expression | None = None) -> None:
         self._codes: dict[str, int] = {}
         self._agents: dict[str | None, int] = {}
-        self._pairs: dict[int, int] = {}  # agents in episodes, by the codes of both
-        self._of_pairs = _Grown(0, np.int64)  # the steps of each
-        self._rewards = _Grown(0.0)
-        self._has_rewards = True
-        self._flags = {name: _Grown(False, np.bool_) for name in (col.TERMINATED, col.TRUNCATED)}
         self._where = where
         self._reductions = {} if where is None else where.reductions
-        self._reduced = {text: _Grown(_STARTS[r.how]) for text, r in self._reductions.items()}
-        self._names = [] if where is None else where.columns
+        self._parts: list[dict[str, NDArray[Any]]] = []  # by `add` call: arrays [segments]
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -90,53 +72,66 @@ class EpisodeTable:
 
     def add(self, exp: Experience) -> Index:
         """Add experience and return its `codes`. Must not be called after `figures` were read."""
-        segments = exp.segments
         codes = self.codes(exp)
-        count = len(self._codes)
-        keys, inverse = np.unique(codes << 32 | _coded(segments.agent_id, self._agents), return_inverse=True)
-        pairs = np.array([self._pairs.setdefault(key, len(self._pairs)) for key in keys.tolist()], np.int64)
-        lengths = exp.lengths - np.minimum(segments.lookback, exp.lengths)
-        np.add.at(self._of_pairs.upto(len(self._pairs)), pairs[inverse], lengths)
-        for name, flags in self._flags.items():
-            np.logical_or.at(flags.upto(count), codes, getattr(segments, name))
+        part: dict[str, NDArray[Any]] = {"code": codes[exp.segments.lookback < exp.lengths]}
+        exp = without_lookback(exp)
+        part |= {"agent": _coded(exp.segments.agent_id, self._agents), STEPS: exp.lengths}
+        part |= {name: getattr(exp.segments, name) for name in (col.TERMINATED, col.TRUNCATED)}
         if col.REWARD in exp.steps:
-            np.add.at(self._rewards.upto(count), codes, exp.returns())
-        else:
-            self._has_rewards = False
-        if self._reductions:
-            self._reduce(exp, codes)
+            part[RETURN] = exp.returns()
+        of_steps = dict.fromkeys(_CLOCK, exp.steps[col.ENV_T]) if col.ENV_T in exp.steps else {}
+        if self._where is not None:
+            columns = step_values(exp, [col.T_INDEX, *self._where.columns])
+            of_steps |= {text: self._where.of_steps(text, columns) for text in self._reductions}
+        if exp.num_segments:
+            for name, values in of_steps.items():
+                merge = _MERGES[_CLOCK.get(name) or self._reductions[name].how]
+                part[name] = merge.reduceat(np.asarray(values), exp.offsets[:-1])
+            self._parts.append(part)
         return codes
 
-    def _reduce(self, exp: Experience, codes: Index) -> None:
-        trained, count = exp.trained(), len(self._codes)
-        of_step = codes[exp.segment_of_step()][trained]
-        of_steps = step_values(exp, [col.T_INDEX, *self._names])
-        columns = {name: column[trained] for name, column in of_steps.items()}
-        for text, reduction in self._reductions.items():
-            assert self._where is not None
-            values = self._where.of_steps(text, columns)
-            _MERGES[reduction.how].at(self._reduced[text].upto(count), of_step, values)
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of all parts, ``[segments]`` each."""
+        names = ("code", "agent", STEPS, col.TERMINATED, col.TRUNCATED, RETURN, *self._reductions)
+        parts = self._parts or [dict.fromkeys(names, np.zeros(0, np.int64))]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _merged(self, name: str, how: str) -> NDArray[np.float64]:
+        """A column reduced to a value for each episode."""
+        out = np.full(len(self._codes), _STARTS[how])
+        _MERGES[how].at(out, self._columns["code"], self._columns[name])
+        return out
+
+    @property
+    def num_env_steps(self) -> int:
+        """The number of env steps, if several agents that act at the same time take one step.
+
+        They are counted by the env's clock if it was recorded, else by each episode's longest-acting agent.
+        """
+        if "last step" not in self._columns:
+            return int(self.figures[LENGTH].sum())
+        first, last = (self._merged(name, how) for name, how in _CLOCK.items())
+        return int(np.maximum(last - first + 1, 0).sum())
 
     @cached_property
     def figures(self) -> dict[str, NDArray[Any]]:
         """The figures by name, shape ``[episodes]`` each; ``return`` only if there are rewards."""
-        count = len(self._codes)
-        steps, lengths, agents = (np.zeros(count, np.int64) for _ in range(3))
-        of_pairs = self._of_pairs.upto(len(self._pairs))
-        owners = np.fromiter(self._pairs, np.int64, len(self._pairs)) >> 32
+        count, every = len(self._codes), self._columns
+        pairs, of_pair = np.unique(every["code"] << 32 | every["agent"], return_inverse=True)
+        of_pairs, owners = np.bincount(of_pair, every[STEPS], len(pairs)).astype(np.int64), pairs >> 32
+        steps, lengths = (np.zeros(count, np.int64) for _ in range(2))
         np.add.at(steps, owners, of_pairs)
         np.maximum.at(lengths, owners, of_pairs)
-        np.add.at(agents, owners, 1)
-        flags = {name: flags.upto(count) for name, flags in self._flags.items()}
-        reduced = {text: _ended(r, self._reduced[text].upto(count), steps) for text, r in self._reductions.items()}
-        known = {RETURN: self._rewards.upto(count)} if self._has_rewards else {}
+        flags = {name: self._merged(name, "any").astype(bool) for name in (col.TERMINATED, col.TRUNCATED)}
+        reduced = {text: _ended(r, self._merged(text, r.how), steps) for text, r in self._reductions.items()}
         return {
-            **known,
+            **({RETURN: self._merged(RETURN, "sum")} if RETURN in every else {}),
             LENGTH: lengths,
             STEPS: steps,
-            "agents": agents,
+            "agents": np.bincount(owners, minlength=count),
             **flags,
-            "done": np.logical_or.reduce(list(flags.values())),
+            "done": flags[col.TERMINATED] | flags[col.TRUNCATED],
             col.EPISODE_ID: np.array(self.ids, object),
             **reduced,
         }
@@ -158,29 +153,20 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
 
 
 def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
-    """Return counts and sums of episodes, agents, steps and returns of ``pieces``, as JSON data.
+    """Return counts of episodes, agents and steps, and the returns, of ``pieces``, as JSON data.
 
-    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the final observations of episodes
-    that ended. ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of
-    observations and actions are float64, over all numbers in them as recorded.
+    They are over steps that are not lookback. ``return_*`` are over episodes (each the sum over its agents), including
+    unfinished ones.
     """
-    table, env_steps = EpisodeTable(), _EnvSteps()
-    sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
+    table = EpisodeTable()
     for exp in pieces:
-        trained, segments = exp.trained(), exp.segments
-        env_steps.add(exp, table.add(exp), trained)
-        for root in (col.OBS, col.ACTION):
-            for values in col.subtree(exp.steps, root).values():
-                sums[root] += _sum(values if trained.all() else values[trained])
-        ends = segments.done & segments.has_final_obs
-        for values in exp.final_obs.values():
-            sums[col.FINAL_OBS] += _sum(values[ends])
+        table.add(exp)
     figures, num = table.figures, len(table)
     returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
     return {
         "episodes": num,
         "agents": sorted(agent for agent in table.agents if agent is not None),
-        "env_steps": env_steps.total(),
+        "env_steps": table.num_env_steps,
         "agent_steps": int(figures[STEPS].sum()),
         "terminated": int(figures[col.TERMINATED].sum()),
         "truncated": int(figures[col.TRUNCATED].sum()),
@@ -189,57 +175,7 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
         "return_mean": _or_none(returns.mean()),
         "return_min": _or_none(returns.min()),
         "return_max": _or_none(returns.max()),
-        "obs_sum": sums[col.OBS],
-        "final_obs_sum": sums[col.FINAL_OBS],
-        "action_sum": sums[col.ACTION],
     }
-
-
-class _EnvSteps:
-    """Counts env steps: several agents that act at the same time take one step."""
-
-    def __init__(self) -> None:
-        self._spans: list[Index] = []
-        """Spans of the env's clock, ``[n, 3]``: episode, first, last + 1."""
-
-    def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
-        """Add experience, the episode code of each segment, and a mask of the steps that are not lookback."""
-        if col.ENV_T in exp.steps:
-            clock = np.asarray(exp.steps[col.ENV_T])[trained]
-            episode = codes[exp.segment_of_step()][trained]
-            self._spans.append(np.stack([episode, clock, clock + 1], axis=1).astype(np.int64))
-        else:
-            first = exp.segments.t_start + exp.segments.lookback
-            stop = exp.segments.t_start + exp.lengths
-            self._spans.append(np.stack([codes, first, stop], axis=1)[stop > first])
-        if len(self._spans) > 256:
-            self._spans = [_united(np.concatenate(self._spans))]
-
-    def total(self) -> int:
-        """The number of env steps."""
-        spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
-        return int((spans[:, 2] - spans[:, 1]).sum())
-
-
-def _sum(values: Any) -> float:
-    if values.dtype == object:
-        return 0.0
-    return float(np.asarray(values).sum(dtype=np.float64))
-
-
-def _united(spans: Index) -> Index:
-    """Merge the spans of each episode that touch or overlap."""
-    spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
-    if not len(spans):
-        return spans
-    # Episodes are laid one after another on a single line, so that one running maximum serves all of them.
-    width = int(spans[:, 2].max()) + 2
-    starts, stops = spans[:, 0] * width + spans[:, 1], spans[:, 0] * width + spans[:, 2]
-    reach = np.maximum.accumulate(stops)
-    heads = np.flatnonzero(np.append(True, starts[1:] > reach[:-1]))
-    tails = np.append(heads[1:], len(spans)) - 1
-    episode = spans[heads, 0]
-    return np.stack([episode, starts[heads] - episode * width, reach[tails] - episode * width], axis=1)
 
 
 def _or_none(value: float) -> float | None:
