@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convert any readable recording to Etude's format or another tool's."""
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience
-from etude.experience.arrays import where_rows
+from etude.experience import Experience, Segments
+from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, check_free, episode_table, writer_like
-from etude.recordings.episodes import Assembler
-from etude.recordings.faults import clashes, sorted_by_time, span_at, spans_of
+from etude.recordings.editing import check_apart, check_free, columns_of_pass, episode_table, writer_like
+from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
@@ -34,102 +32,74 @@ if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
 
 
-class Survey(NamedTuple):
-    """A summary of the segments of a recording."""
-
-    parts: dict[int, int]
-    """Steps of each episode, by the hash of its id, unless it is a single segment from beginning to end."""
-    unfinished: int
-    """The number of episodes that are neither terminated nor truncated."""
-    late: int
-    """The number of episodes that lack their first steps."""
-    context: int
-    """The number of lookback rows that repeat no step of the recording."""
-    gap: tuple[str, int, int] | None
-    """An episode that lacks steps in its middle: its id, the first missing step, and the first step after the gap."""
-
-
-def survey(recording: Recording, max_rows: int) -> Survey:
-    """Summarize all segments, reading at most ``max_rows`` rows at a time. Takes about 60 bytes of memory per segment.
+def episodes_of_one_agent(recording: Recording) -> EpisodeTable:
+    """Return the figures of all episodes.
 
     Raises:
         DataError: an episode has several agents.
     """
-
-    def keys() -> Iterator[Experience]:
-        return recording.stream(columns=(), max_rows=max_rows)
-
-    def episode_of(at: int) -> str:
-        span = span_at(spans, at)
-        exp = next(itertools.islice(keys(), span.part, None))
-        return str(exp.segments.episode_id[int(np.searchsorted(exp.offsets, span.row, side="right")) - 1])
-
-    agents: dict[str | None, None] = {}
-    runs = []
-    for k, exp in enumerate(keys()):
-        agents |= dict.fromkeys(np.asarray(exp.segments.agent_id).tolist())
-        ids = exp.segments.episode_id.mapped(hash, np.int64)  # steps of several agents in one episode would clash
-        runs.append(spans_of(k, exp, ids))
-    spans = sorted_by_time(runs)
-    found = clashes(spans)
-    for at in (*found["duplicate"].tolist(), *found["after_end"].tolist()):
-        raise _several(recording, episode_of(at), list(agents))
-    heads = np.flatnonzero(np.append(True, spans["key"][1:] != spans["key"][:-1])) if len(spans) else np.zeros(0, int)
-    counts = np.diff(np.append(heads, len(spans)))
-    is_done = np.logical_or.reduceat(spans["terminated"] | spans["truncated"], heads) if len(heads) else heads > 0
-    steps = np.add.reduceat(spans["stop"] - spans["start"], heads) if len(heads) else heads
-    first = spans["start"][heads]
-    is_part = (counts > 1) | (first > 0) | ~is_done
-    gap = found["gap"][:1]
-    return Survey(
-        parts=dict(zip(spans["key"][heads][is_part].tolist(), steps[is_part].tolist(), strict=True)),
-        unfinished=int((~is_done).sum()),
-        late=int((first > 0).sum()),
-        context=int(spans["lookback"][heads].sum()),
-        gap=(episode_of(gap[0]), int(spans["stop"][gap[0]]), int(spans["start"][gap[0] + 1])) if len(gap) else None,
-    )
-
-
-def check_one_agent(recording: Recording) -> None:
-    """Raise a DataError if an episode has several agents."""
-    episodes = episode_table(recording, columns=())
+    episodes = episode_table(recording, columns=columns_of_pass(recording, (), recording.columns))
     several = np.flatnonzero(episodes.figures["agents"] > 1)
     if len(several):
-        raise _several(recording, episodes.ids[several[0]], episodes.agents)
+        named = ", ".join(map(repr, episodes.agents[:4])) + (" ..." if len(episodes.agents) > 4 else "")
+        raise DataError(
+            f"{recording.path}: episode {episodes.ids[several[0]]!r} has several agents ({named}), which this format "
+            "can't hold: its readers expect a single agent. Keep Etude's format, or write the steps of one agent only."
+        )
+    return episodes
 
 
-def _several(recording: Recording, episode: str, agents: list[str | None]) -> DataError:
-    named = ", ".join(map(repr, agents[:4])) + (" ..." if len(agents) > 4 else "")
-    return DataError(
-        f"{recording.path}: episode {episode!r} has several agents ({named}), which this format can't hold: its "
-        "readers expect a single agent. Keep Etude's format, or write the steps of one agent only."
-    )
-
-
-def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterator[Experience]:
+def whole_episodes(
+    recording: Recording, episodes: EpisodeTable, format: str, notes: list[str], max_rows: int
+) -> Iterator[Experience]:
     """Iterate over all steps except lookback, in pieces of at most ``max_rows`` rows or one episode; a segment each.
 
     Episodes come in the order in which they become complete. Pieces of incomplete episodes are held in memory.
 
     Args:
         recording: The recording to read.
-        found: The result of `survey`; no episode may lack steps in its middle.
+        episodes: The figures of its episodes.
+        format: The name of the format that they are written in, for messages.
+        notes: What is left out is noted here.
         max_rows: The most rows to read at a time.
+
+    Raises:
+        DataError: an episode lacks steps in its middle, or has steps of several modules.
     """
-    assembler = Assembler(lengths=found.parts)
-    for exp in recording.stream(max_rows=max_rows):
-        exp = without_lookback(exp)
-        is_part = exp.segments.episode_id.mapped(lambda name: hash(name) in found.parts, np.bool_)
-        if not is_part.all():
-            yield exp.select(~is_part)
-        for whole in assembler.add(exp.select(is_part)):
+    steps = episodes.figures[STEPS]
+    assembler = Assembler(lengths=dict(zip(map(hash, episodes.ids), steps.tolist(), strict=True)))
+    for exp in _trained(recording, notes, max_rows):
+        is_whole = exp.lengths == steps[episodes.codes(exp)]
+        if is_whole.any():
+            yield exp.select(is_whole)
+        for whole in assembler.add(exp.select(~is_whole)):
             if whole.num_segments > 1:
-                raise DataError(
-                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} has steps of several modules "
-                    f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format "
-                    "can't hold."
-                )
+                raise _not_whole(recording, whole.segments, whole.lengths, format)
             yield whole
+
+
+def _not_whole(recording: Recording, segments: Segments, lengths: Index, format: str) -> DataError:
+    """The error for an episode that is not a single segment."""
+    start = segments.t_start + lengths
+    gap = np.flatnonzero(segments.t_start[1:] > start[:-1])
+    head = f"{recording.path}: episode {segments.episode_id[0]!r}"
+    if len(gap):
+        return DataError(
+            f"{head} lacks the steps {start[gap[0]]} to {segments.t_start[gap[0] + 1] - 1}, but {format} can only hold "
+            "whole episodes. Leave it out with `etude data filter`, or write another format."
+        )
+    modules = ", ".join(map(repr, dict.fromkeys(segments.module_id.tolist())))
+    return DataError(f"{head} has steps of several modules ({modules}), which this format can't hold.")
+
+
+def _trained(recording: Recording, notes: list[str], max_rows: int) -> Iterator[Experience]:
+    """Yield pieces of all steps except lookback."""
+    context = 0
+    for exp in recording.stream(max_rows=max_rows):
+        context += int(exp.segments.lookback.sum())
+        yield without_lookback(exp)
+    if context:
+        notes.append(f"{context:,} rows are context only (lookback), mostly copies of other steps: left out")
 
 
 MAX_ROWS: Final = 65_536
@@ -185,10 +155,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
         raise DataError(f"{recording.path}: {error}") from error
     ends, steps = _KnownEnds(), 0
     try:
-        pieces = (
-            _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
-        )
-        for piece in pieces:
+        for piece in _pieces_of(recording, writer, format, notes):
             exp = piece.only([name for name in piece.steps if name not in texts])
             exp = ends.known(exp) if writer.needs_final_obs else exp
             steps += exp.num_steps
@@ -201,37 +168,24 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     return [*notes, *ends.notes(), *writer.notes]
 
 
-def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
-    """Yield pieces of any kind, after a check whether the recording can be written."""
-    check_one_agent(recording)
-    context = 0
-    for exp in recording.stream(max_rows=MAX_ROWS):
-        context += int(exp.segments.lookback.sum())
-        yield without_lookback(exp)
-    if context:
-        notes.append(f"{context:,} rows are context only (lookback), mostly copies of other steps: left out")
-
-
-def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
-    """Yield whole episodes; whether the recording can be written is checked at once."""
-    found = survey(recording, MAX_ROWS)
-    if found.gap:
-        episode, start, stop = found.gap
-        raise DataError(
-            f"{recording.path}: episode {episode!r} lacks the steps {start} to {stop - 1}, but {format} can only hold "
-            "whole episodes. Leave it out with `etude data filter`, or write another format."
-        )
-    if found.context:
-        notes.append(f"{found.context:,} steps exist only as context (lookback): left out")
-    if found.unfinished:
+def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
+    """Yield what ``writer`` takes; whether it has several agents is checked at once."""
+    episodes = episodes_of_one_agent(recording)
+    if not writer.whole_episodes:
+        yield from _trained(recording, notes, MAX_ROWS)
+        return
+    if unfinished := int((~episodes.figures["done"]).sum()):
         notes.append(
-            f"{_are(found.unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
+            f"{_are(unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
             "holds episodes that are done"
         )
-    if found.late and not writer.keeps_time:
-        verb = "1 episode lacks its" if found.late == 1 else f"{found.late:,} episodes lack their"
+    late = 0
+    for exp in whole_episodes(recording, episodes, format, notes, MAX_ROWS):
+        late += int((exp.segments.t_start > 0).sum())
+        yield _done(exp)
+    if late and not writer.keeps_time:
+        verb = "1 episode lacks its" if late == 1 else f"{late:,} episodes lack their"
         notes.append(f"{verb} first steps: {format} counts steps from 0")
-    return (_done(exp) for exp in whole_episodes(recording, found, MAX_ROWS))
 
 
 def _are(count: int) -> str:

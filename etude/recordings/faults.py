@@ -212,17 +212,11 @@ def keys_of(segments: Segments) -> Index:
     return keys
 
 
-def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
-    """The spans of part ``k``, which is ``exp``; segments with lookback only have none.
-
-    Args:
-        k: The index of the part.
-        exp: The part.
-        keys: The key of each segment, int64 ``[segments]``; None: those from `keys_of`.
-    """
+def spans_of(k: int, exp: Experience) -> Spans:
+    """The spans of part ``k``, which is ``exp``; segments with lookback only have none."""
     s = exp.segments
     spans = np.zeros(len(s), _DTYPE)
-    spans["key"] = keys_of(s) if keys is None else keys
+    spans["key"] = keys_of(s)
     spans["start"], spans["stop"] = s.t_start + s.lookback, s.t_start + exp.lengths
     spans["place"], spans["lookback"] = (k << _ROW_BITS) + exp.offsets[:-1], s.lookback
     spans["terminated"], spans["truncated"], spans["known"] = s.terminated, s.truncated, s.has_final_obs | s.terminated

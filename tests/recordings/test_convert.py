@@ -13,7 +13,7 @@ from some_recording import assert_same, numbered, record, record_format_1
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, convert
-from etude.recordings.converting import survey, whole_episodes
+from etude.recordings.converting import episodes_of_one_agent, whole_episodes
 
 OTHERS = ("rllib-episodes", "rllib-table", "minari")
 
@@ -141,7 +141,7 @@ def test_steps_of_context_that_stand_nowhere_else(tmp_path: Path) -> None:
     rest = whole.cut(3, lookback=2)[1:]
     record_format_1(tmp_path / "own", rest)
     written = convert(Recording.open(tmp_path / "own"), tmp_path / "out", "rllib-episodes")
-    assert written.notes == ("2 steps exist only as context (lookback): left out",)
+    assert written.notes == ("2 rows are context only (lookback), mostly copies of other steps: left out",)
     assert written.read().steps["obs"][:, 1].tolist() == [3, 4, 5]
 
 
@@ -159,10 +159,7 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     cut = whole.cut(3, lookback=1)
     record(tmp_path / "own", *(cut.select(np.array([i])) for i in (0, 2, 3, 6, 1, 5, 4)))
     recording = Recording.open(tmp_path / "own", on_bad=None)
-    found = survey(recording, 100)
-    assert found.parts == {hash(f"e{i}"): 6 for i in range(3)}
-    assert (found.unfinished, found.late, found.context, found.gap) == (0, 0, 0, None)
-    pieces = list(whole_episodes(recording, found, 100))
+    pieces = list(whole_episodes(recording, episodes_of_one_agent(recording), "minari", [], 100))
     got = Experience.concat(pieces)
     assert sorted(got.segments.episode_id.tolist()) == ["e0", "e1", "e2", "e3"]
     assert_same(got.select(np.argsort(got.segments.episode_id.astype(str))), whole)
