@@ -28,7 +28,7 @@ from etude.modules import Module
 from etude.policies import Policy
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
-from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
+from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
 from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Job, Parted, Preparation, Steps
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
@@ -189,7 +189,7 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
     figures = dict(spent.seconds)
     figures["wait"] = waited
     figures["steps_per_s"] = spent.rows / seconds if seconds else 0.0
-    if spent.bytes or spent.seconds[READ]:
+    if spent.bytes:
         figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
     if depths:
         figures["queue"] = sum(depths) / len(depths)

@@ -94,13 +94,13 @@ class Result:
     ``episodes``, and ``updates``, the gradient steps made before it. {} if there is none yet; always {} offline, where
     all returns are of evaluations."""
     data: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Offline, data flow in this iteration: seconds in ``read``, ``decode``, ``connectors`` (prelearner included) and
-    ``shuffle``, summed over all workers; seconds of ``wait``, in which the learner had no data; ``steps_per_s`` out of
-    the connectors; ``mb_per_s`` read from files, where they tell; ``queue``, the mean number of blocks ready when one
-    was taken. {} otherwise."""
+    """Offline, data flow in this iteration: seconds in ``load``, ``connectors`` (prelearner included) and ``shuffle``,
+    summed over all workers; seconds of ``wait``, in which the learner had no data; ``steps_per_s`` out of the
+    connectors; ``mb_per_s`` loaded from files, as they are in memory; ``queue``, the mean number of blocks ready when
+    one was taken. {} otherwise."""
     bottleneck: str = ""
     """Offline, the slowest stage of this iteration: ``update`` if less than a tenth of the time was spent waiting for
-    data; else the slowest of ``read``, ``decode``, ``connectors`` and ``shuffle``."""
+    data; else the slowest of ``load``, ``connectors`` and ``shuffle``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""

@@ -3,7 +3,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -20,7 +19,6 @@ from etude.experience import Experience
 from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, in_arrow, relative, visible_files
 from etude.recordings import footers
-from etude.recordings.layers import reading
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
 from etude.urls import first_line
@@ -94,21 +92,10 @@ class DataFile:
             self._check_filter(where)
             return self._scanned(group, list(names), where)
         try:
-            with reading(partial(self._bytes_of, group, names)), self._opened() as parquet:
+            with self._opened() as parquet:
                 return parquet.read_row_group(group, columns=list(names))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
-
-    def _bytes_of(self, group: int, names: Sequence[str]) -> int:
-        """The compressed size of some columns of a row group, in bytes."""
-        found = self.metadata.row_group(group)
-        roots, wanted = self._roots, set(names)
-        return sum(found.column(i).total_compressed_size for i, root in enumerate(roots) if root in wanted)
-
-    @cached_property
-    def _roots(self) -> list[str]:
-        """The schema column that each column of the file belongs to."""
-        return [self.metadata.schema.column(i).path.split(".")[0] for i in range(self.metadata.num_columns)]
 
     def _scanned(self, group: int, columns: Sequence[str], where: pc.Expression) -> pa.Table:
         """Columns of the rows of one row group for which ``where`` holds."""

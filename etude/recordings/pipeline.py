@@ -34,8 +34,8 @@ from etude.recordings.batches import (
     rows_of,
     steps_of,
 )
-from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent, loading
-from etude.recordings.pieces import pieces
+from etude.recordings.layers import CONNECTORS, LOAD, SHUFFLE, Spent
+from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.where import RowFilter
 
 R = TypeVar("R")
@@ -336,12 +336,14 @@ class Job:
     def __call__(self, k: int) -> tuple[Any, Spent]:
         """Process part ``k``; the result is None if a cheaper look shows that no step meets the condition."""
         spent = Spent(part=k)
-        with loading(spent):
+        with spent.on(LOAD):
             if not self._is_wanted(k):
                 spent.bad = self.source.counts(k)
                 return None, spent
             finals = self.make.looks_behind or self.prepare.looks_behind
             exp = self.source.part(k, self.columns, finals=finals)
+        if not self.source.is_in_memory:
+            spent.bytes = exp.num_steps * row_bytes(exp)
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)

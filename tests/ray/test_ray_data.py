@@ -222,9 +222,9 @@ def test_figures_of_the_flow(data: str) -> None:
     algorithm.close()
     assert result.updates == 100
     assert result.data["read"] > 0
-    assert result.data["decode"] > 0
+    assert result.data["load"] > 0
     assert result.data["steps_per_s"] > 0
-    assert result.bottleneck in ("read", "decode", "connectors", "shuffle", "update")
+    assert result.bottleneck in ("load", "connectors", "shuffle", "update")
 
 
 # -- several learners -------------------------------------------------------------------------------------------------
