@@ -188,11 +188,9 @@ class DataFile:
             raise self._unreadable(group, error) from error
         return Experience.from_table(self.schema.empty_table().select(list(names)))
 
-    def names_for(self, roots: Sequence[str] | None) -> list[str]:
+    def names_for(self, roots: Sequence[str]) -> list[str]:
         """The stored columns to read for some step columns, given by name or root: keys are always included."""
         names: list[str] = self.schema.names
-        if roots is None:
-            return names
         finals = [col.moved(root, col.OBS, col.FINAL_OBS) for root in col.under(roots, col.OBS)]
         wanted = (*roots, *finals)
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]

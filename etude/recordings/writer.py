@@ -29,6 +29,7 @@ from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
 from etude.files import AnyPath, InUseError, Lock, RemotePath, aside_of, located, publish_at
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
+from etude.recordings.format import chosen
 from etude.recordings.layout import (
     FACTS_KEY,
     HEADER_KEY,
@@ -477,10 +478,7 @@ def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
     Raises:
         DataError: there are none under one of them.
     """
-    for root in roots:
-        if not col.under(exp.steps, root):
-            raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
-    return exp.only([name for name in exp.steps if any(col.is_under(name, root) for root in roots)])
+    return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
 
 
 @dataclasses.dataclass(frozen=True)

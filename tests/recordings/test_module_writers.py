@@ -47,7 +47,7 @@ def test_a_module_of_other_spaces_can_not_come_later(tmp_path):
 
 def test_a_column_that_is_not_there_is_told(tmp_path):
     writers = ModuleWriters(str(tmp_path / "r"), {"m": KIND}, columns=(*COLUMNS, "logp"))
-    with pytest.raises(DataError, match="there is no column `logp` to record; there are obs, action, reward"):
+    with pytest.raises(DataError, match="there is no column `logp`; there are obs, action, reward"):
         writers.take({"m": numbered([3])}, {"m": KIND})
     writers.close()
 

@@ -220,7 +220,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 def test_only_some_columns(tmp_path):
     record(tmp_path, numbered([4]), columns=["obs", "action"])
     assert Recording.open(tmp_path).columns == ["obs", "action"]
-    with pytest.raises(DataError, match="no column `logp` to record; there are obs, action, reward"):
+    with pytest.raises(DataError, match="no column `logp`; there are obs, action, reward"):
         record(tmp_path / "b", numbered([4]), columns=["logp"])
 
 
