@@ -95,11 +95,13 @@ def _knobs(path: Path, options: Options) -> Iterator[Row]:
 def _pipeline(path: Path, knobs: dict[str, Any]) -> Any:
     from etude import Recording
     from etude.connectors import Pipeline
-    from etude.recordings.pipeline import DataPipeline, Flow, Preparation, Steps
+    from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps
 
     prepare = Preparation(Pipeline([]), Pipeline([]))
     stored = ("obs", "action", "reward")
-    return DataPipeline(Recording.open(path, on_bad="strict"), stored, prepare, Steps(COLUMNS), BATCH, Flow(**knobs))
+    source = Recording.open(path, on_bad="strict")
+    plan = Plan(source=source, columns=stored, prepare=prepare, make=Steps(COLUMNS), batch_size=BATCH, **knobs)
+    return DataPipeline(plan)
 
 
 def _taking(batches: Iterator[Any]) -> Work:

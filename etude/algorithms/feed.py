@@ -29,7 +29,7 @@ from etude.policies import Policy
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
-from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Job, Parted, Preparation, Steps
+from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, InMemory, Parted, Plan, Preparation, Steps
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, Spaces, leaf_dtype, leaf_shape, leaves
@@ -208,31 +208,6 @@ _MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
 """Columns that were recorded of the module that acted; the one that learns computes its own."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How one module is fed: what its `DataPipeline` is made of, in whichever process it runs."""
-
-    source: Parted
-    columns: tuple[str, ...]
-    prepare: Preparation
-    make: Steps | Cuts
-    size: int
-    """Steps in a batch, or segments if ``by_segments``."""
-    by_segments: bool
-    fresh: list[Connector]
-    """Connectors that are applied to each batch just before it is learned from."""
-    held: Held
-    flow: Flow
-    epoch_size: int | None
-    start: int
-    """Index of the first batch to return."""
-
-    @property
-    def job(self) -> Job:
-        """The work to be done on each part."""
-        return Job(self.source, self.columns, self.prepare, self.make)
-
-
 @dataclasses.dataclass
 class Opening:
     """Makes the data pipelines from a recording to the learners of several modules, which share what is held in
@@ -256,19 +231,9 @@ class Opening:
     def feed(self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig) -> Feed:
         """The feed of one module, from its learner's position; see `plan` for what is raised."""
         plan = self.plan(name, policy, learner, config)
-        pipeline = DataPipeline(
-            plan.source,
-            plan.columns,
-            plan.prepare,
-            plan.make,
-            plan.size,
-            plan.flow,
-            by_segments=plan.by_segments,
-            hold_prepared=plan.held == "prepared",
-            epoch_size=plan.epoch_size,
-            to_device=None if config.compute.device == "cpu" else partial(as_tensors, device=config.compute.device),
-        )
-        return Feed(pipeline.batches(plan.start), policy.module, plan.fresh, pipeline)
+        device = config.compute.device
+        pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
+        return Feed(pipeline.batches(plan.start), policy.module, parted(learner.connectors)[1], pipeline)
 
     def plan(
         self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig, *, loads_here: bool = True
@@ -279,7 +244,7 @@ class Opening:
             SettingsError: the settings, the module and the connectors don't fit together.
             DataError: the recording can't be read, or lacks what is needed.
         """
-        early, fresh = _parted(learner.connectors)
+        early, fresh = parted(learner.connectors)
         select = None
         if config.agents.modules is not None and (len(self.module_ids) > 1 or config.agents.module_of is not None):
             select = SegmentsOf(name, self.module_ids, config.agents.module_of)
@@ -299,17 +264,14 @@ class Opening:
             columns=columns,
             prepare=prepare,
             make=make,
-            size=size,
+            batch_size=size,
             by_segments=policy.module.recurrent,
-            fresh=fresh,
-            held=held,
-            flow=Flow(
-                buffer_size=config.reading.buffer_size,
-                num_workers=config.reading.num_workers,
-                worker_kind=config.reading.worker_kind,
-                prefetch=0 if held == "prepared" else config.reading.prefetch,
-                seed=seed,
-            ),
+            hold_prepared=held == "prepared",
+            buffer_size=config.reading.buffer_size,
+            num_workers=config.reading.num_workers,
+            worker_kind=config.reading.worker_kind,
+            prefetch=0 if held == "prepared" else config.reading.prefetch,
+            seed=seed,
             epoch_size=self.epochs.get(name),
             start=learner.updates * config.optimizer.accumulate,
         )
@@ -397,7 +359,7 @@ class Opening:
         state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
 
 
-def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
+def parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
     """The learner's connectors before the first that uses the module, and the rest."""
     connectors = to_learner.connectors
     first = next((i for i, connector in enumerate(connectors) if connector.uses_module), len(connectors))

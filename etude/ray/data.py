@@ -11,7 +11,7 @@ import numpy as np
 import ray
 from ray.data import DataIterator, ExecutionResources
 
-from etude.algorithms.feed import Feed, Plan
+from etude.algorithms.feed import Feed, parted
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.connectors import Pipeline
@@ -19,7 +19,7 @@ from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.ray.data_source import TASK_BYTES, BlockLoader, RecordingSource, SharedJob, Shares
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Preparation, Steps
+from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps
 from etude.recordings.screening import Findings
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
@@ -78,30 +78,11 @@ class Told:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModuleShard:
-    """How to feed one module at one learner."""
-
-    split: DataIterator
-    num_parts: int
-    make: Steps | Cuts
-    size: int
-    """The size of the learner's share of a batch."""
-    by_segments: bool
-    holds: bool
-    flow: Flow
-    epoch_size: int | None
-    """The size of the learner's share of an epoch; None: unknown."""
-    start: int
-    fresh_from: int
-    """The index of the first learner connector that runs at the learner."""
-    prefetch: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Shard:
     """Everything that one learner needs for its data; it is sent to the learner's process."""
 
-    modules: dict[str, ModuleShard]
+    plans: dict[str, Plan]
+    """By module."""
 
     def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
         """The feeds of each module of an algorithm's replica with this learner's share, endless.
@@ -109,25 +90,13 @@ class Shard:
         Taking batches raises a DataError as on the local engine, or an EngineError if Ray Data fails.
         """
         out = {}
-        for name, own in self.modules.items():
+        for name, plan in self.plans.items():
             with algorithm.settings_of(name):
                 learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
-                loader = BlockLoader(own.split, own.prefetch, holds=own.holds)
-                pipeline = DataPipeline(
-                    RemoteRecording(own.num_parts, loader),
-                    None,
-                    Preparation(Pipeline([]), Pipeline([])),
-                    own.make,
-                    own.size,
-                    own.flow,
-                    by_segments=own.by_segments,
-                    hold_prepared=own.holds,
-                    epoch_size=own.epoch_size,
-                    to_device=None if device == "cpu" else partial(as_tensors, device=device),
-                    crew=loader,
-                )
-                fresh = learner.connectors.connectors[own.fresh_from :]
-                out[name] = Feed(pipeline.batches(own.start), learner.module, fresh, pipeline)
+                to_device = None if device == "cpu" else partial(as_tensors, device=device)
+                assert isinstance(plan.source, RemoteRecording)
+                pipeline = DataPipeline(plan, to_device=to_device, crew=plan.source.loader)
+                out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
         return out
 
 
@@ -145,30 +114,26 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
         DataError: the recording can't be read, or lacks required columns.
     """
     num = settings.num_learners
-    shards: list[dict[str, ModuleShard]] = [{} for _ in range(num)]
+    shards: list[dict[str, Plan]] = [{} for _ in range(num)]
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
-            holds = plan.held == "prepared"
+            holds, num_parts = plan.hold_prepared, plan.source.num_parts
             size, by_segments = _share_of_batch(plan, num)
             epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
-            make = partial(
-                ModuleShard,
-                num_parts=plan.source.num_parts,
-                make=plan.make,
-                size=size,
-                by_segments=by_segments,
-                holds=holds,
-                flow=dataclasses.replace(plan.flow, num_workers=0),
-                epoch_size=epoch_size,
-                start=plan.start,
-                fresh_from=len(algorithm.learner.modules[name].connectors.connectors) - len(plan.fresh),
-                prefetch=settings.data.prefetch_batches,
-            )
             first = 0 if holds or not epoch_size else plan.start * size // epoch_size
-            seed = None if holds else plan.flow.seed
-            source = RecordingSource(SharedJob(plan.job), plan.source.num_parts, _parts_per_task(plan), seed, first)
+            source = RecordingSource(
+                SharedJob(plan), num_parts, _parts_per_task(plan), None if holds else plan.seed, first
+            )
             for shard, split in zip(shards, _splits(source, settings, nodes, len(algorithm.policies)), strict=True):
-                shard[name] = make(split)
+                loader = BlockLoader(split, settings.data.prefetch_batches, holds=holds)
+                shard[name] = dataclasses.replace(
+                    plan,
+                    source=RemoteRecording(num_parts, loader),
+                    prepare=Preparation(Pipeline([]), Pipeline([])),
+                    batch_size=size,
+                    by_segments=by_segments,
+                    epoch_size=epoch_size,
+                )
     return [Shard(shard) for shard in shards]
 
 
@@ -210,21 +175,21 @@ def _share_of_batch(plan: Plan, num: int) -> tuple[int, bool]:
     """One learner's share of a batch, and whether it consists of whole segments. All learners have equally many rows in
     an epoch, so their batches must be equally large; otherwise some would wait for the next epoch before the others."""
     if num == 1:
-        return plan.size, plan.by_segments
+        return plan.batch_size, plan.by_segments
     if isinstance(plan.make, Steps):
-        if plan.size % num:
+        if plan.batch_size % num:
             raise SettingsError(
-                f"`batch_size` is {plan.size}, which {num} learners can't share equally: use a multiple."
+                f"`batch_size` is {plan.batch_size}, which {num} learners can't share equally: use a multiple."
             )
-        return plan.size // num, False
+        return plan.batch_size // num, False
     mean_length = 1.0 if plan.by_segments else _mean_length(plan)
-    return max(1, round(plan.size / num / mean_length)), True
+    return max(1, round(plan.batch_size / num / mean_length)), True
 
 
 def _mean_length(plan: Plan) -> float:
     """The mean length of the segments in the first part that has any."""
     for k in range(plan.source.num_parts):
-        made, _ = plan.job(k)
+        made, _ = plan(k)
         if isinstance(made, Experience) and len(made):
             return made.num_steps / len(made)
     return 1.0
@@ -284,8 +249,8 @@ def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told]
     ended = set.intersection(*(set(own.parts) for own in tolds)) - set(done)
     for name, plan in _plans(algorithm).items() if ended else ():
         if name in ended:
-            came, job = set.union(*(own.parts[name] for own in tolds)), plan.job
-            empty = [job(k)[1] for k in range(plan.source.num_parts) if k not in came]
+            came = set.union(*(own.parts[name] for own in tolds))
+            empty = [plan(k)[1] for k in range(plan.source.num_parts) if k not in came]
             done[name] = sum(spent.left_out for spent in empty)
             for spent in empty:
                 if spent.part is not None:

@@ -30,7 +30,7 @@ from etude.experience import Experience, Segments
 from etude.recordings.batches import rows_of
 from etude.recordings.layers import LAYERS, Spent
 from etude.recordings.pieces import copied
-from etude.recordings.pipeline import Job
+from etude.recordings.pipeline import Plan
 
 TASK_BYTES: Final = 16 * 2**20
 """The approximate size of a task, so large that Ray's cost per task and block is small in comparison."""
@@ -105,7 +105,7 @@ class SharedJob:
         SettingsError: it contains something that can't be sent to other processes.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Plan) -> None:
         try:
             data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -115,7 +115,7 @@ class SharedJob:
             ) from error
         self._ref, self._key = ray.put(data), uuid.uuid4().hex
 
-    def get(self) -> Job:
+    def get(self) -> Plan:
         """The job.
 
         Raises:
@@ -137,7 +137,7 @@ class SharedJob:
         return _jobs[self._key]
 
 
-_jobs: OrderedDict[str, Job] = OrderedDict()
+_jobs: OrderedDict[str, Plan] = OrderedDict()
 
 
 @contextmanager

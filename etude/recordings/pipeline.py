@@ -323,18 +323,39 @@ class Cuts:
         return int(made.num_steps - made.segments.lookback.sum())
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What a worker does with a part: load, prepare and convert it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a `DataPipeline` is made of, in whichever process it runs. Calling it is the work of a worker on a part."""
 
     source: Parted
-    columns: tuple[str, ...] | None
     prepare: Preparation
-    make: Any
-    """`Steps` or `Cuts`."""
+    """Selects segments and applies connectors."""
+    make: Steps | Cuts
+    """Whether batches consist of steps or of segments, and of which."""
+    batch_size: int
+    """Steps in a batch, or segments if `by_segments`."""
+    by_segments: bool = False
+    columns: tuple[str, ...] | None = None
+    """The step columns to read, by name or root; None is all."""
+    hold_prepared: bool = False
+    """Whether the results of `prepare` are kept in memory."""
+    epoch_size: int | None = None
+    """The number of steps (or segments) in an epoch, if known from an earlier run."""
+    start: int = 0
+    """Index of the first batch, for a run that goes on."""
+    buffer_size: int = 65_536
+    """Rows that are shuffled together."""
+    num_workers: int = 0
+    """Workers that read and prepare parts; 0 does it in the thread that makes batches."""
+    worker_kind: WorkerKind = "threads"
+    """Whether the workers are threads or processes."""
+    prefetch: int = 2
+    """Blocks of batches that a thread prepares ahead; 0 uses no thread."""
+    seed: int = 0
+    """Random seed; equal seeds give the same order."""
 
     def __call__(self, k: int) -> tuple[Any, Spent]:
-        """Process part ``k``; the result is None if a cheaper look shows that no step meets the condition."""
+        """Load, prepare and convert part ``k``; None if a cheaper look shows that no step meets the condition."""
         spent = Spent(part=k)
         with spent.on(LOAD):
             if not self._is_wanted(k):
@@ -347,7 +368,7 @@ class Job:
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)
-            made = self.make(prepared, [name for name in prepared.steps if name not in chosen.steps])
+            made: Any = self.make(prepared, [name for name in prepared.steps if name not in chosen.steps])
         spent.rows = self.make.rows(made)
         spent.left_out = max(0, int(chosen.num_steps - chosen.segments.lookback.sum()) - spent.rows)
         spent.bad = self.source.counts(k)
@@ -360,24 +381,8 @@ class Job:
         return bool(where.holds(self.source.part(k, where.columns_in(self.source.columns), finals=False)).any())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flow:
-    """Settings of a `DataPipeline`."""
-
-    buffer_size: int = 65_536
-    """Rows that are shuffled together."""
-    num_workers: int = 0
-    """Workers that read and prepare parts; 0 does it in the thread that makes batches."""
-    worker_kind: WorkerKind = "threads"
-    """Whether the workers are threads or processes."""
-    prefetch: int = 2
-    """Blocks of batches that a thread prepares ahead; 0 uses no thread."""
-    seed: int = 0
-    """Random seed; equal seeds give the same order."""
-
-
 class Loaders(Protocol):
-    """Workers that load parts, such as `LoadWorkers` with a `Job`."""
+    """Workers that load parts, such as `LoadWorkers` with a `Plan`."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
         """Yield the results for the parts with these numbers, in order; for a part, all, a share, or nothing."""
@@ -423,37 +428,17 @@ class DataPipeline:
     """Endless batches for one module, each step once per epoch; they depend on the seed, but not on the workers.
 
     Args:
-        source: The source of the experience.
-        columns: The step columns to read, by name or root; None is all.
-        prepare: Selects segments and applies connectors; see `Preparation`.
-        make: Whether batches consist of steps or of segments, and of which.
-        batch_size: Steps per batch; with ``by_segments``, segments per batch.
-        hold_prepared: Keep the results of ``prepare`` in memory.
-        epoch_size: The number of steps (or segments) in an epoch, if known from an earlier run.
+        plan: What to load, and how.
         to_device: Moves a batch to the learner's device, ahead of time.
-        crew: The workers that load parts; None uses workers of this process, according to ``flow``.
+        crew: The workers that load parts; None uses workers of this process, according to ``plan``.
     """
 
     def __init__(
-        self,
-        source: Parted,
-        columns: tuple[str, ...] | None,
-        prepare: Preparation,
-        make: Steps | Cuts,
-        batch_size: int,
-        flow: Flow,
-        *,
-        by_segments: bool = False,
-        hold_prepared: bool = False,
-        epoch_size: int | None = None,
-        to_device: Callable[[Columns], Any] | None = None,
-        crew: Loaders | None = None,
+        self, plan: Plan, *, to_device: Callable[[Columns], Any] | None = None, crew: Loaders | None = None
     ) -> None:
-        self.source, self._make, self._flow = source, make, flow
-        self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
-        if crew is None:
-            crew = LoadWorkers(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
-        self._loading = _Loading(source, crew, by_segments, epoch_size)
+        self.source, self._plan = plan.source, plan
+        crew = LoadWorkers(plan, plan.num_workers, plan.worker_kind) if crew is None else crew
+        self._loading = _Loading(plan.source, crew, plan.by_segments, plan.epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
         self._moved: Prefetched[Any] | None = None
@@ -479,29 +464,29 @@ class DataPipeline:
         Raises:
             DataError: something can't be read, or lacks a requested column.
         """
-        flow = self._flow
-        rows = 0 if self._hold else sys.maxsize  # an epoch that fits in the buffer stays there
+        plan = self._plan
+        rows = 0 if plan.hold_prepared else sys.maxsize  # an epoch that fits in the buffer stays there
         groups = Groups(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
-        pool = WholeSegmentPool if self._by_segments else SegmentPool
+        pool = WholeSegmentPool if plan.by_segments else SegmentPool
         made: Iterator[Any] = batches_of(
             groups,
-            RowPool if isinstance(self._make, Steps) else pool,
-            self._size,
-            buffer_size=flow.buffer_size,
-            seed=flow.seed,
+            RowPool if isinstance(plan.make, Steps) else pool,
+            plan.batch_size,
+            buffer_size=plan.buffer_size,
+            seed=plan.seed,
             start=start,
             ahead=self._made_ahead,
         )
-        if self._to_device is None or not isinstance(self._make, Steps):
+        if self._to_device is None or not isinstance(plan.make, Steps):
             return made
-        self._moved = Prefetched(map(self._to_device, made), max(1, flow.prefetch))
+        self._moved = Prefetched(map(self._to_device, made), max(1, plan.prefetch))
         return self._moved
 
     def _made_ahead(self, blocks: Iterator[Any]) -> Iterator[Any]:
         blocks = _each_timed(blocks, self._loading.shuffled)
-        if not self._flow.prefetch:
+        if not self._plan.prefetch:
             return blocks
-        self._ahead = Prefetched(blocks, self._flow.prefetch)
+        self._ahead = Prefetched(blocks, self._plan.prefetch)
         return self._ahead
 
     @property

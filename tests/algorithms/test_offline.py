@@ -243,7 +243,8 @@ def test_auto_holds_what_fits(bytes_: int, held: str, tmp_path: Path, monkeypatc
     data = written(tmp_path, shouting())
     algorithm = BC(BCConfig(data=data, seed=0, connectors=("frame_stack:38",), updates_per_iteration=1))
     learner = algorithm.learner.modules["main"]
-    assert algorithm.opening().plan("main", algorithm.policy, learner, algorithm.config).held == held
+    plan = algorithm.opening().plan("main", algorithm.policy, learner, algorithm.config)
+    assert (plan.hold_prepared, plan.source.is_in_memory) == (held == "prepared", held != "nothing")
     algorithm.train()
     algorithm.close()
 

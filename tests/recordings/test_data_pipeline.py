@@ -24,7 +24,7 @@ from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording
 from etude.recordings.files import DataFile
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, InMemory, LoadWorkers, Preparation, Steps, with_context
+from etude.recordings.pipeline import Cuts, DataPipeline, InMemory, LoadWorkers, Plan, Preparation, Steps, with_context
 
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
 NUM_STEPS = sum(LENGTHS)
@@ -45,9 +45,9 @@ def untouched() -> Preparation:
 
 
 def make(source: Any, size: int, make: Any = None, prepare: Preparation | None = None, **how: Any) -> DataPipeline:
-    given = {name: how.pop(name) for name in ("by_segments", "hold_prepared", "epoch_size") if name in how}
-    flow = Flow(**{"buffer_size": 64, "seed": 3} | how)
-    return DataPipeline(source, None, prepare or untouched(), make or Steps(("obs", "action")), size, flow, **given)
+    how = {"buffer_size": 64, "seed": 3} | how
+    make = make or Steps(("obs", "action"))
+    return DataPipeline(Plan(source=source, prepare=prepare or untouched(), make=make, batch_size=size, **how))
 
 
 def taken(pipeline: DataPipeline, num: int, start: int = 0) -> list[Any]:
@@ -385,8 +385,9 @@ def test_batches_are_brought_to_the_device_ahead_of_the_learner(recording: Recor
         moving.append(threading.current_thread().name)
         return {name: torch.from_numpy(column) for name, column in batch.items()}
 
-    flow = Flow(buffer_size=64, seed=3)
-    moved = DataPipeline(recording, None, untouched(), Steps(("obs", "action")), 20, flow, to_device=to_device)
+    flow = {"buffer_size": 64, "seed": 3}
+    plan = Plan(source=recording, prepare=untouched(), make=Steps(("obs", "action")), batch_size=20, **flow)
+    moved = DataPipeline(plan, to_device=to_device)
     there = taken(moved, 30)
     assert all(isinstance(column, torch.Tensor) for batch in there for column in batch.values())
     assert steps(there) == steps(taken(make(recording, 20), 30))
