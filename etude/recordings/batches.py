@@ -3,10 +3,11 @@
 
 import contextlib
 import itertools
-import queue
-import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -435,66 +436,41 @@ class WholeSegmentPool(SegmentPool):
 # -- prefetching -----------------------------------------------------------------------------------------------------
 
 
-class _Item(NamedTuple, Generic[Item]):
-    """What a thread has produced: an item, or how it ended."""
-
-    value: Item | None = None
-    error: BaseException | None = None
+_END: Final[Any] = object()
 
 
 class Prefetched(Iterator[Item]):
     """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        ready: queue.Queue[_Item[Item]] = queue.Queue(depth)
-        stop = threading.Event()
-        thread = threading.Thread(target=_produce, args=(items, ready, stop), name="etude-reader", daemon=True)
-        self._ready = ready
-        self.close = weakref.finalize(self, _stop, ready, stop, thread)
-        thread.start()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="etude-reader")
+        self._submit: Callable[[], Future[Item]] = partial(pool.submit, next, items, _END)
+        self._ahead = deque(self._submit() for _ in range(depth + 1))  # one of them is being made
+        self.close = weakref.finalize(self, pool.shutdown, wait=True, cancel_futures=True)
 
     @property
     def depth(self) -> int:
         """The number of items that are ready now."""
-        return self._ready.qsize()
+        return sum(item.done() for item in self._ahead)
 
     def __next__(self) -> Item:
-        item = self._ready.get() if self.close.alive else _Item()
-        if item.value is not None:
-            return item.value
-        self.close()
-        if item.error is None:
-            raise StopIteration
-        if isinstance(item.error, Exception):
-            raise item.error
-        # Raised unchanged, it would end this thread, or the whole process, without a message.
-        raise DataError(
-            f"what makes the batches raised {type(item.error).__name__}: {item.error}. A source, connector or "
-            "prelearner must raise an Exception instead, and may not call sys.exit."
-        ) from item.error
-
-
-def _produce(items: Iterator[Item], ready: "queue.Queue[_Item[Item]]", stop: threading.Event) -> None:
-    end: BaseException | None = None
-    try:
-        for item in items:
-            ready.put(_Item(item))
-            if stop.is_set():
-                return
-    except BaseException as error:  # noqa: BLE001 - raised again where the items are taken
-        end = error
-    ready.put(_Item(None, end))
-
-
-def _stop(ready: "queue.Queue[Any]", stop: threading.Event, thread: threading.Thread) -> None:
-    stop.set()
-    end = _Item[Any]()
-    while thread.is_alive():
+        item: Item = _END
         try:
-            item = ready.get(timeout=0.01)  # the thread may be waiting to put an item
-        except queue.Empty:
-            continue
-        end = item if item.error is not None else end
-    thread.join()
-    with contextlib.suppress(queue.Full):
-        ready.put_nowait(end)  # another consumer may be waiting for an item, and would wait forever
+            with contextlib.suppress(IndexError, CancelledError):  # it was closed
+                item = self._ahead.popleft().result() if self.close.alive else _END
+            with contextlib.suppress(RuntimeError):
+                self._ahead.append(self._submit())
+        except Exception:
+            self.close()
+            raise
+        except BaseException as error:
+            self.close()
+            # Raised unchanged, it would end this thread, or the whole process, without a message.
+            raise DataError(
+                f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
+                "must raise an Exception instead, and may not call sys.exit."
+            ) from error
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item

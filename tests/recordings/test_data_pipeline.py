@@ -391,4 +391,4 @@ def test_batches_are_brought_to_the_device_ahead_of_the_learner(recording: Recor
     there = taken(moved, 30)
     assert all(isinstance(column, torch.Tensor) for batch in there for column in batch.values())
     assert steps(there) == steps(taken(make(recording, 20), 30))
-    assert set(moving) == {"etude-reader"}
+    assert {name.partition("_")[0] for name in moving} == {"etude-reader"}

@@ -125,7 +125,7 @@ def test_the_thread_ends_with_the_iterator(recording):
     for end in ("deleted", "closed", "exhausted"):
         batches = recording.batches(10, epochs=1 if end == "exhausted" else None, prefetch=1)
         next(batches)
-        assert [t for t in threading.enumerate() if t.name == "etude-reader"]
+        assert [t for t in threading.enumerate() if t.name.startswith("etude-reader")]
         if end == "closed":
             batches.close()
         elif end == "exhausted":
@@ -133,7 +133,7 @@ def test_the_thread_ends_with_the_iterator(recording):
         else:
             del batches
             gc.collect()
-        assert not [t for t in threading.enumerate() if t.name == "etude-reader"]
+        assert not [t for t in threading.enumerate() if t.name.startswith("etude-reader")]
 
 
 def test_a_process_with_an_open_iterator_ends(recording):
