@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import (
+    Annotated,
     Any,
     Final,
     Literal,
@@ -40,13 +41,43 @@ from etude.errors import SettingsError, UnknownNameError
 C = TypeVar("C")
 
 
+class Rule(NamedTuple):
+    """What a setting must be, besides its type; a part of its annotation: ``Annotated[int, Rule(is_even, "even")]``.
+
+    With an annotation of several types, the rule is about values of its own: ``IntFrom1 | None`` may be None. A
+    subclass that annotates the setting again, for another default, keeps the rule.
+    """
+
+    holds: Callable[[Any], bool]
+    """Whether a value of the annotated type is allowed."""
+    words: str
+    """What it must be, as in "at least 1"."""
+
+
+IntFrom0 = Annotated[int, Rule(lambda value: value >= 0, "at least 0")]
+"""An int that is at least 0."""
+IntFrom1 = Annotated[int, Rule(lambda value: value >= 1, "at least 1")]
+"""An int that is at least 1."""
+FloatFrom0 = Annotated[float, Rule(lambda value: value >= 0, "at least 0")]
+"""A float that is at least 0."""
+FloatFrom1 = Annotated[float, Rule(lambda value: value >= 1, "at least 1")]
+"""A float that is at least 1."""
+FloatAbove0 = Annotated[float, Rule(lambda value: value > 0, "above 0")]
+"""A float that is above 0."""
+Fraction = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1")]
+"""A float from 0 to 1, both included."""
+Rate = Annotated[float, Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")]
+"""A float above 0 and at most 1."""
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
     """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields whose types are checked.
 
     Its constructor raises a SettingsError for an unknown name (with the nearest valid one), a missing value, or a value
-    of the wrong type. Lists are accepted for tuples, and ints for floats. Nested settings may be given by their own
-    names (see `own_paths`), also to `dataclasses.replace`.
+    of the wrong type or that breaks the `Rule` of its annotation, such as `IntFrom1`. Lists are accepted for tuples,
+    and ints for floats. Nested settings may be given by their own names (see `own_paths`), also to
+    `dataclasses.replace`.
 
     Raises:
         SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect; or
@@ -154,6 +185,29 @@ def _hints(cls: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
+@functools.cache
+def _rules(cls: type) -> dict[str, tuple[Any, Rule, str]]:
+    """The rules of the settings of ``cls``, by name: the type that it is about, the rule, and what else is allowed."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        for name, hint in get_type_hints(base, include_extras=True).items():
+            options = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+            for option in options:
+                kind, *extras = get_args(option) if get_origin(option) is Annotated else (option,)
+                others = [_in_words(other) for other in options if other is not option]
+                for rule in extras:
+                    if isinstance(rule, Rule):
+                        found[name] = kind, rule, "".join(f", or {other}" for other in others).replace("None", "none")
+    return found
+
+
+def _check_rules(cls: type, values: Mapping[str, Any], owner: str) -> None:
+    for name, (kind, rule, others) in _rules(cls).items():
+        if name in values and fits(kind, values[name]) and not rule.holds(values[name]):
+            path = f"{owner}.{name}".partition(".")[2]
+            raise SettingsError(f"`{path}` is {values[name]!r}, but must be {rule.words}{others}.")
+
+
 def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     own, hints = own_paths(cls), _hints(cls)
     whole = {name: value for name, value in given.items() if name not in own}
@@ -166,6 +220,7 @@ def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
         made = before is not None
         found[name] = replaced(before, changes, f"{owner}.{name}") if made else hints[name](**changes)
     _refuse_missing(cls, found, owner)
+    _check_rules(cls, defaults(cls) | found, owner)
     return found
 
 
@@ -271,7 +326,8 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
     """A copy of ``whole`` with some settings changed; mappings change only the given nested settings.
 
     Raises:
-        SettingsError: a name is unknown, or a value has the wrong type. Messages begin with ``owner``.
+        SettingsError: a name is unknown, or a value has the wrong type or breaks its rule. Messages about names and
+            types begin with ``owner``.
     """
     cls: type = type(whole)
     _refuse_unknown(cls, given, owner)
@@ -280,6 +336,7 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
         before, where = getattr(whole, name), f"{owner}.{name}"
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(before)
         new[name] = replaced(before, value, where) if is_part else fitting(hints[name], value, where)
+    _check_rules(cls, new, owner)
     return dataclasses.replace(whole, **new)  # type: ignore[type-var]
 
 
@@ -491,7 +548,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     also be given by their own names.
 
     Raises:
-        SettingsError: a key is unknown (the message has the nearest name), or a value is missing or has the wrong type.
+        SettingsError: a key is unknown (the message has the nearest name), or a value is missing, has the wrong type or
+            breaks its rule.
     """
     found = typed(cls, values, owner=owner)
     _refuse_missing(cls, found, owner)
@@ -532,6 +590,7 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
                 )
             value = {main: value}
         found[name] = typed(inner, value, owner=where)
+    _check_rules(cls, found, owner)
     return found
 
 

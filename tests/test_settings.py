@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from etude.algorithms import ALGORITHMS, BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.errors import SettingsError
 from etude.settings import (
+    FloatAbove0,
+    IntFrom1,
+    Rule,
     check_range,
     check_rules,
     choice,
@@ -422,3 +425,69 @@ def test_what_text_means(hint, text, expected):
 def test_text_that_means_something_else(hint, text):
     with pytest.raises(SettingsError, match="^x is "):
         fitting(hint, text, "x", text=True)
+
+
+@settings
+class Ranges:
+    """Settings with rules."""
+
+    num: IntFrom1 = 1
+    """How many."""
+    limit: FloatAbove0 | Literal["auto"] | None = None
+    """At most this."""
+    pair: Annotated[tuple[int, int], Rule(lambda pair: pair[0] < pair[1], "two numbers in rising order")] = (0, 1)
+    """From and to."""
+
+
+@settings
+class Outside:
+    """Settings that contain others with rules."""
+
+    ranges: Ranges = Ranges()
+    """Of all."""
+
+
+@settings
+class Wider(Ranges):
+    """Another default, and another type, of settings with rules."""
+
+    num: int | None = 3
+    """How many."""
+
+
+@settings
+class Beyond(Ranges):
+    """A default that breaks the rule."""
+
+    num: int = 0
+    """How many."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ranges(num=0), "`num` is 0, but must be at least 1."),
+        (lambda: Ranges(limit=0), "`limit` is 0.0, but must be above 0, or 'auto', or none."),
+        (lambda: Ranges(pair=[2, 1]), "`pair` is (2, 1), but must be two numbers in rising order."),
+        (lambda: Outside(num=0), "`ranges.num` is 0, but must be at least 1."),
+        (
+            lambda: dataclasses.replace(Outside(), limit=-1.0),
+            "`ranges.limit` is -1.0, but must be above 0, or 'auto', or",
+        ),
+        (lambda: from_dict(Outside, {"ranges": {"num": "0"}}, owner="some"), "`ranges.num` is 0, but must be at least"),
+        (lambda: Wider(num=0), "`num` is 0, but must be at least 1."),
+        (Beyond, "`num` is 0, but must be at least 1."),
+    ],
+)
+def test_the_rule_of_an_annotation_is_checked(make, message):
+    with pytest.raises(SettingsError) as error:
+        make()
+    assert str(error.value).startswith(message)
+
+
+def test_what_an_annotation_allows_beside_its_rule_is_fine():
+    assert Ranges(limit=None).limit is None
+    assert Ranges(limit="auto").limit == "auto"
+    assert Wider(num=None).num is None
+    assert Wider().num == 3
+    assert [leaf.hint for leaf in leaves_of(Ranges)][:2] == [int, float | Literal["auto"] | None]

@@ -13,7 +13,7 @@ from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module
-from etude.settings import settings
+from etude.settings import FloatFrom0, settings
 
 _ONE_STEP = "an iteration makes one gradient step, from all of its steps"
 
@@ -36,7 +36,7 @@ class A2CConfig(OnPolicyConfig):
     """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which sums all rewards of a segment and
     bootstraps at its end, as in Mnih et al. 2016."""
 
-    value_weight: float = 0.5
+    value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, the mean squared error, at least 0. Default: as in Stable-Baselines3."""
 
     entropy_weight: Schedule = 0.01
@@ -57,10 +57,6 @@ class A2CConfig(OnPolicyConfig):
     unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("epochs", "minibatch_size", "num_minibatches", "optimizer.accumulate"), _ONE_STEP
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(value_weight=(self.value_weight >= 0, "at least 0"))
 
 
 class A2C(OnPolicyAlgorithm[A2CConfig]):

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.config import ClipRange, OnPolicyConfig
 from etude.algorithms.critics import follow_when_due
 from etude.algorithms.nested import ModuleLike, TargetConfig, VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
-from etude.learners import Batch, Loss, Schedule, points_of
+from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module
 from etude.modules.critics import FollowedModule
-from etude.settings import settings
+from etude.settings import FloatFrom0, settings
 from etude.spaces import Space
 
 
@@ -32,7 +32,7 @@ class APPOConfig(OnPolicyConfig):
     """Steps collected for each iteration, over all envs, at least 1. Default: the best of 512 to 2048 on CartPole with
     steps made by weights 4 iterations old."""
 
-    clip: Schedule = 0.2
+    clip: ClipRange = 0.2
     """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range). Default: Schulman
     et al. 2017, table 3; on CartPole 0.3 is as good or better, 0.1 slower."""
 
@@ -48,7 +48,7 @@ class APPOConfig(OnPolicyConfig):
     vtrace: VTraceConfig = VTraceConfig()
     """V-trace's importance weights for steps that were made by older weights."""
 
-    value_weight: float = 0.5
+    value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, at least 0. Default: as PPO's."""
 
     entropy_weight: Schedule = 0.02
@@ -59,13 +59,6 @@ class APPOConfig(OnPolicyConfig):
     normalize_advantages: bool = True
     """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1, as in Petrenko et al.
     2020."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            clip=(any(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
-            value_weight=(self.value_weight >= 0, "at least 0"),
-        )
 
 
 class APPO(OnPolicyAlgorithm[APPOConfig]):

@@ -22,7 +22,7 @@ from etude.columns import ACTION
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, Output
 from etude.modules.distributions import DiagGaussian
-from etude.settings import settings
+from etude.settings import FloatFrom0, FloatFrom1, settings
 from etude.spaces import Space
 
 
@@ -30,11 +30,11 @@ from etude.spaces import Space
 class AWACConfig(OfflineCriticConfig):
     """Settings of AWAC. The recording needs rewards and next observations."""
 
-    beta: float = 1.0
+    beta: FloatFrom0 = 1.0
     """Inverse temperature of the policy weights exp(beta * advantage), at least 0, in units of 1 / reward. 0 is BC.
     Default: Nair et al. 2020 for locomotion, where 1 / beta is called lambda."""
 
-    max_weight: float = 100.0
+    max_weight: FloatFrom1 = 100.0
     """Upper limit of a step's weight, at least 1. Default: as in IQL."""
 
     lr: Schedule = 3e-4
@@ -44,13 +44,6 @@ class AWACConfig(OfflineCriticConfig):
     """Steps in a gradient step, at least 1. Default: Nair et al. 2020."""
 
     unused: ClassVar[Mapping[str, str]] = NO_VALUE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            beta=(self.beta >= 0, "at least 0"),
-            max_weight=(self.max_weight >= 1, "at least 1"),
-        )
 
 
 class AWAC(OfflineCriticAlgorithm[AWACConfig]):

@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from etude.algorithms.nested import (
     AgentsConfig,
@@ -23,10 +23,21 @@ from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import Schedule, check_schedule
+from etude.learners import Schedule, check_schedule, points_of
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike
-from etude.settings import check_rules, defaults, leaves_of, replaced, settings, typed
+from etude.settings import (
+    Fraction,
+    IntFrom0,
+    IntFrom1,
+    Rule,
+    check_rules,
+    defaults,
+    leaves_of,
+    replaced,
+    settings,
+    typed,
+)
 
 _SHARED = (
     "env",
@@ -85,10 +96,10 @@ class RecordConfig:
     """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
     numbers, Zstandard for images."""
 
-    max_rows_per_file: int = 1_048_576
+    max_rows_per_file: IntFrom1 = 1_048_576
     """Maximum number of steps in a file, at least 1."""
 
-    max_file_size: int = 268_435_456
+    max_file_size: IntFrom1 = 268_435_456
     """Size in bytes at which a file is closed, at least 1."""
 
     append: bool = False
@@ -96,9 +107,6 @@ class RecordConfig:
     continues its own."""
 
     def __post_init__(self) -> None:
-        for name in ("max_rows_per_file", "max_file_size"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"`record.{name}` is {getattr(self, name)}, but must be at least 1.")
         if self.compression is not None:
             from etude.recordings.layout import codecs  # needs pyarrow, which acting does not
 
@@ -125,7 +133,7 @@ class AlgorithmConfig:
     """Where runners and learners live. `local`: in this process and its env workers. A Ray cluster: `ray`, or a `Ray`
     object with its settings."""
 
-    seed: int | None = None
+    seed: IntFrom0 | None = None
     """Seed of all randomness: weights, envs, actions, the order of minibatches; at least 0. None draws one from the
     system."""
 
@@ -168,8 +176,8 @@ class AlgorithmConfig:
         self._refuse_unused()
         for name, schedule in schedules_in(self).items():
             check_schedule(name, schedule)
-        self.check(
-            seed=(self.seed is None or self.seed >= 0, "at least 0"),
+        check_rules(
+            self,
             module=(
                 self.module is None or self.agents.modules is None,
                 "none where there are `agents.modules`: give it to one of them",
@@ -204,17 +212,13 @@ class AlgorithmConfig:
         Raises:
             SettingsError: `given` names unknown settings, or settings that apply to all modules together.
         """
-        owner = f"overrides.{module_id}"
+        owner = f"{type(self).__name__}.overrides.{module_id}"
         own = typed(type(self), given, owner=owner)
         for path in _SHARED:
             if _has(own, path):
                 raise SettingsError(f"`overrides` of {module_id!r} hold `{path}`, which is of all modules together.")
         alone = dataclasses.replace(self, agents=dataclasses.replace(self.agents, overrides=None))
         return replaced(alone, own, owner)
-
-    def check(self, **rules: tuple[bool, str]) -> None:
-        """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""
-        check_rules(self, **rules)
 
 
 def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
@@ -241,28 +245,24 @@ class ActingConfig(AlgorithmConfig):
     }
     everyday: ClassVar[tuple[str, ...]] = ("num_envs", "num_steps", "gamma")
 
-    num_envs: int = 16
+    num_envs: IntFrom1 = 16
     """Copies of the env that step together, at least 1."""
 
     workers: Workers = Workers()
     """Where the envs live: in this process, or in worker processes or threads."""
 
-    num_steps: int = 4096
+    num_steps: IntFrom1 = 4096
     """Steps collected for each iteration, over all envs, at least 1."""
 
     trajectories: TrajectoryConfig = TrajectoryConfig()
     """How collected steps are cut into segments and counted."""
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            num_envs=(self.num_envs >= 1, "at least 1"),
-            num_steps=(self.num_steps >= 1, "at least 1"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-        )
+
+ClipRange = Annotated[Schedule, Rule(lambda clip: any(value > 0 for _, value in points_of(clip)), "above 0")]
+"""The clipping range of a probability ratio: above 0, or a schedule with a point that is."""
 
 
 @settings
@@ -279,30 +279,21 @@ class OnPolicyConfig(ActingConfig):
     """Steps collected for each iteration, over all envs, at least 1. Default: measured as for `lr`; sampling is cheap,
     and large batches allow large minibatches."""
 
-    epochs: int = 8
+    epochs: IntFrom1 = 8
     """Passes over each iteration's steps, at least 1. Default: measured as for `lr`."""
 
-    minibatch_size: int = 256
+    minibatch_size: IntFrom1 = 256
     """Steps in a minibatch, at least 1; each makes one gradient step. Default: measured as for `lr`."""
 
-    num_minibatches: int | None = None
+    num_minibatches: IntFrom1 | None = None
     """Minibatches in an epoch, the same number for each module however many steps it has, at least 1. None: as many as
     `minibatch_size` gives."""
 
     sequences: SequenceConfig = SequenceConfig()
     """How recurrent modules are trained."""
 
-    lambda_: float = 0.95
+    lambda_: Fraction = 0.95
     """Lambda of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            epochs=(self.epochs >= 1, "at least 1"),
-            minibatch_size=(self.minibatch_size >= 1, "at least 1"),
-            num_minibatches=(self.num_minibatches is None or self.num_minibatches >= 1, "at least 1, or none"),
-            lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
-        )
 
 
 DataLike = str | tuple[Any, ...] | Any
@@ -332,11 +323,11 @@ class OfflineConfig(AlgorithmConfig):
     `Recording` keeps the `on_bad` that it was opened with, whatever `reading.on_bad` says. None: you pass batches to
     `learn_from`, and `env` defines the spaces."""
 
-    batch_size: int = 1024
+    batch_size: IntFrom1 = 1024
     """Steps in a gradient step, at least 1. Recurrent modules take whole sequences with about this many steps in
     all."""
 
-    updates_per_iteration: int = 100
+    updates_per_iteration: IntFrom1 = 100
     """Gradient steps between two results, at least 1."""
 
     reading: ReadingConfig = ReadingConfig()
@@ -359,10 +350,8 @@ class OfflineConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            updates_per_iteration=(self.updates_per_iteration >= 1, "at least 1"),
-            prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings"),
+        check_rules(
+            self, prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings")
         )
         if self.data is None and self.env is None:
             raise SettingsError(

@@ -27,7 +27,7 @@ from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.distributions import SquashedGaussian
-from etude.settings import check_rules, settings
+from etude.settings import FloatAbove0, IntFrom1, check_rules, settings
 from etude.spaces import Space
 
 
@@ -92,7 +92,7 @@ def _resampled(values: Tensor, actions: Tensor, num: int) -> Tensor:
 class PenaltyConfig:
     """The penalty on critics' values of actions that were not recorded."""
 
-    alpha: float | None = None
+    alpha: FloatAbove0 | None = None
     """Weight of the penalty, above 0: larger stays closer to the recorded actions. None: 5 for Box actions, 1 for
     Discrete ones, as in the published code of Kumar et al. 2020, whose squared errors have no factor 1/2."""
 
@@ -104,24 +104,15 @@ class PenaltyConfig:
     alpha_lr: Schedule | None = None
     """Learning rate of `alpha` if it is learned (see `threshold`), or a schedule; None: `lr`."""
 
-    num_actions: int = 10
+    num_actions: IntFrom1 = 10
     """For Box actions: number of actions drawn for the penalty from each of three distributions, at least 1. These are
     the uniform one, the policy at the observation, and the policy at the next observation. Default: Kumar et al. 2020,
     appendix F."""
 
-    gradient_actions: int | None = 4
+    gradient_actions: IntFrom1 | None = 4
     """For Box actions: number of these actions that the penalty's gradient goes through, at least 1. They are resampled
     by their share, which leaves its mean unchanged. None: all, which takes twice as long. Default: for speed; on
     Pendulum, one seed got -660 with 4 and -810 with all (`alpha` 10)."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "penalty",
-            alpha=(self.alpha is None or self.alpha > 0, "greater than 0, or none"),
-            num_actions=(self.num_actions >= 1, "at least 1"),
-            gradient_actions=(self.gradient_actions is None or self.gradient_actions >= 1, "at least 1, or none"),
-        )
 
 
 @settings
@@ -131,7 +122,7 @@ class CQLConfig(OfflineCriticConfig):
     penalty: PenaltyConfig = PenaltyConfig()
     """The penalty on critics' values of actions that were not recorded."""
 
-    temperature: float | None = None
+    temperature: FloatAbove0 | None = None
     """For Box actions: weight of the policy's entropy, above 0; None: learned, as in SAC."""
 
     target_entropy: float | None = None
@@ -157,9 +148,6 @@ class CQLConfig(OfflineCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
-        )
         check_rules(
             self.network,
             "network",

@@ -20,7 +20,7 @@ from etude.modules import Module
 from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution
 from etude.modules.network import NetworkConfig, RecurrentLayer
-from etude.settings import settings
+from etude.settings import Fraction, IntFrom1, Rate, settings
 from etude.spaces import Space, in_words
 
 M = TypeVar("M", bound=Module)
@@ -108,14 +108,14 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 class OfflineCriticConfig(OfflineConfig):
     """Settings of algorithms with critics that learn from a recording. It needs rewards and next observations."""
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor, 0 to 1. Default: as in the papers of all these algorithms."""
 
-    n_step: int = 1
+    n_step: IntFrom1 = 1
     """Recorded rewards that a target sums before it bootstraps, at least 1. More propagate rewards faster, but are
     those of the behaviour policy. Default: as in the papers."""
 
-    tau: float = 0.005
+    tau: Rate = 0.005
     """How far target networks move towards the trained ones in each of their updates, above 0, at most 1. Default: as
     in the papers."""
 
@@ -133,14 +133,6 @@ class OfflineCriticConfig(OfflineConfig):
     """The shape of policy and critics, and of the value function where there is one. Default: as in the papers."""
 
     unused: ClassVar[Mapping[str, str]] = SINGLE_STEPS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            n_step=(self.n_step >= 1, "at least 1"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
-        )
 
 
 class OfflineCriticAlgorithm(OfflineAlgorithm[C]):

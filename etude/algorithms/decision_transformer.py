@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -23,7 +23,7 @@ from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, Output, make_module
 from etude.modules.distributions import distribution_for
 from etude.modules.network import ObsEncoder
-from etude.settings import settings
+from etude.settings import FloatAbove0, IntFrom1, Rule, check_rules, settings
 from etude.spaces import Flattener, Space, leaf_shape, leaves
 
 _WINDOW = f"window{col.SEPARATOR}"
@@ -41,30 +41,30 @@ class DecisionTransformerConfig(OfflineConfig):
 
     everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
 
-    context_length: int = 20
+    context_length: IntFrom1 = 20
     """Steps that the policy sees, the current one included, at least 1. Default: Chen et al. 2021 for locomotion."""
 
     target_return: float | None = None
     """Target return when acting, in units of reward; None: that of the best recorded episode. A run that is loaded to
     play can be given another."""
 
-    return_scale: float | None = None
+    return_scale: FloatAbove0 | None = None
     """Divisor of returns before the network sees them, above 0; None: the largest magnitude of a recorded episode's
     return."""
 
-    embedding_size: int = 128
+    embedding_size: IntFrom1 = 128
     """Width of the transformer, at least 1, a multiple of `num_heads`. Default: Chen et al. 2021 for locomotion."""
 
-    num_layers: int = 3
+    num_layers: IntFrom1 = 3
     """Layers of the transformer, at least 1. Default: Chen et al. 2021 for locomotion."""
 
-    num_heads: int = 1
+    num_heads: IntFrom1 = 1
     """Attention heads of each layer, at least 1. Default: Chen et al. 2021 for locomotion."""
 
-    dropout: float = 0.1
+    dropout: Annotated[float, Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")] = 0.1
     """Dropout rate in training, at least 0 and below 1. Default: Chen et al. 2021."""
 
-    max_timestep: int = 1000
+    max_timestep: IntFrom1 = 1000
     """Number of time steps with their own embedding, at least 1; later steps of an episode share the last one. Default:
     Chen et al. 2021, the longest episode of their tasks."""
 
@@ -91,17 +91,12 @@ class DecisionTransformerConfig(OfflineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            context_length=(self.context_length >= 1, "at least 1"),
-            return_scale=(self.return_scale is None or self.return_scale > 0, "above 0, or none"),
-            num_heads=(self.num_heads >= 1, "at least 1"),
+        check_rules(
+            self,
             embedding_size=(
-                self.embedding_size >= 1 and self.embedding_size % max(1, self.num_heads) == 0,
-                "at least 1, and a multiple of `num_heads`",
+                self.embedding_size % self.num_heads == 0,
+                "a multiple of `num_heads`",
             ),
-            num_layers=(self.num_layers >= 1, "at least 1"),
-            dropout=(0 <= self.dropout < 1, "at least 0 and below 1"),
-            max_timestep=(self.max_timestep >= 1, "at least 1"),
         )
 
 

@@ -22,7 +22,7 @@ from etude.modules.critics import FollowedModule
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
 from etude.modules.network import Output
 from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
-from etude.settings import check_rules, settings
+from etude.settings import IntFrom1, check_rules, settings
 from etude.spaces import Space, in_words
 
 
@@ -30,17 +30,13 @@ from etude.spaces import Space, in_words
 class QTargetConfig(TargetConfig):
     """How targets are computed, and when the target network moves."""
 
-    interval: int | None = 100
+    interval: IntFrom1 = 100
     """Gradient steps between two updates of the target network, at least 1."""
 
     double: bool = True
     """Let the trained network choose the action that the target network evaluates. Otherwise the target network does
     both, as in Mnih et al. 2015. Default: van Hasselt et al. 2016, "Deep reinforcement learning with double
     Q-learning"."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rules(self, "target", interval=(self.interval is not None, "at least 1"))
 
 
 @settings
@@ -94,7 +90,8 @@ class DQNConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
+        check_rules(
+            self,
             epsilon=(all(value <= 1 for _, value in points_of(self.exploration)), "probabilities from 0 to 1"),
             noisy=(not self.noisy or self.module is None, "false where you give a `module`"),
         )

@@ -18,7 +18,7 @@ from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
 from etude.learners.optim import Schedule
 from etude.modules import Module, make_module
-from etude.settings import settings
+from etude.settings import FloatFrom0, FloatFrom1, Fraction, Rate, settings
 from etude.spaces import Space
 
 
@@ -59,37 +59,26 @@ class MARWILConfig(OfflineConfig):
     lr: Schedule = 1e-3
     """Learning rate of Adam, or a schedule: points of (gradient steps, rate)."""
 
-    beta: float = 1.0
+    beta: FloatFrom0 = 1.0
     """How strongly better actions are favoured, at least 0. 0 weights all actions alike, which is BC bit for bit; with
     1, a step with an advantage of ``c`` (see `AdvantageWeights`) weighs e times one with an advantage of 0."""
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017."""
 
-    lambda_: float = 1.0
+    lambda_: Fraction = 1.0
     """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which uses rewards as they were recorded (Wang et
     al. 2018)."""
 
-    value_weight: float = 1.0
+    value_weight: FloatFrom0 = 1.0
     """Weight of the value loss, at least 0. Policy and value function share no layers unless the network says so."""
 
-    average_rate: float = 0.01
+    average_rate: Rate = 0.01
     """Rate at which the moving average of squared advantages follows each batch, above 0, at most 1. The default
     follows the scale of rewards within a few hundred steps."""
 
-    max_weight: float = 20.0
+    max_weight: FloatFrom1 = 20.0
     """Upper limit of a step's weight, at least 1. Default: Peng et al. 2019, "Advantage-weighted regression"."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            beta=(self.beta >= 0, "at least 0"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
-            value_weight=(self.value_weight >= 0, "at least 0"),
-            average_rate=(0 < self.average_rate <= 1, "greater than 0, at most 1"),
-            max_weight=(self.max_weight >= 1, "at least 1"),
-        )
 
 
 class MARWIL(OfflineAlgorithm[MARWILConfig]):

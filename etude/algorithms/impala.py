@@ -14,7 +14,7 @@ from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
 from etude.modules import Module
-from etude.settings import settings
+from etude.settings import FloatFrom0, check_rules, settings
 
 
 @settings
@@ -47,7 +47,7 @@ class IMPALAConfig(OnPolicyConfig):
     vtrace: VTraceConfig = VTraceConfig()
     """V-trace's importance weights for steps that were made by older weights."""
 
-    value_weight: float = 0.5
+    value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, the mean squared error, at least 0. Default: PPO's; this is twice that of Espeholt et
     al. 2018, whose loss has a factor 1/2."""
 
@@ -70,9 +70,8 @@ class IMPALAConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         alone = self.minibatch_size == type(self).minibatch_size
-        self.check(
-            minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none"),
-            value_weight=(self.value_weight >= 0, "at least 0"),
+        check_rules(
+            self, minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none")
         )
 
 

@@ -2,7 +2,7 @@
 """IQL: implicit Q-learning (Kostrikov, Nair & Levine 2021, "Offline reinforcement learning with implicit Q-learning",
 arXiv 2110.06169)."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -11,35 +11,27 @@ from etude.algorithms.critics import CriticModule, OfflineCriticAlgorithm, Offli
 from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, Network
-from etude.settings import settings
+from etude.settings import FloatFrom0, FloatFrom1, Rule, settings
 
 
 @settings
 class IQLConfig(OfflineCriticConfig):
     """Settings of IQL. The recording needs rewards and next observations."""
 
-    expectile: float = 0.7
+    expectile: Annotated[float, Rule(lambda value: 0 < value < 1, "above 0 and below 1")] = 0.7
     """Expectile of the action values that estimates a state's value, above 0 and below 1. 0.5 is their mean (SARSA),
     close to 1 the best recorded action. Default: Kostrikov et al. 2021 for locomotion; 0.9 in their mazes."""
 
-    beta: float = 3.0
+    beta: FloatFrom0 = 3.0
     """Inverse temperature of the policy weights exp(beta * advantage), at least 0, in units of 1 / reward. 0 is BC.
     Default: Kostrikov et al. 2021 for locomotion; 10 in their mazes, 0.5 for human data."""
 
-    max_weight: float = 100.0
+    max_weight: FloatFrom1 = 100.0
     """Upper limit of a step's weight, at least 1. Default: the published code of Kostrikov et al. 2021."""
 
     lr: Schedule = 3e-4
     """Learning rate of Adam, or a schedule. Default: Kostrikov et al. 2021, who lower the policy's to 0 by half a
     cosine over the run: `actor_lr=("cosine", (0, 3e-4), (1_000_000, 0.0))`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            expectile=(0 < self.expectile < 1, "above 0 and below 1"),
-            beta=(self.beta >= 0, "at least 0"),
-            max_weight=(self.max_weight >= 1, "at least 1"),
-        )
 
 
 class IQL(OfflineCriticAlgorithm[IQLConfig]):

@@ -2,7 +2,7 @@
 """Groups of settings that are nested in those of algorithms."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -10,8 +10,7 @@ from etude.errors import SettingsError
 from etude.learners import ClipBy, Precision, Schedule
 from etude.metrics.stats import Smoothing
 from etude.runners import CountBy, Lengths, ModuleOf
-from etude.settings import check_rules, settings
-from etude.threads import ThreadsLike
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Rate, Rule, check_rules, settings
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
 """A network, or a function that makes one from the spaces. They are Any, so that it may be annotated with the kinds of
@@ -57,6 +56,10 @@ class AgentsConfig:
         )
 
 
+def _are_decay_rates(betas: tuple[float, float]) -> bool:
+    return all(0 <= beta < 1 for beta in betas)
+
+
 @settings
 class OptimizerConfig:
     """Settings of the optimizer, besides `lr`."""
@@ -70,13 +73,16 @@ class OptimizerConfig:
     critic_lr: Schedule | None = None
     """Learning rate of the parameters that only the value loss reaches, or a schedule; None: `lr`."""
 
-    eps: float = 1e-8
+    eps: FloatFrom0 = 1e-8
     """Adam's epsilon, added to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Rule(_are_decay_rates, "two numbers, each at least 0 and below 1")] = (
+        0.9,
+        0.999,
+    )
     """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
 
-    grad_clip: float | None = 0.5
+    grad_clip: FloatAbove0 | None = 0.5
     """Limit to which gradients are clipped, above 0, see `grad_clip_by`; None does not clip. Default: Huang et al.
     2022, detail 11."""
 
@@ -89,24 +95,13 @@ class OptimizerConfig:
     log_grad_norms: bool = False
     """Log the gradient norm as `grad_norm` even if nothing is clipped."""
 
-    accumulate: int = 1
+    accumulate: IntFrom1 = 1
     """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
     Settings that count gradient steps still do: each step takes this many minibatches."""
 
-    max_skipped: int = 10
+    max_skipped: IntFrom1 = 10
     """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
     `skipped_steps`, if its loss or gradients are not finite."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "optimizer",
-            eps=(self.eps >= 0, "at least 0"),
-            betas=(all(0 <= beta < 1 for beta in self.betas), "two numbers, each at least 0 and below 1"),
-            grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
-            accumulate=(self.accumulate >= 1, "at least 1"),
-            max_skipped=(self.max_skipped >= 1, "at least 1"),
-        )
 
 
 @settings
@@ -119,7 +114,7 @@ class ComputeConfig:
     """Device of the module, as torch names it: cpu, cuda, cuda:1. Other devices are refused: Apple's `mps` has no
     float64, in which some figures are computed."""
 
-    threads: ThreadsLike = "auto"
+    threads: IntFrom1 | Literal["auto"] = "auto"
     """Torch's CPU threads during training, at least 1; the process's own setting is restored afterwards. `auto`:
     gradient steps use the number that the first steps show to be fastest (one for small networks), at most the number
     of free cores; everything else uses one. Sums split among threads may differ in their last bits: for exactly
@@ -133,9 +128,6 @@ class ComputeConfig:
     """Compile the whole gradient step with torch.compile. Takes up to half a minute at the start; steps are then about
     twice as fast on a CPU. Needs a C++ compiler, and a temporary folder (`TMPDIR`) whose path has no space."""
 
-    def __post_init__(self) -> None:
-        check_rules(self, "compute", threads=(self.threads == "auto" or self.threads >= 1, "at least 1, or auto"))
-
 
 @settings
 class EvaluationConfig:
@@ -148,24 +140,16 @@ class EvaluationConfig:
         "beside": "evaluate_beside",
     }
 
-    interval: int = 0
+    interval: IntFrom0 = 0
     """Iterations between evaluations, at least 0; 0 never evaluates. Results report their figures beside those of
     training. Offline algorithms evaluate only if an `env` is given."""
 
-    episodes: int = 20
+    episodes: IntFrom1 = 20
     """Episodes in an evaluation, at least 1."""
 
     beside: bool = False
     """Offline algorithms only: evaluate a copy of the module in a thread while training goes on. The returns are in the
     result of the next iteration in which an evaluation is due."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "evaluation",
-            interval=(self.interval >= 0, "at least 0"),
-            episodes=(self.episodes >= 1, "at least 1"),
-        )
 
 
 @settings
@@ -174,16 +158,13 @@ class MetricsConfig:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    window: int = 100
+    window: IntFrom1 = 100
     """Number of latest episodes over which results average returns and lengths, at least 1."""
 
     smoothing: Smoothing = "window"
     """How results average returns and lengths of episodes, and milliseconds of a turn. `window`: over the last `window`
     episodes; turns, over the iteration. `ema`: exponential moving averages over episodes, in which a new one weighs 2 /
     (window + 1); turns, over iterations in the same way."""
-
-    def __post_init__(self) -> None:
-        check_rules(self, "metrics", window=(self.window >= 1, "at least 1"))
 
 
 @settings
@@ -233,11 +214,11 @@ class SequenceConfig:
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_seq_len", "start": "sequence_start"}
 
-    max_len: int = 32
+    max_len: IntFrom1 = 32
     """Longest sequence on which a recurrent module is trained, in steps, at least 1: gradients flow no further back in
     time. Minibatches then hold whole sequences."""
 
-    burn_in: int = 0
+    burn_in: IntFrom0 = 0
     """Steps before each sequence that a recurrent module first processes without gradients, at least 0. Its state at
     the start of the sequence then comes from its present weights (Kapturowski et al. 2019, "Recurrent experience replay
     in distributed reinforcement learning")."""
@@ -247,14 +228,6 @@ class SequenceConfig:
     which a replay then stores. `zeros`: its initial state. SAC's critics, which do not act, always begin with their
     initial state."""
 
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "sequences",
-            max_len=(self.max_len >= 1, "at least 1"),
-            burn_in=(self.burn_in >= 0, "at least 0"),
-        )
-
 
 @settings
 class SegmentConfig:
@@ -263,21 +236,13 @@ class SegmentConfig:
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_segment_length"}
 
-    max_len: int = 128
+    max_len: IntFrom1 = 128
     """Longest segment, in steps, at least 1, for losses over sequences and for recurrent modules: longer ones are
     cut."""
 
-    burn_in: int = 0
+    burn_in: IntFrom0 = 0
     """Steps before each segment that a recurrent module first processes without gradients, at least 0. It begins them
     with its initial state (Kapturowski et al. 2019)."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "sequences",
-            max_len=(self.max_len >= 1, "at least 1"),
-            burn_in=(self.burn_in >= 0, "at least 0"),
-        )
 
 
 @settings
@@ -289,7 +254,7 @@ class ReplayConfig:
     capacity: int = 1_000_000
     """Capacity of each module's replay in steps, at least `batch_size`: when it is full, the oldest are overwritten."""
 
-    learning_starts: int = 1000
+    learning_starts: IntFrom0 = 1000
     """Env steps collected before the first gradient step, at least 0. Until then SAC and TD3 sample actions uniformly
     from the action space."""
 
@@ -297,20 +262,12 @@ class ReplayConfig:
     """Draw steps in proportion to their latest errors, with importance weights; otherwise uniformly. Source: Schaul et
     al. 2016, "Prioritized experience replay", the proportional variant."""
 
-    priority_alpha: float = 0.6
+    priority_alpha: FloatFrom0 = 0.6
     """Exponent of the errors, at least 0; 0 draws uniformly. Default: Schaul et al. 2016, table 3."""
 
     priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
     """Exponent of the importance weights, 0 to 1; 1 corrects in full. Default: from 0.4 to 1, as in Schaul et al.
     2016."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "replay",
-            learning_starts=(self.learning_starts >= 0, "at least 0"),
-            priority_alpha=(self.priority_alpha >= 0, "at least 0"),
-        )
 
 
 @settings
@@ -324,10 +281,10 @@ class ReadingConfig:
     recorded data in memory; `materialize_mapped_data` holds the output of the connectors in memory. `auto`: in memory
     up to 1 GiB."""
 
-    buffer_size: int = 65_536
+    buffer_size: IntFrom1 = 65_536
     """Steps that are shuffled together while streaming, at least 1: more mix better and take more memory."""
 
-    num_workers: int = 0
+    num_workers: IntFrom0 = 0
     """Workers that read, decode and apply connectors ahead of time, at least 0. 0: one thread, which also makes
     batches."""
 
@@ -335,7 +292,7 @@ class ReadingConfig:
     """Whether these workers are threads or processes. Processes are worth it for sources and connectors that run much
     Python code; starting them takes a third of a second."""
 
-    prefetch: int = 2
+    prefetch: IntFrom0 = 2
     """Blocks of batches that are prepared in advance, at least 0; 0 makes each on demand."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
@@ -346,15 +303,6 @@ class ReadingConfig:
     """Where connectors that learn from observations, such as `normalize_obs`, get their statistics. `data`: from all of
     the data, in a pass before training. `stored`: from the recording, which has stored them."""
 
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "reading",
-            buffer_size=(self.buffer_size >= 1, "at least 1"),
-            num_workers=(self.num_workers >= 0, "at least 0"),
-            prefetch=(self.prefetch >= 0, "at least 0"),
-        )
-
 
 @settings
 class VTraceConfig:
@@ -362,21 +310,16 @@ class VTraceConfig:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    rho_bar: float = 1.0
+    rho_bar: FloatAbove0 = 1.0
     """Cap of the importance weights of rewards and advantages, above 0. Default: Espeholt et al. 2018; Petrenko et al.
     2020."""
 
-    c_bar: float = 1.0
+    c_bar: FloatAbove0 = 1.0
     """Cap of the importance weights with which later rewards are propagated back, above 0, at most `rho_bar`. Default:
     as for `rho_bar`."""
 
     def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "vtrace",
-            rho_bar=(self.rho_bar > 0, "greater than 0"),
-            c_bar=(0 < self.c_bar <= self.rho_bar, "greater than 0 and at most `rho_bar`"),
-        )
+        check_rules(self, "vtrace", c_bar=(self.c_bar <= self.rho_bar, "at most `rho_bar`"))
 
 
 @settings
@@ -386,17 +329,9 @@ class TargetConfig:
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"interval": "target_interval"}
 
-    interval: int | None = None
+    interval: IntFrom1 | None = None
     """Gradient steps between two updates of the target network, at least 1; None: there is no target network."""
 
-    tau: float = 1.0
+    tau: Rate = 1.0
     """How far an update moves the target network towards the trained one, above 0, at most 1. 1 copies it (Mnih et al.
     2015; Luo et al. 2020); less, with an `interval` of 1, is Polyak averaging (Lillicrap et al. 2016)."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "target",
-            interval=(self.interval is None or self.interval >= 1, "at least 1, or none"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
-        )

@@ -26,7 +26,7 @@ from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
 from etude.learners.loss import Figures
-from etude.settings import check_rules, settings
+from etude.settings import FloatAbove0, IntFrom1, check_rules, settings
 from etude.spaces import Spaces
 
 
@@ -47,14 +47,14 @@ class OffPolicyConfig(ActingConfig):
     """Steps collected at a time, over all envs, at least 1, before the gradient steps that `updates_per_step` asks for.
     Small numbers cost time: starting and ending a collection takes about as long as ten steps."""
 
-    updates_per_step: float = 1.0
+    updates_per_step: FloatAbove0 = 1.0
     """Gradient steps of each module per env step (the update-to-data ratio), above 0. Fractions of a gradient step are
     carried over. Default: Haarnoja et al. 2018."""
 
-    iteration_steps: int = 1000
+    iteration_steps: IntFrom1 = 1000
     """Env steps between two results, at least 1."""
 
-    batch_size: int = 256
+    batch_size: IntFrom1 = 256
     """Steps in a gradient step, at least 1; for recurrent modules about this many, in whole sequences."""
 
     sequences: SequenceConfig = SequenceConfig(max_len=16, burn_in=8)
@@ -63,7 +63,7 @@ class OffPolicyConfig(ActingConfig):
     replay: ReplayConfig = ReplayConfig()
     """Size of the replay, and how steps are drawn from it."""
 
-    n_step: int = 1
+    n_step: IntFrom1 = 1
     """Rewards summed before a target bootstraps, at least 1."""
 
     metrics: MetricsConfig = MetricsConfig(window=20)
@@ -71,12 +71,6 @@ class OffPolicyConfig(ActingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            updates_per_step=(self.updates_per_step > 0, "greater than 0"),
-            iteration_steps=(self.iteration_steps >= 1, "at least 1"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            n_step=(self.n_step >= 1, "at least 1"),
-        )
         capacity, lengths = self.replay.capacity, self.trajectories
         check_rules(
             self.replay,

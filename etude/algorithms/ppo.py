@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.config import ClipRange, OnPolicyConfig
 from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
-from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of, points_of
+from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
 from etude.modules import Module
-from etude.settings import settings
+from etude.settings import FloatAbove0, FloatFrom0, settings
 
 
 @settings
@@ -25,15 +25,15 @@ class PPOConfig(OnPolicyConfig):
     optimizer: OptimizerConfig = OptimizerConfig(eps=1e-5)
     """Settings of the optimizer. Default of `eps`: Huang et al. 2022, detail 3."""
 
-    clip: Schedule = 0.2
+    clip: ClipRange = 0.2
     """Clipping range of the probability ratio, above 0, or a schedule: points of (env_steps, range), which may reach 0.
     Default: Schulman et al. 2017, table 3."""
 
-    value_clip: float | None = None
+    value_clip: FloatAbove0 | None = None
     """Clip the change of the value function to this range around the old values, above 0; None does not clip. Default:
     Andrychowicz et al. 2021, "What matters in on-policy reinforcement learning", which finds that it hurts."""
 
-    value_weight: float = 0.5
+    value_weight: FloatFrom0 = 0.5
     """Weight of the value loss, at least 0. Default: Huang et al. 2022, detail 9."""
 
     entropy_weight: Schedule = 0.0
@@ -43,18 +43,9 @@ class PPOConfig(OnPolicyConfig):
     normalize_advantages: bool = True
     """Normalise advantages over each iteration's steps to mean 0 and standard deviation 1."""
 
-    kl_target: float | None = None
+    kl_target: FloatAbove0 | None = None
     """KL divergence, above 0, that ends an iteration's epochs once the policy has moved by more than 1.5 times it. None
     never stops early."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            clip=(any(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
-            value_weight=(self.value_weight >= 0, "at least 0"),
-            value_clip=(self.value_clip is None or self.value_clip > 0, "greater than 0, or none"),
-            kl_target=(self.kl_target is None or self.kl_target > 0, "greater than 0, or none"),
-        )
 
 
 class PPO(OnPolicyAlgorithm[PPOConfig]):

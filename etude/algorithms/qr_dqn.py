@@ -14,20 +14,16 @@ from etude.columns import ACTION, WEIGHT, Columns
 from etude.learners import Batch, Loss
 from etude.modules import Module, Output
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, Floats, Logits
-from etude.settings import settings
+from etude.settings import IntFrom1, settings
 
 
 @settings
 class QRDQNConfig(DQNConfig):
     """Settings of QR-DQN: those of DQN and one more."""
 
-    num_quantiles: int = 50
+    num_quantiles: IntFrom1 = 50
     """Quantiles learned of each action's return, at least 1. For large numbers, the time of a gradient step grows with
     their square. Default: for small networks; Dabney et al. 2018 use 200 for Atari."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(num_quantiles=(self.num_quantiles >= 1, "at least 1"))
 
 
 class QuantileGreedy(EpsilonGreedy):

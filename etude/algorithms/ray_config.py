@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from etude.settings import check_range, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, check_rules, settings
 
 
 @settings
@@ -13,18 +13,11 @@ class RayData:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    num_cpus: float = 1.0
+    num_cpus: FloatAbove0 = 1.0
     """CPUs of each task that reads and prepares data, above 0."""
 
-    prefetch_batches: int = 2
+    prefetch_batches: IntFrom0 = 2
     """Blocks that each learner fetches ahead, at least 0."""
-
-    def __post_init__(self) -> None:
-        check_range(
-            "ray.data",
-            num_cpus=(self.num_cpus > 0, f"greater than 0, not {self.num_cpus}"),
-            prefetch_batches=(self.prefetch_batches >= 0, f"at least 0, not {self.prefetch_batches}"),
-        )
 
 
 @settings
@@ -34,59 +27,59 @@ class Ray:
     main_setting: ClassVar[str] = "num_runners"
     everyday: ClassVar[tuple[str, ...]] = ("num_runners",)
 
-    num_runners: int = 2
+    num_runners: IntFrom1 = 2
     """Number of runners that act at the same time, at least 1, each with `num_envs` envs."""
 
-    cpus_per_runner: float = 1.0
+    cpus_per_runner: FloatFrom0 = 1.0
     """CPUs reserved for each runner, at least 0."""
 
-    gpus_per_runner: float = 0.0
+    gpus_per_runner: FloatFrom0 = 0.0
     """GPUs reserved for each runner, at least 0; fractions are allowed."""
 
     resources_per_runner: Mapping[str, float] | None = None
     """Other resources reserved for each runner, by name, such as `{"simulator": 1}`."""
 
-    fragment_steps: int | None = None
+    fragment_steps: IntFrom1 | None = None
     """Steps that a runner returns at once, at least 1. None: `num_steps`; but if the learner waits for all of an
     iteration's steps, a part of each runner's share, so that fast runners take over from slow ones."""
 
-    in_flight: int = 2
+    in_flight: IntFrom1 = 2
     """Fragments requested from a runner at once if the learner does not wait for them, at least 1. More keep runners
     busy while it learns, and make the steps that it learns from older."""
 
-    sample_timeout: float = 60.0
+    sample_timeout: FloatAbove0 = 60.0
     """Seconds after which a collection continues with the fragments that have arrived, at least one; above 0. It is
     also the time that runners have to write recordings, and how long processes wait for room before they report it."""
 
-    step_timeout: float | None = 300.0
+    step_timeout: FloatAbove0 | None = 300.0
     """Seconds without a turn after which a runner's envs count as hanging, above 0. The runner is then restarted; the
     making of envs is watched, too. None: never."""
 
     restart_failed_runners: bool = True
     """Restart runners that have died; otherwise training continues with the others."""
 
-    max_restarts: int = 100
+    max_restarts: IntFrom0 = 100
     """Restarts allowed until a run is resumed, at least 0; one more is an error. Runners, evaluation runners and
     learners are counted separately."""
 
-    num_evaluation_runners: int = 0
+    num_evaluation_runners: IntFrom0 = 0
     """Extra runners that play evaluation episodes while training goes on, at least 0; 0: the training process plays
     them."""
 
-    num_learners: int = 0
+    num_learners: IntFrom0 = 0
     """Number of learners, which share each update, each with a part of the batch; at least 0. 0: the training process
     learns."""
 
-    cpus_per_learner: float = 1.0
+    cpus_per_learner: FloatFrom0 = 1.0
     """CPUs reserved for each learner, at least 0."""
 
-    gpus_per_learner: float = 0.0
+    gpus_per_learner: FloatFrom0 = 0.0
     """GPUs reserved for each learner, at least 0; fractions are allowed. Above 0, learners use `cuda`."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Backend that averages gradients. `auto`: `nccl` if each learner has a GPU to itself, else `gloo`."""
 
-    learner_timeout: float = 600.0
+    learner_timeout: FloatAbove0 = 600.0
     """Seconds that an update, or the start of learners with reserved resources, may take before one of them counts as
     lost, above 0."""
 
@@ -101,29 +94,9 @@ class Ray:
     """How recordings reach the learners."""
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("num_runners", "in_flight"), 1) | dict.fromkeys(_FROM_ZERO, 0)
-        rules = {
-            name: (getattr(self, name) >= n, f"at least {n}, not {getattr(self, name)}") for name, n in least.items()
-        }
-        for name in ("sample_timeout", "step_timeout", "learner_timeout"):
-            value = getattr(self, name)
-            rules[name] = (value is None or value > 0, f"greater than 0, not {value}")
-        fragment = self.fragment_steps
-        rules["fragment_steps"] = (fragment is None or fragment >= 1, f"at least 1, not {fragment}")
         is_whole = self.backend != "nccl" or self.gpus_per_learner >= 1
-        rules["backend"] = (is_whole, "auto or gloo where learners have no whole GPU each")
-        check_range("ray", **rules)
+        check_rules(self, "ray", backend=(is_whole, "auto or gloo where learners have no whole GPU each"))
 
-
-_FROM_ZERO = (
-    "cpus_per_runner",
-    "gpus_per_runner",
-    "max_restarts",
-    "num_evaluation_runners",
-    "num_learners",
-    "cpus_per_learner",
-    "gpus_per_learner",
-)
 
 EngineLike: TypeAlias = Ray | Literal["local", "ray"]
 """``local``, this process and its env workers; ``ray``, a Ray cluster with default settings; or a `Ray` with

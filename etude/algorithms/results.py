@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from etude.display import short, table
-from etude.errors import SettingsError
 from etude.learners import Update
 from etude.metrics import Ema, Metrics, Window
 from etude.metrics.stats import Smoothing
 from etude.modules import Module
 from etude.runners import Finished
-from etude.settings import settings
+from etude.settings import FloatFrom0, IntFrom0, settings
 
 MIN_EPISODES = 20
 """Fewest episodes over which a mean return counts for the goal of `Stop`."""
@@ -187,21 +186,15 @@ class Stop:
     return_mean: float | None = None
     """Stop at a mean return of at least this, over at least 20 episodes."""
 
-    env_steps: int | None = None
+    env_steps: IntFrom0 | None = None
     """Stop after this many env steps over the lifetime of the run, at least 0."""
 
-    updates: int | None = None
+    updates: IntFrom0 | None = None
     """Stop after this many gradient steps over the lifetime of the run, at least 0. Training ends with the iteration
     that makes the last of them (offline, an iteration makes `updates_per_iteration`)."""
 
-    seconds: float | None = None
+    seconds: FloatFrom0 | None = None
     """Stop after this many seconds of training over the lifetime of the run, at least 0; evaluations don't count."""
-
-    def __post_init__(self) -> None:
-        for name in ("env_steps", "updates", "seconds"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 0:
-                raise SettingsError(f"`stop.{name}` is {limit}, but must be at least 0.")
 
     def goals_met(self, result: Result) -> bool:
         """Whether every goal that is set is met; True if none is set."""

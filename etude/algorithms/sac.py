@@ -20,7 +20,7 @@ from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
 from etude.modules.random import RandomFirstModule
-from etude.settings import settings
+from etude.settings import FloatAbove0, Rate, settings
 from etude.spaces import Space
 
 
@@ -28,11 +28,11 @@ from etude.spaces import Space
 class SACConfig(OffPolicyConfig):
     """Settings of SAC."""
 
-    tau: float = 0.005
+    tau: Rate = 0.005
     """How far the critics' target networks move towards them after each gradient step, above 0, at most 1. Default:
     Haarnoja et al. 2018, table 1."""
 
-    temperature: float | None = None
+    temperature: FloatAbove0 | None = None
     """Weight of the entropy, above 0, with actions scaled to [-1, 1]; None: learned, so that the entropy approaches
     `target_entropy`."""
 
@@ -57,13 +57,6 @@ class SACConfig(OffPolicyConfig):
     unused: ClassVar[Mapping[str, str]] = {
         "network.state_dependent_std": "standard deviations always depend on the observation"
     } | NO_VALUE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
-            temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
-        )
 
 
 class SoftModule(RandomFirstModule, TargetedModule):

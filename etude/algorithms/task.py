@@ -27,7 +27,7 @@ from etude.learners.loss import loss_from
 from etude.learners.replay_dataset import MASK, ReplayDataset
 from etude.modules import Actor, Module, make_module
 from etude.modules.acting import as_tensor
-from etude.settings import settings
+from etude.settings import IntFrom1, settings
 from etude.spaces import Flattener, Space, Spaces, leaf_dtype, leaf_shape
 
 
@@ -121,31 +121,24 @@ class TaskConfig(ActingConfig):
 
     unused: ClassVar[Mapping[str, str]] = {"network": "the net is made by network(), and acts by act()"} | ONE_RATE
 
-    num_samples: int = 1
+    num_samples: IntFrom1 = 1
     """Consecutive steps in a sample, at least 1."""
 
-    stride: int | None = None
+    stride: IntFrom1 | None = None
     """Steps from the start of a sample to that of the next in the same segment, at least 1. None: `num_samples`, so
     that each step is in one sample."""
 
-    replay_epochs: int = 1
+    replay_epochs: IntFrom1 = 1
     """Number of collections kept to learn from, the newest included, at least 1."""
 
-    num_update_steps: int = 100
+    num_update_steps: IntFrom1 = 100
     """Gradient steps of each module after each collection, at least 1."""
 
-    batch_size: int | None = 256
+    batch_size: IntFrom1 | None = 256
     """Samples in a gradient step, at least 1; fewer if there are not as many. None: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            num_samples=(self.num_samples >= 1, "at least 1"),
-            stride=(self.stride is None or self.stride >= 1, "at least 1, or none"),
-            replay_epochs=(self.replay_epochs >= 1, "at least 1"),
-            num_update_steps=(self.num_update_steps >= 1, "at least 1"),
-            batch_size=(self.batch_size is None or self.batch_size >= 1, "at least 1, or none"),
-        )
         if learners_of(self):
             raise SettingsError(
                 f"`engine` has num_learners={learners_of(self)}, but a task makes its gradient steps in the process "

@@ -31,7 +31,7 @@ from etude.modules import Module, Network, NetworkConfig, make_module
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.distributions import DiagGaussian, Floats, SquashedGaussian
 from etude.modules.random import RandomFirstModule
-from etude.settings import check_rules, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rate, check_rules, settings
 from etude.spaces import Space
 
 
@@ -39,35 +39,26 @@ from etude.spaces import Space
 class TwinDelayedSettings:
     """Settings of TD3 and TD3+BC."""
 
-    policy_delay: int = 2
+    policy_delay: IntFrom1 = 2
     """Gradient steps of the critics for each one of the policy and of all targets, at least 1. Default: Fujimoto et al.
     2018."""
 
-    target_noise: float = 0.2
+    target_noise: FloatFrom0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0, with actions scaled to [-1, 1].
     Default: Fujimoto et al. 2018."""
 
-    target_noise_clip: float = 0.5
+    target_noise_clip: FloatFrom0 = 0.5
     """Limit of this noise's magnitude, at least 0. Default: Fujimoto et al. 2018."""
 
-    tau: float = 0.005
+    tau: Rate = 0.005
     """How far targets move in each of their updates, above 0, at most 1. Default: Fujimoto et al. 2018."""
-
-    def twin_delayed_rules(self) -> dict[str, tuple[bool, str]]:
-        """The rules of these settings, for `AlgorithmConfig.check`."""
-        return {
-            "policy_delay": (self.policy_delay >= 1, "at least 1"),
-            "target_noise": (self.target_noise >= 0, "at least 0"),
-            "target_noise_clip": (self.target_noise_clip >= 0, "at least 0"),
-            "tau": (0 < self.tau <= 1, "above 0 and at most 1"),
-        }
 
 
 @settings
 class TD3Config(OffPolicyConfig, TwinDelayedSettings):
     """Settings of TD3."""
 
-    action_noise: float = 0.1
+    action_noise: FloatAbove0 = 0.1
     """Standard deviation of the exploration noise, above 0, with actions scaled to [-1, 1]. Default: Fujimoto et al.
     2018."""
 
@@ -89,10 +80,6 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            **self.twin_delayed_rules(),
-            action_noise=(self.action_noise > 0, "greater than 0"),
-        )
         check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
 
 
@@ -295,7 +282,7 @@ class TD3BCConfig(OfflineCriticConfig, TwinDelayedSettings):
     The paper also normalises observations: ``connectors=("normalize_obs",)``.
     """
 
-    alpha: float = 2.5
+    alpha: FloatFrom0 = 2.5
     """Weight of the critic's value against the squared distance to the recorded actions, at least 0. 0 imitates; larger
     trusts the critic more. Values are divided by their mean magnitude, so that the scale of rewards does not matter.
     Default: Fujimoto & Gu 2021."""
@@ -307,10 +294,6 @@ class TD3BCConfig(OfflineCriticConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            alpha=(self.alpha >= 0, "at least 0"),
-            **self.twin_delayed_rules(),
-        )
         check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
 
 

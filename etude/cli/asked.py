@@ -21,7 +21,7 @@ from etude.errors import SettingsError
 from etude.learners import Schedule
 from etude.presets import Preset, find_preset
 from etude.runners import CallbackLike, ModuleOf
-from etude.settings import choice, from_dict, merged, placed, settings, typed
+from etude.settings import FloatFrom0, choice, from_dict, merged, placed, settings, typed
 
 
 @settings
@@ -43,7 +43,7 @@ class RunOptions:
     ray: Ray = Ray()
     """Settings of the ray engine, for `--engine ray`."""
 
-    save_interval: float = 60.0
+    save_interval: FloatFrom0 = 60.0
     """Seconds between checkpoints, at least 0; one is always saved at the end."""
 
     quiet: bool = False
@@ -51,10 +51,6 @@ class RunOptions:
 
     json: bool = False
     """Print the results as one JSON object on standard output."""
-
-    def __post_init__(self) -> None:
-        if self.save_interval < 0:
-            raise SettingsError(f"`save_interval` is {self.save_interval}, but must be at least 0.")
 
 
 @settings

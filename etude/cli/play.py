@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from etude.cli import flags
 from etude.cli.streams import print_json, say, show, table
 from etude.errors import SettingsError
-from etude.settings import defaults, settings
+from etude.settings import IntFrom1, defaults, settings
 from etude.urls import redacted
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Play:
     json: bool = False
     """Print one JSON object on standard output."""
 
-    episodes: int = 20
+    episodes: IntFrom1 = 20
     """Number of whole episodes, at least 1."""
 
-    max_steps: int | None = None
+    max_steps: IntFrom1 | None = None
     """Steps after which an episode is truncated, at least 1. None: as in training."""
 
     set: Mapping[str, str] | None = None
@@ -52,12 +52,6 @@ class Play:
 
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise SettingsError(f"`episodes` is {self.episodes}, but must be at least 1.")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise SettingsError(f"`max_steps` is {self.max_steps}, but must be at least 1, or none.")
 
     def loaded(self, *, plays: bool = True) -> "Algorithm[Any]":
         """Load the run without what it needs only to learn; if it ``plays``, check that it has an env."""
@@ -121,7 +115,6 @@ class Evaluate(Play, flags.TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        flags.TableOptions.__post_init__(self)
         estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
         for name in estimates if self.on is None else ("env", "explore", "episodes", "max_steps"):
             if getattr(self, name) == defaults(Evaluate)[name]:
@@ -226,7 +219,6 @@ class Watch(Play):
     """Print only errors."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if (self.to is None) != self.live:
             raise SettingsError(
                 "watch needs to know how: --to clip.mp4 writes a clip (.mp4, .webm or .gif), --live opens the env's "

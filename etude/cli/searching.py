@@ -11,7 +11,7 @@ from etude.algorithms.search import flat, written
 from etude.cli import flags, values
 from etude.cli.asked import CONVERTERS, RunOptions, ask
 from etude.errors import SettingsError
-from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
+from etude.settings import IntFrom1, Leaf, leaves_of, settings, settings_inside, typed
 
 SPACE = "--space."
 FAILED = 1
@@ -41,7 +41,7 @@ class SearchOptions(RunOptions):
     """A YAML or JSON file with what is tried, by setting: the words of --space.NAME, or a list, each of whose values is
     tried; --space.NAME counts more."""
 
-    samples: int = 1
+    samples: IntFrom1 = 1
     """How often the search space is drawn from, at least 1; each time, all combinations of its lists are tried."""
 
     metric: str = "return_mean"

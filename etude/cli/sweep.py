@@ -25,7 +25,7 @@ from etude.cli.searching import FAILED, USAGE, SearchOptions, ask_space, rank
 from etude.errors import SettingsError
 from etude.files import write_atomically
 from etude.interruption import INTERRUPTED
-from etude.settings import settings
+from etude.settings import IntFrom1, settings
 
 TABLE = "sweep.csv"
 ABOUT = "Train with many settings on this machine, and see which are best. What --space.NAME takes: etude sweep --help"
@@ -39,18 +39,12 @@ class SweepOptions(SearchOptions, FolderOptions):
     """The folder of all trials; that of the first one's first seed is OUT/trial-0/seed-0. None:
     runs/sweep-ALGORITHM-ENV-TIME, or the resumed sweep."""
 
-    seeds: int = 1
+    seeds: IntFrom1 = 1
     """How many seeds each trial is trained with, counted from `seed` (from 0 without one), at least 1."""
 
     resume: str | None = None
     """Continue the sweep in this folder, with the same command otherwise: finished trials are not trained again, the
     others continue from their checkpoints."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("samples", "seeds"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"`{name}` is {getattr(self, name)}, but must be at least 1.")
 
 
 class Trial(NamedTuple):

@@ -30,7 +30,7 @@ from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, interruptible
 from etude.presets import Preset, find_preset, find_presets
-from etude.settings import settings, typed
+from etude.settings import IntFrom0, settings, typed
 
 FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
@@ -49,10 +49,10 @@ class KeepOptions:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    keep_last: int = 0
+    keep_last: IntFrom0 = 0
     """Number of newest checkpoints to keep, at least 0."""
 
-    keep_best: int = 0
+    keep_best: IntFrom0 = 0
     """Number of checkpoints with the best `metric` to keep, at least 0."""
 
     metric: str = "return_mean"
@@ -62,9 +62,6 @@ class KeepOptions:
     """Whether large or small values are good."""
 
     def __post_init__(self) -> None:
-        for name in ("keep_last", "keep_best"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"`checkpoints.{name}` is {getattr(self, name)}, but must be at least 0.")
         check_metric(self.metric)
 
     def kept_in(self, out: Path) -> Checkpoints | None:
@@ -95,23 +92,18 @@ class TrainOptions(FolderOptions):
     checkpoints: KeepOptions = KeepOptions()
     """Which further checkpoints are kept."""
 
-    seeds: int = 0
+    seeds: IntFrom0 = 0
     """Number of seeds to train with, counted from `seed` (or 0), each in its own process and folder, such as
     OUT/seed-0. 0: one run, in OUT itself."""
 
     max_concurrent: int | None = None
     """With `seeds`: maximum number of runs at a time. None: as many as the cores allow."""
 
-    clip_interval: int = 0
+    clip_interval: IntFrom0 = 0
     """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must support
     rendering (render_mode)."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip_interval < 0:
-            raise SettingsError(f"`clip_interval` is {self.clip_interval}, but must be at least 0.")
-        if self.seeds < 0:
-            raise SettingsError(f"`seeds` is {self.seeds}, but must be at least 0.")
         if self.seeds and self.clip_interval:
             raise SettingsError("`clip_interval` is for one run: leave it out with `seeds`, and see etude watch.")
         if not self.seeds and self.max_concurrent is not None:

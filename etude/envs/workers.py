@@ -5,7 +5,7 @@ import os
 from typing import ClassVar, Final, Literal
 
 from etude.errors import SettingsError
-from etude.settings import check_range, settings
+from etude.settings import FloatAbove0, FloatFrom0, Fraction, IntFrom0, IntFrom1, check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
 """The default limit in seconds for a step in a worker process."""
@@ -23,21 +23,14 @@ class EnvLimits:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    max_steps: int | None = None
+    max_steps: IntFrom1 | None = None
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
 
-    check: int | Literal["always"] = 10
+    check: IntFrom0 | Literal["always"] = 10
     """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
     and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
     Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
     only in these steps."""
-
-    def __post_init__(self) -> None:
-        check_range(
-            type(self).__name__,
-            max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
-            check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
-        )
 
 
 @settings
@@ -56,17 +49,17 @@ class Workers(EnvLimits):
     main_setting: ClassVar[str] = "num_workers"
     everyday: ClassVar[tuple[str, ...]] = ("num_workers",)
 
-    num_workers: int = 0
+    num_workers: IntFrom0 = 0
     """Processes or threads that step envs, at least 0. 0: the envs step in this process, all together."""
 
-    envs_per_worker: int = 1
+    envs_per_worker: IntFrom1 = 1
     """Copies of the env in each worker, at least 1: it steps them one after the other."""
 
     mode: Literal["process", "thread", "sync"] = "process"
     """What a worker is. Threads share one Python process: only envs that release its global lock run faster, and a
     thread that hangs can't be killed. With 0 workers, and only then, the mode is ``sync``, whatever is set here."""
 
-    min_batch: int | None = None
+    min_batch: IntFrom1 | None = None
     """How many envs must be ready before their agents act, from 1 to the number of envs. None: half of them, so that
     one half steps while the other half acts. The number of envs: all step together."""
 
@@ -74,11 +67,11 @@ class Workers(EnvLimits):
     """The most envs whose agents act together, at least `min_batch`. If more are ready, those that made the fewest
     steps come first. None: no limit."""
 
-    max_wait: float | None = None
+    max_wait: FloatFrom0 | None = None
     """Seconds to wait for `min_batch` envs, at least 0. They count from when the first env is ready; after that, the
     envs that are ready act. None: no limit."""
 
-    step_timeout: float | Literal["auto"] | None = "auto"
+    step_timeout: FloatAbove0 | Literal["auto"] | None = "auto"
     """The longest that a step may take, in seconds, above 0. A reset may take ten times as long, and so may making an
     env, which has at least 30 seconds. A worker process that takes longer is killed and restarted. A thread can't be
     killed, so the run ends. `auto`: 60 for processes, no limit for threads. None: no limit."""
@@ -87,35 +80,23 @@ class Workers(EnvLimits):
     """Make an env again after it fails, and restart a worker that dies or hangs. The env's episode is truncated there;
     the step that failed is lost and counted. If False, the first failure ends the run."""
 
-    max_restarts: int = 5
+    max_restarts: IntFrom0 = 5
     """How often in a row an env may fail without completing a step, at least 0. One more failure ends the run."""
 
-    max_failure_rate: float = 0.1
+    max_failure_rate: Fraction = 0.1
     """The largest fraction of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
     ends."""
 
-    cleanup_time: float = 5.0
+    cleanup_time: FloatFrom0 = 5.0
     """Seconds that workers have to close their envs before they are killed, at least 0."""
 
     def __post_init__(self) -> None:
-        EnvLimits.__post_init__(self)
         check_range(
             "Workers",
-            num_workers=(self.num_workers >= 0, "at least 0"),
-            envs_per_worker=(self.envs_per_worker >= 1, "at least 1"),
-            min_batch=(self.min_batch is None or self.min_batch >= 1, "at least 1, or none"),
             max_batch=(
                 self.max_batch is None or self.max_batch >= (self.min_batch or 1),
                 "at least min_batch, or none",
             ),
-            max_wait=(self.max_wait is None or self.max_wait >= 0, "at least 0, or none"),
-            step_timeout=(
-                self.step_timeout is None or self.step_timeout == "auto" or self.step_timeout > 0,
-                "above 0, or auto, or none",
-            ),
-            max_restarts=(self.max_restarts >= 0, "at least 0"),
-            max_failure_rate=(0 <= self.max_failure_rate <= 1, "between 0 and 1"),
-            cleanup_time=(self.cleanup_time >= 0, "at least 0"),
         )
         self._check_together()
 

@@ -18,7 +18,7 @@ the product of the ratios up to step t, and ``w`` the product over the whole epi
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import check_rules, settings, shown, suggestion
+from etude.settings import Fraction, IntFrom0, IntFrom1, Rule, settings, shown, suggestion
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 """The names of the estimators."""
@@ -54,17 +54,17 @@ METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 class OffPolicyEvaluationConfig:
     """Settings of an off-policy evaluation."""
 
-    methods: tuple[str, ...] = METHODS
+    methods: Annotated[tuple[str, ...], Rule(lambda names: len(names) > 0, f"some of {', '.join(METHODS)}")] = METHODS
     """Estimators to use, among `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes most of
     the time."""
 
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor, 0 to 1. Rewards are discounted from each episode's first step on."""
 
-    confidence: float = 0.95
+    confidence: Annotated[float, Rule(lambda value: 0 < value < 1, "between 0 and 1, both left out")] = 0.95
     """Confidence level of the intervals, between 0 and 1."""
 
-    seed: int = 0
+    seed: IntFrom0 = 0
     """Seed of the bootstrap and of all fits, at least 0."""
 
     explore: bool = True
@@ -83,7 +83,7 @@ class OffPolicyEvaluationConfig:
     """Show what is being computed, and the time left: live in a terminal or a notebook, else as lines on standard
     error."""
 
-    resamples: int = 1_000
+    resamples: IntFrom1 = 1_000
     """Number of bootstrap samples, at least 1."""
 
     fqe: FQEConfig = FQEConfig()
@@ -94,14 +94,6 @@ class OffPolicyEvaluationConfig:
             if method not in METHODS:
                 known = f"there are {', '.join(METHODS)}.{suggestion(method, METHODS)}"
                 raise SettingsError(f"there is no method `{method}`; {known}")
-        check_rules(
-            self,
-            methods=(len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            confidence=(0 < self.confidence < 1, "between 0 and 1, both left out"),
-            seed=(self.seed >= 0, "at least 0"),
-            resamples=(self.resamples >= 1, "at least 1"),
-        )
 
     @property
     def weighs(self) -> bool:

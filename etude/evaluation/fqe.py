@@ -5,7 +5,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from etude.learners.optim import Adam, FlatParameters
 from etude.modules import NetworkConfig
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.network import ACTIVATIONS, ObsEncoder
-from etude.settings import check_rules, settings
+from etude.settings import FloatAbove0, IntFrom1, Rate, Rule, settings
 from etude.spaces import Space
 
 FORWARD: Final = 2_048
@@ -37,40 +37,28 @@ WARM_UP: Final = 4
 class FQEConfig:
     """Settings of the fit of action values."""
 
-    members: int = 10
+    members: Annotated[int, Rule(lambda value: value >= 2, "at least 2")] = 10
     """Number of networks, at least 2. Each is fitted to its own bootstrap sample of the episodes."""
 
-    steps: int = 3_000
+    steps: IntFrom1 = 3_000
     """Gradient steps, at least 1. The first quarter fits the recorded returns, which are a better start for the target
     policy's values than random ones."""
 
-    batch_size: int = 256
+    batch_size: IntFrom1 = 256
     """Recorded steps per gradient step, at least 1."""
 
-    lr: float = 3e-3
+    lr: FloatAbove0 = 3e-3
     """Initial learning rate of Adam, greater than 0. It decreases linearly to 0."""
 
-    tau: float = 0.2
+    tau: Rate = 0.2
     """How far the target networks move towards the networks at each gradient step, above 0, at most 1."""
 
-    draws: int = 4
+    draws: IntFrom1 = 4
     """Actions sampled from the target policy for an expected value, at least 1. Discrete actions are not sampled, but
     weighted by their probabilities."""
 
     network: NetworkConfig = NetworkConfig(activation="relu")
     """Architecture of each network: `hidden`, `activation` and the settings of convolutions."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            "fqe",
-            members=(self.members >= 2, "at least 2"),
-            steps=(self.steps >= 1, "at least 1"),
-            batch_size=(self.batch_size >= 1, "at least 1"),
-            lr=(self.lr > 0, "greater than 0"),
-            tau=(0 < self.tau <= 1, "greater than 0, at most 1"),
-            draws=(self.draws >= 1, "at least 1"),
-        )
 
 
 class QEnsemble(nn.Module):

@@ -5,7 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from etude.columns import ACTION_MASK, OBS, OBS_MASK
 from etude.display import short
 from etude.errors import ModuleError, SettingsError
 from etude.modules.distributions import Distribution, Floats, distribution_for
-from etude.settings import settings
+from etude.settings import IntFrom1, Rule, settings
 from etude.spaces import Flattener, Space, leaf_shape, leaves
 
 
@@ -348,7 +348,9 @@ class NetworkConfig:
 
     everyday: ClassVar[tuple[str, ...]] = ("hidden", "activation", "recurrent")
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Annotated[
+        tuple[int, ...], Rule(lambda widths: all(width >= 1 for width in widths), "widths of at least 1")
+    ] = (64, 64)
     """Widths of the fully connected layers, each at least 1; empty: a linear map. Default: Schulman et al. 2017."""
 
     activation: Literal["tanh", "relu", "silu", "gelu", "elu", "linear"] = "tanh"
@@ -377,23 +379,15 @@ class NetworkConfig:
     """Convolutions for images, each (channels, kernel size, stride). None: Mnih et al. 2015 (DQN), or two small ones if
     a side has fewer than 36 pixels."""
 
-    conv_width: int = 512
+    conv_width: IntFrom1 = 512
     """Width of an encoded image, at least 1. Default: Mnih et al. 2015 (DQN)."""
 
     recurrent: Literal["lstm", "gru"] | None = None
     """A recurrent layer between the encoder and the `hidden` layers, for partially observable envs. With `separate`,
     policy and value function have one each."""
 
-    recurrent_size: int = 64
+    recurrent_size: IntFrom1 = 64
     """Width of each recurrent layer, at least 1; an LSTM's state is twice as wide."""
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise SettingsError(f"`hidden` is {self.hidden}: each width must be at least 1.")
-        if self.conv_width < 1:
-            raise SettingsError(f"`conv_width` is {self.conv_width}: it must be at least 1.")
-        if self.recurrent_size < 1:
-            raise SettingsError(f"`recurrent_size` is {self.recurrent_size}: it must be at least 1.")
 
 
 class Trunk(nn.Module):

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
 from etude.serving.web import ServingMetrics, repeating
-from etude.settings import check_rules, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Rule, settings
 from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS
 
@@ -43,7 +43,7 @@ class ServingConfig:
     host: str = "127.0.0.1"
     """The address to listen at: `127.0.0.1` is for this machine alone, `0.0.0.0` for all that can reach it."""
 
-    port: int = 8080
+    port: Annotated[int, Rule(lambda value: 0 <= value < 1 << 16, "from 0 to 65535")] = 8080
     """Where; 0 is any port that is free."""
 
     record: str | None = None
@@ -55,35 +55,23 @@ class ServingConfig:
     seed: int | None = None
     """Of the actions drawn; none draws one from the system."""
 
-    max_body: int = 16 * 2**20
+    max_body: IntFrom1 = 16 * 2**20
     """The most bytes of a request, at least 1."""
 
-    max_batch: int = 1024
+    max_batch: IntFrom1 = 1024
     """The most observations of a request, and of one call of a policy, at least 1."""
 
-    max_sessions: int = 1000
+    max_sessions: IntFrom0 = 1000
     """The most sessions that are open at one time, at least 0."""
 
-    session_seconds: float = 600.0
+    session_seconds: FloatAbove0 = 600.0
     """A session that is not used for so long is closed, and its unfinished episode is dropped."""
 
-    max_episode_steps: int = 100_000
+    max_episode_steps: IntFrom1 = 100_000
     """The most steps of a recorded episode, at least 1: they are held in memory until its end."""
 
-    flush_seconds: float = 60.0
+    flush_seconds: FloatFrom0 = 60.0
     """Recorded episodes are on the disk so many seconds after they have ended, at the latest."""
-
-    def __post_init__(self) -> None:
-        check_rules(
-            self,
-            port=(0 <= self.port < 1 << 16, "from 0 to 65535"),
-            max_body=(self.max_body >= 1, "at least 1"),
-            max_batch=(self.max_batch >= 1, "at least 1"),
-            max_sessions=(self.max_sessions >= 0, "at least 0"),
-            session_seconds=(self.session_seconds > 0, "above 0"),
-            max_episode_steps=(self.max_episode_steps >= 1, "at least 1"),
-            flush_seconds=(self.flush_seconds >= 0, "at least 0"),
-        )
 
 
 @dataclasses.dataclass(eq=False)

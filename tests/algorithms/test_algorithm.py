@@ -413,5 +413,5 @@ def test_settings_that_can_not_be(given: dict[str, Any], message: str) -> None:
 def test_seeds_and_budgets_below_zero() -> None:
     with pytest.raises(SettingsError, match="a seed must be .*at least 0, not -1"):
         PPO(PPOConfig(env=Echo)).evaluate(1, seed=-1)
-    with pytest.raises(SettingsError, match="`stop.env_steps` is -4"):
+    with pytest.raises(SettingsError, match="`env_steps` is -4"):
         Stop(env_steps=-4)

@@ -168,11 +168,11 @@ def test_modules_have_settings_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clip": 0.0}, "`clip` is 0.0, but must be greater than 0"),
+        ({"clip": 0.0}, "`clip` is 0.0, but must be above 0"),
         ({"target_interval": 0}, "`target.interval` is 0, but must be at least 1, or none"),
         ({"tau": 0.0}, "`target.tau` is 0.0, but must be above 0 and at most 1"),
-        ({"rho_bar": 0.0}, "`vtrace.rho_bar` is 0.0, but must be greater than 0"),
-        ({"c_bar": 1.5}, "`vtrace.c_bar` is 1.5, but must be greater than 0 and at most `rho_bar`"),
+        ({"rho_bar": 0.0}, "`vtrace.rho_bar` is 0.0, but must be above 0"),
+        ({"c_bar": 1.5}, "`vtrace.c_bar` is 1.5, but must be at most `rho_bar`"),
         ({"value_weight": -0.1}, "`value_weight` is -0.1, but must be at least 0"),
     ],
 )

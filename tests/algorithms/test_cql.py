@@ -328,10 +328,10 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("alpha", 0.0, "greater than 0, or none"),
+        ("alpha", 0.0, "above 0, or none"),
         ("num_actions", 0, "at least 1"),
         ("gradient_actions", 0, "at least 1, or none"),
-        ("temperature", 0.0, "greater than 0, or none"),
+        ("temperature", 0.0, "above 0, or none"),
         ("gamma", 1.1, "between 0 and 1"),
         ("tau", 0.0, "above 0 and at most 1"),
         ("squash", False, "true: actions are drawn between their bounds"),

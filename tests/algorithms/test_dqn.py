@@ -264,7 +264,7 @@ def test_noise_on_the_weights_takes_the_place_of_epsilon() -> None:
         ({"epsilon": 1.5}, "`epsilon` is 1.5, but must be probabilities"),
         ({"tau": 0.0}, "`target.tau` is 0.0, but must be above 0"),
         ({"capacity": 8}, r"`replay.capacity` is 8, but must be at least `batch_size` \(32\)"),
-        ({"updates_per_step": 0.0}, "`updates_per_step` is 0.0, but must be greater than 0"),
+        ({"updates_per_step": 0.0}, "`updates_per_step` is 0.0, but must be above 0"),
         (
             {"network": NetworkConfig(recurrent="gru"), "prioritized": True},
             "`replay.prioritized` is set, but Network is recur",

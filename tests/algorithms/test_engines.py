@@ -12,13 +12,13 @@ from etude.errors import SettingsError
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_runners": 0}, r"ray.num_runners must be at least 1, not 0\."),
-        ({"in_flight": 0}, r"ray.in_flight must be at least 1, not 0\."),
-        ({"num_learners": -1}, r"ray.num_learners must be at least 0, not -1\."),
-        ({"gpus_per_learner": -0.5}, r"ray.gpus_per_learner must be at least 0, not -0.5\."),
-        ({"fragment_steps": 0}, r"ray.fragment_steps must be at least 1, not 0\."),
-        ({"sample_timeout": 0}, r"ray.sample_timeout must be greater than 0, not 0.0\."),
-        ({"step_timeout": -1}, r"ray.step_timeout must be greater than 0, not -1.0\."),
+        ({"num_runners": 0}, r"`num_runners` is 0, but must be at least 1"),
+        ({"in_flight": 0}, r"`in_flight` is 0, but must be at least 1"),
+        ({"num_learners": -1}, r"`num_learners` is -1, but must be at least 0"),
+        ({"gpus_per_learner": -0.5}, r"`gpus_per_learner` is -0.5, but must be at least 0"),
+        ({"fragment_steps": 0}, r"`fragment_steps` is 0, but must be at least 1"),
+        ({"sample_timeout": 0}, r"`sample_timeout` is 0.0, but must be above 0"),
+        ({"step_timeout": -1}, r"`step_timeout` is -1.0, but must be above 0"),
         ({"num_runner": 2}, r"Ray has no setting `num_runner`. Nearest: `num_runners`"),
     ],
 )
@@ -30,8 +30,8 @@ def test_settings_that_are_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_cpus": 0}, r"ray.data.num_cpus must be greater than 0, not 0.0\."),
-        ({"prefetch_batches": -1}, r"ray.data.prefetch_batches must be at least 0, not -1\."),
+        ({"num_cpus": 0}, r"`num_cpus` is 0.0, but must be above 0"),
+        ({"prefetch_batches": -1}, r"`prefetch_batches` is -1, but must be at least 0"),
     ],
 )
 def test_settings_of_data_that_are_refused(given, message):

@@ -236,7 +236,7 @@ def test_settings_of_single_modules() -> None:
         ({"ghost": {"lr": 0.1}}, r"`agents.overrides` are of 'ghost', but the `modules` are \('first', 'last'\)"),
         ({"first": {"num_envs": 2}}, "`overrides` of 'first' hold `num_envs`, which is of all modules together"),
         ({"first": {"lrr": 0.1}}, "overrides.first has no setting `lrr`"),
-        ({"first": {"clip": -1.0}}, "clip.* is -1.0, but a schedule is a number from 0 on"),
+        ({"first": {"clip": -1.0}}, "`overrides.first.clip` is -1.0, but must be above 0"),
     ],
 )
 def test_overrides_that_can_not_be(given: Any, message: str) -> None:

@@ -347,7 +347,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_spoils_nothing(tmp_path: Path
         ("gamma", 1.1, "between 0 and 1"),
         ("lambda_", -0.1, "between 0 and 1"),
         ("value_weight", -1.0, "at least 0"),
-        ("average_rate", 0.0, "greater than 0, at most 1"),
+        ("average_rate", 0.0, "above 0 and at most 1"),
         ("max_weight", 0.5, "at least 1"),
     ],
 )

@@ -194,9 +194,9 @@ def test_results_count_what_was_done() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clip": 0.0}, "`clip` is 0.0, but must be greater than 0"),
-        ({"clip": ((0, 0.0), (9, 0.0))}, "`clip` is .*, but must be greater than 0"),
-        ({"value_clip": -1.0}, "`value_clip` is -1.0, but must be greater than 0, or none"),
+        ({"clip": 0.0}, "`clip` is 0.0, but must be above 0"),
+        ({"clip": ((0, 0.0), (9, 0.0))}, "`clip` is .*, but must be above 0"),
+        ({"value_clip": -1.0}, "`value_clip` is -1.0, but must be above 0, or none"),
         ({"kl_target": 0.0}, "`kl_target` is 0.0"),
         ({"gamma": 1.5}, "`gamma` is 1.5, but must be between 0 and 1"),
         ({"num_envs": 0}, "`num_envs` is 0, but must be at least 1"),

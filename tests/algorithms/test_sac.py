@@ -225,7 +225,7 @@ class Endless(PendulumEnv):
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="SAC draws the actions of a Box of floats only. Take DQN or PPO"):
         sac(env="CartPole-v1")
-    with pytest.raises(SettingsError, match="`temperature` is 0.0, but must be greater than 0, or none"):
+    with pytest.raises(SettingsError, match="`temperature` is 0.0, but must be above 0, or none"):
         sac(temperature=0.0)
     with pytest.raises(SettingsError, match="`trajectories.min_length` is 2, but must be 1"):
         sac(min_trajectory_length=2)

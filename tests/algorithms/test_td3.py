@@ -208,7 +208,7 @@ def test_what_can_not_be_is_refused() -> None:
         td3(env="CartPole-v1")
     with pytest.raises(SpaceError, match="needs finite bounds"):
         unplayed(spaces.Box(-np.inf, np.inf, (1,), np.float32))
-    with pytest.raises(SettingsError, match="`action_noise` is 0.0, but must be greater than 0"):
+    with pytest.raises(SettingsError, match="`action_noise` is 0.0, but must be above 0"):
         td3(action_noise=0.0)
     with pytest.raises(SettingsError, match="`policy_delay` is 0"):
         td3(policy_delay=0)

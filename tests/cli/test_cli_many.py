@@ -123,7 +123,7 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
         (["--worker", "2"], "Nearest: `workers` (processes or threads that step envs, at least 0, default 0)"),
         (["--workers", "two"], "ppo.workers.num_workers is 'two', expected INT."),
         (["--workers", "2", "--workers.num-workers", "2"], "ppo: --workers and --workers.num-workers are one setting"),
-        (["--min-batch", "0"], "Workers.min_batch must be at least 1, or none."),
+        (["--min-batch", "0"], "`workers.min_batch` is 0, but must be at least 1, or none."),
         (["--step-timeout", "3"], "Workers.step_timeout needs workers"),
         (["--recurrent", "rnn"], "ppo.network.recurrent is 'rnn', expected {lstm,gru}|none"),
         (

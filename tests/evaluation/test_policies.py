@@ -330,13 +330,13 @@ def test_arguments_out_of_range(given, message):
         ("members", 1, "at least 2"),
         ("steps", 0, "at least 1"),
         ("batch_size", 0, "at least 1"),
-        ("lr", 0.0, "greater than 0"),
-        ("tau", 1.5, "greater than 0, at most 1"),
+        ("lr", 0.0, "above 0"),
+        ("tau", 1.5, "above 0 and at most 1"),
         ("draws", 0, "at least 1"),
     ],
 )
 def test_settings_of_fits_out_of_range(name, value, words):
-    with pytest.raises(SettingsError, match=f"`fqe.{name}` is {value}, but must be {words}"):
+    with pytest.raises(SettingsError, match=f"`{name}` is {value}, but must be {words}"):
         FQEConfig(**{name: value})
 
 

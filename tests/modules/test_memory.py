@@ -252,7 +252,7 @@ def test_parameters_are_those_of_torch():
     twin.load_state_dict(module.state_dict())
     x = torch.ones(2, 3, 4)
     torch.testing.assert_close(twin(x).value, module(x).value)
-    with pytest.raises(SettingsError, match="`recurrent_size` is 0: it must be at least 1"):
+    with pytest.raises(SettingsError, match="`recurrent_size` is 0, but must be at least 1"):
         NetworkConfig(recurrent_size=0)
     with pytest.raises(SettingsError, match=r"NetworkConfig.recurrent is 'rnn', expected"):
         NetworkConfig(recurrent="rnn")

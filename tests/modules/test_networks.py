@@ -181,7 +181,7 @@ def test_default_settings_come_from_ppo():
 
 
 def test_errors():
-    with pytest.raises(SettingsError, match=r"`hidden` is \(64, 0\): each width must be at least 1"):
+    with pytest.raises(SettingsError, match=r"`hidden` is \(64, 0\), but must be widths of at least 1"):
         NetworkConfig(hidden=(64, 0))
     with pytest.raises(SettingsError, match=r"NetworkConfig.activation is 'sine', expected 'tanh' \| 'relu'"):
         NetworkConfig(activation="sine")

@@ -106,7 +106,9 @@ def test_a_device_that_learners_do_not_have_is_refused() -> None:
     algorithm.config = dataclasses.replace(algorithm.config, engine=Ray(num_learners=1), device="cuda")
     with pytest.raises(SettingsError, match="`compute.device` is 'cuda', but learners on the cluster have no GPUs"):
         RayEngine(algorithm)
-    with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
+    with pytest.raises(
+        SettingsError, match="`ray.backend` is 'nccl', but must be auto or gloo where learners have no whole GPU each"
+    ):
         Ray(backend="nccl", gpus_per_learner=0.5)
 
 

@@ -302,7 +302,7 @@ def test_offline_trials_find_relative_data(cluster, tmp_path, monkeypatch):
         ({"clip": [0.1, "much"]}, "The search space gave clip='much'"),
         ({"clip": [0.1, -1.0]}, "The search space gave clip=-1.0"),
         ({"lr": []}, "the search space of `lr` is an empty list: give the values to try"),
-        ({"engine.num_runners": [0]}, "ray.num_runners must be at least 1"),
+        ({"engine.num_runners": [0]}, "`engine.num_runners` is 0, but must be at least 1"),
     ],
 )
 def test_what_is_wrong_with_a_search_space_is_told_before_anything_starts(tmp_path, space, message):
