@@ -62,9 +62,6 @@ class A2CConfig(OnPolicyConfig):
 class A2C(OnPolicyAlgorithm[A2CConfig]):
     """Policy gradient with a learned baseline: one gradient step for a few steps in many envs."""
 
-    name = "a2c"
-    Config = A2CConfig
-
     def learner_connectors(self) -> list[Any]:
         """Advantages and value targets, from the values predicted while acting."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]

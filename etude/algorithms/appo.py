@@ -68,8 +68,6 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
     follow, clipping keeps the policy close, as in PPO.
     """
 
-    name = "appo"
-    Config = APPOConfig
     collects_beside: ClassVar[bool] = True
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:

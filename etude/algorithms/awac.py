@@ -50,8 +50,6 @@ class AWAC(OfflineCriticAlgorithm[AWACConfig]):
     """Imitates the recorded actions, weighted by how much better its critics rate them than the policy's; for Box
     actions."""
 
-    name = "awac"
-    Config = AWACConfig
     needs_value = False
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:

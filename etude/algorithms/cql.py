@@ -188,9 +188,6 @@ class CQL(OfflineCriticAlgorithm[CQLConfig]):
     It is CQL(H), eq. 4: on soft actor-critic for Box actions, on double DQN for Discrete ones.
     """
 
-    name = "cql"
-    Config = CQLConfig
-
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a module as SAC does for Box actions, see `ConservativeModule`; as DQN for Discrete ones, see
         `QModule`."""

@@ -105,7 +105,6 @@ class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
     return."""
 
     name = "decision_transformer"
-    Config = DecisionTransformerConfig
 
     def module_connectors(self) -> list[Any]:
         """The connectors that add the return to go and the last steps."""

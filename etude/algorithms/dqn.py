@@ -193,8 +193,6 @@ def check_discrete(action_space: Space) -> spaces.Discrete:
 class DQN(OffPolicyAlgorithm[DQNConfig]):
     """Deep Q-learning; double, dueling and noisy networks, n-step targets and priorities are settings."""
 
-    name = "dqn"
-    Config = DQNConfig
     kind: ClassVar[type[QModule]] = QModule
     """The class of modules that `make_module` makes."""
 

@@ -39,8 +39,6 @@ class BCConfig(OfflineConfig):
 class BC(OfflineAlgorithm[BCConfig]):
     """Behaviour cloning: imitates the recorded actions. Needs neither an env nor rewards."""
 
-    name = "bc"
-    Config = BCConfig
     needs_value = False
 
     def loss(self, module: Module, batch: Batch) -> Loss:
@@ -89,9 +87,6 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
     step. Segments are cut to `max_segment_length`, after which the value function estimates the rest: longer segments
     are truer to the rewards, shorter ones mix better.
     """
-
-    name = "marwil"
-    Config = MARWILConfig
 
     def learner_connectors(self) -> list[Any]:
         """Connectors that compute the weights of steps from advantages; none if ``beta`` is 0."""

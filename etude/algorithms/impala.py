@@ -78,8 +78,6 @@ class IMPALAConfig(OnPolicyConfig):
 class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
     """Policy gradient with V-trace: learns from steps that were made by older weights, too."""
 
-    name = "impala"
-    Config = IMPALAConfig
     collects_beside: ClassVar[bool] = True
 
     def learner_connectors(self) -> list[Any]:

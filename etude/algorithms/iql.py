@@ -41,9 +41,6 @@ class IQL(OfflineCriticAlgorithm[IQLConfig]):
     A state's value is an upper expectile of its recorded actions' values, which stands in for their maximum.
     """
 
-    name = "iql"
-    Config = IQLConfig
-
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The losses of Kostrikov et al. 2021: values by eq. 5, critics by eq. 6, policy by eq. 7.
 

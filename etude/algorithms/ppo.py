@@ -51,9 +51,6 @@ class PPOConfig(OnPolicyConfig):
 class PPO(OnPolicyAlgorithm[PPOConfig]):
     """PPO with a clipped objective, generalised advantage estimation and Adam."""
 
-    name = "ppo"
-    Config = PPOConfig
-
     def learner_connectors(self) -> list[Any]:
         """Advantages and value targets, from the values predicted while acting."""
         connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]

@@ -134,9 +134,6 @@ def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
 class SAC(OffPolicyAlgorithm[SACConfig]):
     """Soft actor-critic with a squashed Gaussian, twin critics and a learned temperature."""
 
-    name = "sac"
-    Config = SACConfig
-
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a policy with critics, target critics and the temperature; see `SoftModule`."""
         check_box(action_space)

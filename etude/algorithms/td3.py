@@ -254,9 +254,6 @@ class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
     """Twin delayed deep deterministic policy gradient: twin critics, smoothed targets, a delayed policy; for Box
     actions."""
 
-    name = "td3"
-    Config = TD3Config
-
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a policy and critics with their targets; see `DeterministicModule`."""
         check_box(action_space, "TD3")
@@ -305,7 +302,6 @@ class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):
     """
 
     name = "td3_bc"
-    Config = TD3BCConfig
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a policy and critics with their targets; see `DeterministicModule`."""
