@@ -21,7 +21,7 @@ from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
-from etude.runners import Finished
+from etude.runners import Finished, Runner
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:
@@ -87,18 +87,34 @@ class OfflineAlgorithm(Algorithm[C]):
         return recording
 
     def setup(self) -> None:
-        """Set up without data: everything is opened when it is needed."""
+        """Open the recording and the envs of evaluations, unless it is being loaded, perhaps only to play."""
         self._feeds: dict[str, Feed] | None = None
         self._given: dict[str, Feed] | None = None
         self._epochs: dict[str, int] = {}
         """Steps in an epoch of each module, if a saved run had counted them."""
         self._has_seen_data = False
         """Whether the connectors have learned from the recording."""
+        self._evaluator: Runner | None = None
         self._beside: Beside | None = None
+        if self._saved_spaces is None:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Open what this process reads and plays in, so that errors of data and envs come before training."""
+        if self.config.engine != "local":
+            return
+        if self.config.data is not None and self._given is None:
+            self.opened_feeds()
+        if self._evaluates and self._evaluator is None and not self.config.evaluation.beside:
+            self._evaluator = self._new_evaluator(self.policies, self.config.evaluation.episodes)
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.config.env is not None and self.config.evaluation.interval > 0
 
     def check_stop(self, stop: Stop) -> None:
         """Also check for goals that offline runs never measure."""
-        if stop.return_mean is not None and (self.config.env is None or not self.config.evaluation.interval):
+        if stop.return_mean is not None and not self._evaluates:
             raise SettingsError(
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
                 "`evaluation.interval` is at least 1."
@@ -134,8 +150,7 @@ class OfflineAlgorithm(Algorithm[C]):
         self.data_flow, self.bottleneck = done.data, done.bottleneck
         self.took("wait", done.data["wait"])
         self.took("update", done.seconds - done.data["wait"])
-        interval = self.config.evaluation.interval
-        if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
+        if self._evaluates and (self.iteration + 1) % self.config.evaluation.interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
         return joined(done.updates, self._left_out(), self.engine.stats(), several=len(self.policies) > 1)
@@ -170,12 +185,17 @@ class OfflineAlgorithm(Algorithm[C]):
         """Play whole episodes here: now, or in a thread beside training, in which case the previous ones are
         returned."""
         if not self.config.evaluation.beside:
-            runner = self.new_runner(None, num_episodes, seed, self.callbacks)
+            runner, self._evaluator = self._evaluator or self._new_evaluator(self.policies, num_episodes), None
             try:
+                for ours, plays in zip(self.policies.values(), runner.policies.values(), strict=True):
+                    plays.connectors.load_state_dict(ours.connectors.state_dict())
+                runner.begin_again(seed)
                 parts = runner.collect_each(num_episodes=num_episodes, explore=False)
                 finished = runner.take_finished()
-            finally:
+            except BaseException:
                 runner.close()
+                raise
+            self._evaluator = runner
             self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # evaluations give their episodes equal ids
             return None, finished
         before, self._beside = self._beside, None
@@ -188,10 +208,14 @@ class OfflineAlgorithm(Algorithm[C]):
             )
             for name, own in self.policies.items()
         }
-        assert self.config.env is not None
-        runner = runner_for(self.config, self.config.env, num_episodes, policies, seed, self.callbacks)
+        runner = self._new_evaluator(policies, num_episodes)
+        runner.begin_again(seed)
         self._beside = Beside(runner, num_episodes, self.updates)
         return None, None if before is None else last
+
+    def _new_evaluator(self, policies: Mapping[str, Policy], num_episodes: int) -> Runner:
+        assert self.config.env is not None
+        return runner_for(self.config, self.config.env, num_episodes, policies, None, self.callbacks)
 
     def opening(self) -> "Opening":
         """What opens the data pipelines from the recording to the learners, at the run's position."""
@@ -249,4 +273,7 @@ class OfflineAlgorithm(Algorithm[C]):
             self._close_feeds()
             if self._beside is not None:
                 self._beside.close()
+            if self._evaluator is not None:
+                self._evaluator.close()
+                self._evaluator = None
         super().close()

@@ -71,10 +71,9 @@ class Runner:
                 f"Runner takes an arena, not {arena!r}: write Runner(etude.make_arena(env, num_envs), policy)."
             )
         self.arena = arena
-        env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
-        self._env_seed: int | None = int(env_seed.generate_state(1)[0] >> 1)
-        self._rng = np.random.default_rng(draws)
-        self._tracker = EpisodeTracker(f"{ids.generate_state(1, np.uint64)[0]:016x}", arena)
+        self._env_seed: int | None
+        self._rng: np.random.Generator
+        self._tracker = EpisodeTracker("", arena)
         self._seconds = 0.0  # seconds of collecting, without the running collection, which may be interrupted
         self._epoch: float | None = None  # while collecting: when it began, as if there had been no pauses
         self._by: CountBy = count_steps_by
@@ -102,6 +101,7 @@ class Runner:
         self.rollouts: dict[str | None, Rollout] = {}
         """The rollouts by module id."""
         self._set_policies(policies, module_of)
+        self.begin_again(seed)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
 
@@ -454,6 +454,14 @@ class Runner:
             self._late = sum(len(share.new_results()) for share in self._shares)
         return how
 
+    def begin_again(self, seed: int | None) -> None:
+        """Abandon the running episodes: the next ones are those of a new runner with this seed."""
+        env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
+        self._rng = np.random.default_rng(draws)
+        for rollout in self.rollouts.values():
+            rollout.connectors.start(self.arena.num_slots)
+        self._begin(f"{ids.generate_state(1, np.uint64)[0]:016x}", int(env_seed.generate_state(1)[0] >> 1))
+
     def begin_anew(self) -> None:
         """Abandon the running episodes: the next collection begins new ones. Connectors keep their statistics."""
         self.warn_of_lost_episodes = False
@@ -463,9 +471,12 @@ class Runner:
 
     def _renew(self) -> None:
         """Begin new episodes, with new ids and a new seed for the envs."""
+        self._begin(f"{self._rng.integers(1 << 63):016x}", int(self._rng.integers(2**31)))
+
+    def _begin(self, ids: str, env_seed: int) -> None:
         self._shares = []
-        self._tracker.renew(f"{self._rng.integers(1 << 63):016x}")
-        self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
+        self._tracker.renew(ids)
+        self._must_reset, self._env_seed = True, env_seed
 
     def stop(self) -> None:
         """Make a collection in another thread end with an EtudeError at its next turn."""

@@ -141,9 +141,8 @@ def test_actions_in_other_units_than_the_envs(tmp_path: Path) -> None:
     expert = PPO(PPOConfig(env="Pendulum-v1", connectors=("rescale_action",), num_envs=1, seed=0))
     expert.record(tmp_path / "data", 1, seed=1, explore=True)
     assert Recording.open(tmp_path / "data").action_space.high == 1.0
-    clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0))
     with pytest.raises(SettingsError, match="put a connector such as rescale_action between"):
-        clone.evaluate(1)
+        BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0))
     clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0, connectors=("rescale_action",)))
     assert clone.evaluate(1, seed=2).episodes == 1
 

@@ -183,9 +183,8 @@ def test_a_stored_filter_can_be_taken_instead(tmp_path: Path) -> None:
 
 def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    algorithm = BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
     with pytest.raises(DataError, match="has no observation filter stored with it: take obs_filter='data'"):
-        algorithm.train()
+        BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
 
 
 class Advantages(OfflineAlgorithm[OfflineConfig]):
@@ -503,6 +502,47 @@ def test_results_say_where_the_time_went(echo: str) -> None:
     held.train()
     assert "mb_per_s" not in held.train().data  # all of it is in memory
     json.dumps(result.to_dict())
+
+
+def test_errors_of_data_and_envs_come_before_training(echo: str) -> None:
+    class NeedsMore(BC):
+        columns = ("obs", "action", "fuel")
+
+    with pytest.raises(DataError, match="fuel"):
+        NeedsMore(BCConfig(data=echo))
+    with pytest.raises(SettingsError, match="does not fit the module"):
+        BC(BCConfig(data=echo, env="CartPole-v1"))
+    BC(BCConfig(data=echo, env="CartPole-v1", evaluation_interval=0)).close()  # it is not needed
+
+
+class Counted(Echo):
+    """Counts how often it is made, and how often it is closed."""
+
+    made = closed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counted.made += 1
+
+    def close(self) -> None:
+        Counted.closed += 1
+
+
+def test_evaluations_play_in_the_same_envs_and_as_if_these_were_new(echo: str) -> None:
+    same: Any = {"data": echo, "env": Counted, "evaluation_episodes": 4, "seed": 0, "updates_per_iteration": 10}
+    algorithm = BC(BCConfig(**same, connectors=("normalize_obs",)))
+    assert Counted.made == 4
+    for _ in range(3):
+        finished = []
+        algorithm.take_finished = finished.append  # type: ignore[method-assign]
+        algorithm.train()
+        assert Counted.made == 4
+        apart = algorithm.new_runner(Echo, 4, algorithm.runner_seed)
+        apart.collect(num_episodes=4, explore=False)
+        assert finished[0].returns.tolist() == apart.take_finished().returns.tolist()
+    assert Counted.closed == 0
+    algorithm.close()
+    assert Counted.closed == 4
 
 
 def test_an_evaluation_can_go_beside_training(echo: str) -> None:
