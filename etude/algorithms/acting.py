@@ -17,7 +17,6 @@ from etude.algorithms.results import Evaluation
 from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.experience import Experience
-from etude.interruption import interruptible
 from etude.learners import load_weights
 from etude.policies import Policy
 from etude.runners import Finished, ModuleOf
@@ -28,9 +27,6 @@ C = TypeVar("C", bound=ActingConfig)
 _log = logging.getLogger("etude.algorithms")
 
 _TAKEN_APART = "of the runner and the connectors, not all were taken from the checkpoint"
-
-
-_EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
 
 
 class ActingAlgorithm(Algorithm[C]):
@@ -248,20 +244,6 @@ class ActingAlgorithm(Algorithm[C]):
         if "policy_lag" in self.counts:  # a mean, which is not added up
             self.metrics.log("policy_lag", self.counts.pop("policy_lag"))
         return parts
-
-    @interruptible
-    def evaluate_when_due(self) -> None:
-        """Evaluate every ``evaluation.interval`` iterations, here or on remote evaluation runners.
-
-        An evaluation on remote runners is reported when the next one is due.
-        """
-        interval = self.config.evaluation.interval
-        if not interval or self.iteration % interval:
-            return
-        with self.untimed(), self.timed("evaluate"):
-            found, _ = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
-        if found is not None:
-            self.evaluation = {name: float(getattr(found, name)) for name in _EVALUATED}
 
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """Play whole episodes now, in this process."""

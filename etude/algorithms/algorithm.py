@@ -74,7 +74,7 @@ from etude.connectors import Pipeline
 from etude.display import short
 from etude.envs import EnvLike, env_name, kill_workers
 from etude.errors import SettingsError
-from etude.interruption import INTERRUPTED, Interrupted, Signals
+from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
 from etude.learners.compiled import load_triton
 from etude.modules import Module, make_module
@@ -88,6 +88,7 @@ from etude.urls import redacted
 C = TypeVar("C", bound=AlgorithmConfig)
 F = TypeVar("F", bound=Callable[..., Any])
 
+_EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 
@@ -485,8 +486,25 @@ class Algorithm(Generic[C]):
             own |= learner.connectors.metrics()
         return together(rates, several=len(rates) > 1)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are evaluations during training."""
+        return self.config.env is not None and self.config.evaluation.interval > 0
+
+    @interruptible
     def evaluate_when_due(self) -> None:
-        """Called after each iteration: runs an evaluation if one is due."""
+        """Evaluate every ``evaluation.interval`` iterations, here or elsewhere.
+
+        An evaluation that runs beside training is reported when the next one is due.
+        """
+        if self.evaluates and self.iteration % self.config.evaluation.interval == 0:
+            with self.untimed(), self.timed("evaluate"):
+                self.take_evaluation(*self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed))
+
+    def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
+        """Take what `Engine.evaluate` returned: results show this evaluation from now on."""
+        if evaluation is not None:
+            self.evaluation = {name: float(getattr(evaluation, name)) for name in _EVALUATED}
 
     def take_finished(self, finished: Finished) -> None:
         """Add finished episodes to the figures of results."""

@@ -12,13 +12,12 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.engine import OfflineUpdate
-from etude.algorithms.play import Beside, by_module, dropped_by, runner_for
+from etude.algorithms.play import Beside, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
 from etude.algorithms.results import Evaluation, Stop, joined
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.files import shown
-from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
@@ -105,16 +104,12 @@ class OfflineAlgorithm(Algorithm[C]):
             return
         if self.config.data is not None and self._given is None:
             self.opened_feeds()
-        if self._evaluates and self._evaluator is None and not self.config.evaluation.beside:
+        if self.evaluates and self._evaluator is None and not self.config.evaluation.beside:
             self._evaluator = self._new_evaluator(self.policies, self.config.evaluation.episodes)
-
-    @property
-    def _evaluates(self) -> bool:
-        return self.config.env is not None and self.config.evaluation.interval > 0
 
     def check_stop(self, stop: Stop) -> None:
         """Also check for goals that offline runs never measure."""
-        if stop.return_mean is not None and not self._evaluates:
+        if stop.return_mean is not None and not self.evaluates:
             raise SettingsError(
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
                 "`evaluation.interval` is at least 1."
@@ -143,16 +138,12 @@ class OfflineAlgorithm(Algorithm[C]):
         self._given = {name: Feed(own, self.policies[name].module) for name, own in given.items()}
 
     def training_step(self) -> Update:
-        """Run one iteration: ``updates_per_iteration`` gradient steps of each module, and an evaluation if it is
-        due."""
+        """Run one iteration: ``updates_per_iteration`` gradient steps of each module."""
         self.before_update(self.env_steps)
         done = self.engine.train() if self._given is None else self.train_on(self._given)
         self.data_flow, self.bottleneck = done.data, done.bottleneck
         self.took("wait", done.data["wait"])
         self.took("update", done.seconds - done.data["wait"])
-        if self._evaluates and (self.iteration + 1) % self.config.evaluation.interval == 0:
-            with self.untimed(), self.timed("evaluate"):
-                self._evaluate()
         return joined(done.updates, self._left_out(), self.engine.stats(), several=len(self.policies) > 1)
 
     def train_on(self, feeds: "Mapping[str, Feed]") -> OfflineUpdate:
@@ -175,12 +166,6 @@ class OfflineAlgorithm(Algorithm[C]):
         found = {"early_or_dropped": early} | self.recording.left_out
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
-    @interruptible
-    def _evaluate(self) -> None:
-        _, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
-        if finished is not None:
-            self.take_finished(finished)
-
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """Play whole episodes here: now, or in a thread beside training, in which case the previous ones are
         returned."""
@@ -190,28 +175,33 @@ class OfflineAlgorithm(Algorithm[C]):
                 for ours, plays in zip(self.policies.values(), runner.policies.values(), strict=True):
                     plays.connectors.load_state_dict(ours.connectors.state_dict())
                 runner.begin_again(seed)
-                parts = runner.collect_each(num_episodes=num_episodes, explore=False)
-                finished = runner.take_finished()
+                played = played_once(runner, num_episodes, self.updates)
             except BaseException:
                 runner.close()
                 raise
             self._evaluator = runner
-            self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # evaluations give their episodes equal ids
-            return None, finished
-        before, self._beside = self._beside, None
-        if before is not None:
-            last = before.finished()
-            self.recorder.take(by_module(before.parts), tag=f"@{before.updates}")
-        policies = {
-            name: Policy(
-                copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
-            )
-            for name, own in self.policies.items()
-        }
-        runner = self._new_evaluator(policies, num_episodes)
-        runner.begin_again(seed)
-        self._beside = Beside(runner, num_episodes, self.updates)
-        return None, None if before is None else last
+        else:
+            before, self._beside = self._beside, None
+            last = None if before is None else before.result()
+            policies = {
+                name: Policy(
+                    copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
+                )
+                for name, own in self.policies.items()
+            }
+            runner = self._new_evaluator(policies, num_episodes)
+            runner.begin_again(seed)
+            self._beside = Beside(runner, num_episodes, self.updates)
+            if last is None:
+                return None, None
+            played = last
+        self.recorder.take(played.parts, tag=f"@{played.updates}")  # evaluations give their episodes equal ids
+        return None, played.finished
+
+    def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
+        """Add the episodes of an evaluation to the figures of results."""
+        if finished is not None:
+            self.take_finished(finished)
 
     def _new_evaluator(self, policies: Mapping[str, Policy], num_episodes: int) -> Runner:
         assert self.config.env is not None

@@ -8,7 +8,10 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from gymnasium import Env
@@ -207,8 +210,25 @@ PATIENCE: Final = 5.0
 """Seconds that an env may take for its step once the evaluation is no longer wanted."""
 
 
-class Beside:
-    """Whole episodes, played in a thread while training goes on.
+class Played(NamedTuple):
+    """Whole episodes of an evaluation."""
+
+    parts: dict[str, Experience]
+    """Their experience, by module id."""
+    finished: Finished
+    """Their returns."""
+    updates: int
+    """Gradient steps that the modules had made."""
+
+
+def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
+    """Play whole episodes without exploration, with modules that have made so many updates."""
+    parts = by_module(runner.collect_each(num_episodes=num_episodes, explore=False))
+    return Played(parts, runner.take_finished(), updates)
+
+
+class Beside(Future[Played]):
+    """Whole episodes, played in a thread while training goes on; its result waits for their end.
 
     Args:
         runner: A runner whose modules nothing else changes; it is closed when the episodes are over.
@@ -217,43 +237,26 @@ class Beside:
     """
 
     def __init__(self, runner: Runner, num_episodes: int, updates: int) -> None:
-        self.updates = updates
-        self.parts: dict[str | None, Experience] = {}
-        """The experience by module id, once it has `finished`."""
+        super().__init__()
         self._runner = runner
-        self._finished: Finished | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._play, args=(num_episodes,), name="etude-evaluation", daemon=True)
+        play = partial(self._play, num_episodes, updates)
+        self._thread = threading.Thread(target=play, name="etude-evaluation", daemon=True)
         self._thread.start()
 
-    def _play(self, num_episodes: int) -> None:
+    def _play(self, num_episodes: int, updates: int) -> None:
         try:
-            try:
-                self.parts = self._runner.collect_each(num_episodes=num_episodes, explore=False)
-                self._finished = self._runner.take_finished()
-            finally:
-                self._runner.close()
-        except BaseException as error:  # noqa: BLE001 - raised again in `finished`
-            self._error = error
+            with closing(self._runner):
+                played = played_once(self._runner, num_episodes, updates)
+            self.set_result(played)
+        except Exception as error:  # noqa: BLE001 - raised again by `result`
+            self.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it must not end the program
+            self.set_exception(EtudeError(f"an evaluation was ended by {type(error).__name__}: {error}"))
 
     def close(self) -> None:
         """Stop playing. An env that hangs is left behind with its thread."""
         self._runner.stop()
         self._thread.join(PATIENCE)
-
-    def finished(self) -> Finished:
-        """Wait for the episodes to end, and return them.
-
-        Raises:
-            Exception: an error that occurred while playing.
-        """
-        self._thread.join()
-        if self._error is not None and not isinstance(self._error, Exception):  # it must not end the program
-            raise EtudeError(f"an evaluation was ended by {type(self._error).__name__}: {self._error}") from self._error
-        if self._error is not None:
-            raise self._error
-        assert self._finished is not None
-        return self._finished
 
 
 # -- recording --------------------------------------------------------------------------------------------------------
