@@ -22,10 +22,8 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.files import shown
 from etude.interruption import interruptible
-from etude.learners import ModuleLearner
 from etude.learners.batch import as_tensors
 from etude.modules import Module
-from etude.policies import Policy
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
@@ -208,56 +206,53 @@ _MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
 """Columns that were recorded of the module that acted; the one that learns computes its own."""
 
 
-@dataclasses.dataclass
-class Opening:
-    """Makes the data pipelines from a recording to the learners of several modules, which share what is held in
-    memory."""
+Read = dict[tuple[str, ...], Experience]
+"""What is held in memory of a recording, by the columns read, so that several modules share it."""
 
-    recording: Recording
-    algorithm: str
-    """The algorithm's name, for messages."""
-    roots: tuple[str, ...]
-    """The columns that the loss needs."""
-    module_ids: tuple[str, ...]
-    seed: int
-    was_seen: bool
-    """Whether connectors learned from the recording in an earlier run."""
-    epochs: Mapping[str, int]
-    """Steps in an epoch of each module, if an earlier run has counted them."""
 
-    def __post_init__(self) -> None:
-        self._read: dict[tuple[str, ...], Experience] = {}
+def feed_of(algorithm: Any, name: str, read: Read) -> Feed:
+    """The feed of one module, from its learner's position; see `plan_of` for the arguments and what is raised."""
+    plan, device = plan_of(algorithm, name, read), algorithm.config.compute.device
+    pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
+    fresh = parted(algorithm.learner.modules[name].connectors)[1]
+    return Feed(pipeline.batches(plan.start), algorithm.policies[name].module, fresh, pipeline)
 
-    def feed(self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig) -> Feed:
-        """The feed of one module, from its learner's position; see `plan` for what is raised."""
-        plan = self.plan(name, policy, learner, config)
-        device = config.compute.device
-        pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
-        return Feed(pipeline.batches(plan.start), policy.module, parted(learner.connectors)[1], pipeline)
 
-    def plan(
-        self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig, *, loads_here: bool = True
-    ) -> Plan:
-        """Plan how one module is fed. Connectors that learn from the recording do so here.
+def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -> Plan:
+    """Plan how one module is fed. Connectors that learn from the recording do so here.
 
-        Raises:
-            SettingsError: the settings, the module and the connectors don't fit together.
-            DataError: the recording can't be read, or lacks what is needed.
-        """
+    Args:
+        algorithm: An `OfflineAlgorithm`. The type is Any because that class imports this file.
+        name: The module id.
+        read: What other modules' feeds hold; what this one holds is added.
+        loads_here: Whether the recording is read in this process.
+
+    Raises:
+        SettingsError: the settings, the module and the connectors don't fit together.
+        DataError: the recording can't be read, or lacks what is needed.
+    """
+    policy, learner = algorithm.policies[name], algorithm.learner.modules[name]
+    recording: Recording = algorithm.recording
+    with algorithm.settings_of(name):
+        config: OfflineConfig = algorithm.config
+        several, seed = config.agents.modules is not None, algorithm.runner_seed
         early, fresh = parted(learner.connectors)
         select = None
-        if config.agents.modules is not None and (len(self.module_ids) > 1 or config.agents.module_of is not None):
-            select = SegmentsOf(name, self.module_ids, config.agents.module_of)
+        if several and (len(algorithm.policies) > 1 or config.agents.module_of is not None):
+            select = SegmentsOf(name, tuple(algorithm.policies), config.agents.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
-        held = self._held(config, fresh, policy.module)
-        make, size = self._made(config, policy.module, fresh)
-        columns = self._columns(config, (*policy.connectors.connectors, *learner.connectors.connectors), early)
-        source = self._source(config, columns, held if loads_here else "nothing")
-        if not self.was_seen:
-            self._learn(name, config, prepare, source, columns)
-        seed = self.seed
-        if config.agents.modules is not None:
+        held = _held(config, recording, fresh, policy.module)
+        make, size = _made(algorithm, policy.module, fresh)
+        columns = _columns(algorithm, (*policy.connectors.connectors, *learner.connectors.connectors), early)
+        source: Parted = recording
+        if loads_here and held != "nothing":
+            if columns not in read:
+                read[columns] = recording.read(columns=columns)
+            source = InMemory(read[columns], sys.maxsize if held == "prepared" else PIECE_ROWS)
+        if not algorithm.has_seen_data:
+            _learn(name, config, prepare, source, columns, recording.meta.get("filter"))
+        if several:
             seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
         return Plan(
             source=source,
@@ -272,91 +267,87 @@ class Opening:
             worker_kind=config.reading.worker_kind,
             prefetch=0 if held == "prepared" else config.reading.prefetch,
             seed=seed,
-            epoch_size=self.epochs.get(name),
+            epoch_size=algorithm.epoch_sizes.get(name),
             start=learner.updates * config.optimizer.accumulate,
         )
 
-    def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
-        """Whether batches are of steps or of segments, and their size in these."""
-        length = config.sequences.max_len
-        if not module.recurrent:
-            return Cuts(length) if fresh else Steps(self.roots), config.batch_size
-        derived = [root for root in self.roots if root in DERIVED]
-        if fresh or derived:
-            raise SettingsError(
-                f"{self.algorithm} needs {'values along time' if fresh else ', '.join(derived)}, which recordings "
-                "can't give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
-            )
-        return Cuts(length, config.sequences.burn_in), max(1, config.batch_size // length)
 
-    def _columns(
-        self, config: OfflineConfig, connectors: Iterable[Connector], early: list[Connector]
-    ) -> tuple[str, ...]:
-        """The step columns to read."""
-        wanted = dict.fromkeys(root for root in self.roots if root not in DERIVED)
-        if col.NEXT_OBS in self.roots:
-            wanted[col.OBS] = None
-        looking = [c for c in connectors if _looks(c)]
-        there = self.recording.columns
-        if config.prelearner is not None or any(connector.needs is None for connector in looking):
-            return tuple(name for name in there if name in wanted or name not in _MADE_UP)
-        wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
-        if config.filter is not None:
-            wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
-        if any(_looks(connector) for connector in early):  # one of them may add the missing columns
-            return tuple(root for root in wanted if col.under(there, root))
-        return tuple(wanted)
+def _made(algorithm: Any, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
+    """Whether batches are of steps or of segments, and their size in these."""
+    config, roots = algorithm.config, algorithm.columns
+    length = config.sequences.max_len
+    if not module.recurrent:
+        return Cuts(length) if fresh else Steps(roots), config.batch_size
+    derived = [root for root in roots if root in DERIVED]
+    if fresh or derived:
+        raise SettingsError(
+            f"{algorithm.name} needs {'values along time' if fresh else ', '.join(derived)}, which recordings "
+            "can't give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
+        )
+    return Cuts(length, config.sequences.burn_in), max(1, config.batch_size // length)
 
-    def _held(self, config: OfflineConfig, fresh: list[Connector], module: Module) -> Held:
-        if config.reading.mode == "materialize_mapped_data" and fresh:
-            raise SettingsError(
-                f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
-                "it learns: what it gives can't be held. Take materialize_data, stream or auto."
-            )
-        match config.reading.mode:
-            case "auto":
-                if self._fits_in_memory((module.obs_space, module.action_space)):
-                    return "prepared"
-                own = (self.recording.obs_space, self.recording.action_space)
-                return "recorded" if self._fits_in_memory(own) else "nothing"
-            case "stream":
-                return "nothing"
-            case "materialize_data":
-                return "recorded"
+
+def _columns(algorithm: Any, connectors: Iterable[Connector], early: list[Connector]) -> tuple[str, ...]:
+    """The step columns to read."""
+    config, there = algorithm.config, algorithm.recording.columns
+    wanted = dict.fromkeys(root for root in algorithm.columns if root not in DERIVED)
+    if col.NEXT_OBS in algorithm.columns:
+        wanted[col.OBS] = None
+    looking = [c for c in connectors if _looks(c)]
+    if config.prelearner is not None or any(connector.needs is None for connector in looking):
+        return tuple(name for name in there if name in wanted or name not in _MADE_UP)
+    wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
+    if config.filter is not None:
+        wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
+    if any(_looks(connector) for connector in early):  # one of them may add the missing columns
+        return tuple(root for root in wanted if col.under(there, root))
+    return tuple(wanted)
+
+
+def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], module: Module) -> Held:
+    modes: dict[str, Held] = {
+        "stream": "nothing",
+        "materialize_data": "recorded",
+        "materialize_mapped_data": "prepared",
+    }
+    mode = config.reading.mode
+    if mode == "materialize_mapped_data" and fresh:
+        raise SettingsError(
+            f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
+            "it learns: what it gives can't be held. Take materialize_data, stream or auto."
+        )
+    if mode != "auto":
+        return modes[mode]
+    if _fits_in_memory(recording, (module.obs_space, module.action_space)):
         return "prepared"
+    return "recorded" if _fits_in_memory(recording, (recording.obs_space, recording.action_space)) else "nothing"
 
-    def _fits_in_memory(self, row_spaces: Spaces) -> bool:
-        """Whether the recording fits in memory with observations and actions of these spaces."""
-        parts = leaves(Tuple(row_spaces), "row").values()
-        row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
-        most = MEMORY_LIMIT // (row + 64)
-        return self.recording.rows_up_to(most) <= most
 
-    def _source(self, config: OfflineConfig, columns: tuple[str, ...], held: Held) -> Parted:
-        if held == "nothing":
-            return self.recording
-        if columns not in self._read:
-            self._read[columns] = self.recording.read(columns=columns)
-        return InMemory(self._read[columns], sys.maxsize if held == "prepared" else PIECE_ROWS)
+def _fits_in_memory(recording: Recording, row_spaces: Spaces) -> bool:
+    """Whether the recording fits in memory with observations and actions of these spaces."""
+    parts = leaves(Tuple(row_spaces), "row").values()
+    row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
+    most = MEMORY_LIMIT // (row + 64)
+    return recording.rows_up_to(most) <= most
 
-    def _learn(
-        self, name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...]
-    ) -> None:
-        """Let connectors learn from the recording what they know about observations."""
-        learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
-        if not any(overrides(connector, "update") for connector in learning):
-            return
-        if config.reading.obs_filter == "data":
-            for k in range(source.num_parts):
-                prepare.learn(source.part(k, columns))
-            return
-        stored = self.recording.meta.get("filter")
-        if stored is None:
-            raise DataError(
-                f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
-                "the data once to compute it."
-            )
-        state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
+
+def _learn(
+    name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...], stored: Any
+) -> None:
+    """Let connectors learn from the recording, or from what is ``stored`` in it, what they know about observations."""
+    learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
+    if not any(overrides(connector, "update") for connector in learning):
+        return
+    if config.reading.obs_filter == "data":
+        for k in range(source.num_parts):
+            prepare.learn(source.part(k, columns))
+        return
+    if stored is None:
+        raise DataError(
+            f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
+            "the data once to compute it."
+        )
+    state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
 
 
 def parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:

@@ -24,7 +24,7 @@ from etude.runners import Finished, Runner
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:
-    from etude.algorithms.feed import Feed, Opening
+    from etude.algorithms.feed import Feed
     from etude.recordings import Recording
 
 C = TypeVar("C", bound=OfflineConfig)
@@ -89,9 +89,9 @@ class OfflineAlgorithm(Algorithm[C]):
         """Open the recording and the envs of evaluations, unless it is being loaded, perhaps only to play."""
         self._feeds: dict[str, Feed] | None = None
         self._given: dict[str, Feed] | None = None
-        self._epochs: dict[str, int] = {}
-        """Steps in an epoch of each module, if a saved run had counted them."""
-        self._has_seen_data = False
+        self.epoch_sizes: dict[str, int] = {}
+        """Steps in an epoch of each module, if an earlier run has counted them."""
+        self.has_seen_data = False
         """Whether the connectors have learned from the recording."""
         self._evaluator: Runner | None = None
         self._beside: Beside | None = None
@@ -207,30 +207,15 @@ class OfflineAlgorithm(Algorithm[C]):
         assert self.config.env is not None
         return runner_for(self.config, self.config.env, num_episodes, policies, None, self.callbacks)
 
-    def opening(self) -> "Opening":
-        """What opens the data pipelines from the recording to the learners, at the run's position."""
-        from etude.algorithms.feed import Opening
-
-        return Opening(
-            self.recording,
-            self.name,
-            self.columns,
-            tuple(self.policies),
-            self.runner_seed,
-            self._has_seen_data,
-            self._epochs,
-        )
-
     def opened_feeds(self) -> "dict[str, Feed]":
         """The feed of each module, which reads the recording in this process; opened on first use."""
+        from etude.algorithms.feed import Read, feed_of
+
         if self._feeds is None:
             with self.timed("open"):
-                opening, feeds = self.opening(), {}
-                for name, policy in self.policies.items():
-                    with self.settings_of(name):
-                        feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
-                self._feeds = feeds
-            self._has_seen_data = True
+                read: Read = {}
+                self._feeds = {name: feed_of(self, name, read) for name in self.policies}
+            self.has_seen_data = True
         return self._feeds
 
     # -- state --------------------------------------------------------------------------------------------------
@@ -242,10 +227,10 @@ class OfflineAlgorithm(Algorithm[C]):
     def _data_state(self) -> dict[str, Any]:
         found = {name: feed.pipeline.epoch_size for name, feed in (self._feeds or {}).items() if feed.pipeline}
         known = {name: size for name, size in found.items() if size is not None}
-        return {"was_seen": self._has_seen_data, "epochs": self._epochs | known}
+        return {"was_seen": self.has_seen_data, "epochs": self.epoch_sizes | known}
 
     def _set_data(self, state: Mapping[str, Any]) -> None:
-        self._has_seen_data, self._epochs = state["was_seen"], dict(state["epochs"])
+        self.has_seen_data, self.epoch_sizes = state["was_seen"], dict(state["epochs"])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""

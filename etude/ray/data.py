@@ -11,7 +11,7 @@ import numpy as np
 import ray
 from ray.data import DataIterator, ExecutionResources
 
-from etude.algorithms.feed import Feed, parted
+from etude.algorithms.feed import Feed, parted, plan_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.connectors import Pipeline
@@ -207,13 +207,7 @@ def _parts_per_task(plan: Plan) -> int:
 
 
 def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
-    opening = algorithm.opening()
-    plans = {}
-    for name, policy in algorithm.policies.items():
-        with algorithm.settings_of(name):
-            learner = algorithm.learner.modules[name]
-            plans[name] = opening.plan(name, policy, learner, algorithm.config, loads_here=False)
-    return plans
+    return {name: plan_of(algorithm, name, {}, loads_here=False) for name in algorithm.policies}
 
 
 # -- reports of learners ------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Learners:
             if not self._is_fed:
                 shards = open_shards(algorithm, self._settings, group.nodes)
                 group.call("open", own=shards, timeout=self._settings.learner_timeout)
-                self._is_fed = algorithm._has_seen_data = True
+                self._is_fed = algorithm.has_seen_data = True
             names = list(algorithm.learner.chosen(algorithm.policies))
             return group.begin("train", num_updates, names, self._standing(algorithm.env_steps))
 
@@ -189,7 +189,7 @@ class Learners:
         for name in algorithm.policies:
             sizes = [own.told.epochs.get(name) for own in done]
             if None not in sizes:
-                algorithm._epochs[name] = sum(size for size in sizes if size is not None)
+                algorithm.epoch_sizes[name] = sum(size for size in sizes if size is not None)
 
     def _standing(self, env_steps: int) -> Standing:
         algorithm = self._algorithm

@@ -32,6 +32,7 @@ from etude.algorithms import (
     PPOConfig,
     TD3BCConfig,
 )
+from etude.algorithms.feed import plan_of
 from etude.connectors import GAE, Connect, PreLearner
 from etude.errors import CheckpointError, DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
@@ -241,8 +242,7 @@ def test_auto_holds_what_fits(bytes_: int, held: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr("etude.algorithms.feed.MEMORY_LIMIT", bytes_)
     data = written(tmp_path, shouting())
     algorithm = BC(BCConfig(data=data, seed=0, connectors=("frame_stack:38",), updates_per_iteration=1))
-    learner = algorithm.learner.modules["main"]
-    plan = algorithm.opening().plan("main", algorithm.policy, learner, algorithm.config)
+    plan = plan_of(algorithm, "main", {})
     assert (plan.hold_prepared, plan.source.is_in_memory) == (held == "prepared", held != "nothing")
     algorithm.train()
     algorithm.close()

@@ -18,6 +18,7 @@ import pytest
 
 import etude
 from etude.algorithms import Ray
+from etude.algorithms.feed import feed_of as local_feed_of
 from etude.errors import DataError, EngineError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, convert
@@ -208,7 +209,7 @@ def test_a_run_goes_on_with_the_next_batch(data: str) -> None:
     algorithm = bc(data, mode="stream")
     feed = feed_of(algorithm)
     wanted = taken(feed, 60)[50:]
-    algorithm._epochs = {"main": feed.pipeline.epoch_size}
+    algorithm.epoch_sizes = {"main": feed.pipeline.epoch_size}
     algorithm.learner.modules["main"].updates = 50
     feed = feed_of(algorithm)
     assert rows(taken(feed, 10)) == rows(wanted)
@@ -304,7 +305,7 @@ def test_segments_are_never_cut_by_shares(data: str) -> None:
 def test_recurrent_modules_share_whole_segments(data: str) -> None:
     network = etude.NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)
     algorithm = bc(data, mode="stream", network=network, max_segment_length=10, batch_size=40)
-    local = algorithm.opening().feed("main", algorithm.policy, algorithm.learner.only, algorithm.config)
+    local = local_feed_of(algorithm, "main", {})
     every = {segment for exp in taken(local, 30) for segment in segments(exp)}
     local.close()
     actors = learners(algorithm, 2)
