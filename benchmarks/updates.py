@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks import nets, sb3
 from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, expert, milliseconds, race
-from etude import BC, PPO, BCConfig, Experience, Learner, PPOConfig
+from etude import BC, PPO, BCConfig, Experience, PPOConfig
 
 STEPS, MINIBATCH, EPOCHS = 4096, 128, 2
 ONE = "Etude, one module"
@@ -53,14 +53,14 @@ def modules(options: Options) -> Iterator[Row]:
     """The same for two modules of one learner, beside one."""
     one, exp = _prepared(compile=False)
     other, _ = _prepared(compile=False)
-    learner = Learner({"one": one.learner.only, "other": other.learner.only})
 
     def both() -> int:
-        learner.update({"one": exp, "other": exp}, minibatch_size=MINIBATCH, epochs=EPOCHS)
+        for algorithm in (one, other):
+            algorithm.learner.only.update(exp, minibatch_size=MINIBATCH, epochs=EPOCHS)
         return EPOCHS * STEPS // MINIBATCH
 
     def alone() -> int:
-        one.learner.update({"main": exp}, minibatch_size=MINIBATCH, epochs=EPOCHS)
+        one.learner.only.update(exp, minibatch_size=MINIBATCH, epochs=EPOCHS)
         return EPOCHS * STEPS // MINIBATCH
 
     times = milliseconds(race({ETUDE: both, ONE: alone}, options))

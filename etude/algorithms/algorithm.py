@@ -222,7 +222,7 @@ class Algorithm(Generic[C]):
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
-            self.learner.add_module(name, self._new_learner(name, policy.module, learner))
+            self.learner.modules[name] = self._new_learner(name, policy.module, learner)
         self._parameters = None
         return policy
 

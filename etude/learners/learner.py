@@ -622,10 +622,10 @@ class ModuleLearner:
 
 
 class Learner:
-    """Trains one or many modules, each with its own `ModuleLearner`. They share nothing, and are independent.
+    """The learners of one or many modules, which share nothing and are independent, and which of them learn.
 
     Args:
-        modules: The learner of each module, by module id.
+        modules: The learner of each module, by module id; may be changed.
         modules_to_train: The modules that are trained; None: all. A function is called at every update.
     """
 
@@ -654,44 +654,6 @@ class Learner:
         """Gradient steps of all modules so far."""
         return sum(map(attrgetter("updates"), self.modules.values()))
 
-    # -- modules ------------------------------------------------------------------------------------------------
-
-    def add_module(self, module_id: str, learner: ModuleLearner) -> None:
-        """Train another module from now on.
-
-        Raises:
-            EtudeError: this id is taken.
-        """
-        if module_id in self.modules:
-            raise EtudeError(f"there is a module {module_id!r} already: remove it first, or choose another id.")
-        self.modules[module_id] = learner
-
-    def remove_module(self, module_id: str) -> ModuleLearner:
-        """Stop training a module, and return its learner. The others continue unchanged, bit for bit.
-
-        Raises:
-            EtudeError: there is no module with this id.
-        """
-        self._check([module_id])
-        return self.modules.pop(module_id)
-
-    def register_optimizer(
-        self,
-        module_id: str,
-        name: str,
-        optimizer: MakeOptimizer | None,
-        params: Sequence[nn.Parameter],
-        lr: Schedule,
-    ) -> None:
-        """Give some parameters of a module an optimizer; see `ModuleLearner.register_optimizer`."""
-        self._check([module_id])
-        self.modules[module_id].register_optimizer(name, optimizer, params, lr)
-
-    def _check(self, module_ids: Iterable[str]) -> None:
-        unknown = sorted(set(module_ids) - self.modules.keys())
-        if unknown:
-            raise EtudeError(f"there is no module {', '.join(map(repr, unknown))}: there are {sorted(self.modules)}.")
-
     # -- updates ------------------------------------------------------------------------------------------------
 
     def set_env_steps(self, env_steps: int) -> None:
@@ -716,52 +678,9 @@ class Learner:
             return dict(parts)
         if callable(which):
             return {module_id: part for module_id, part in parts.items() if which(module_id, part)}
-        self._check(which)
+        if unknown := sorted(set(which) - self.modules.keys()):
+            raise EtudeError(f"there is no module {', '.join(map(repr, unknown))}: there are {sorted(self.modules)}.")
         return {module_id: part for module_id, part in parts.items() if module_id in which}
-
-    def update(self, parts: Mapping[str, Experience], **how: Any) -> dict[str, Update]:
-        """Update each module from its Experience; ``how`` is passed to `ModuleLearner.update`.
-
-        Raises:
-            DataError: see `chosen`.
-        """
-        return {name: self.modules[name].update(exp, **how) for name, exp in self.chosen(parts).items()}
-
-    def update_from(
-        self, batches: Iterable[Mapping[str, Array] | Mapping[str, Mapping[str, Array]]], num_iters: int | None = None
-    ) -> dict[str, Update]:
-        """Update once from each batch: columns ``[B, ...]`` by module id, or plain columns if there is one module.
-
-        Args:
-            batches: The batches; may be endless.
-            num_iters: Maximum number of batches; None: all.
-
-        Raises:
-            DataError: see `chosen`.
-            ModuleError: a module is recurrent, and such batches have no order in time.
-        """
-        given = iter(batches) if num_iters is None else islice(batches, num_iters)
-        updates: dict[str, list[Update]] = {}
-        for batch in given:
-            if not all(isinstance(part, Mapping) for part in batch.values()):
-                plain: Iterable[Any] = chain([batch], given)
-                return {name: self.modules[name].update_from(plain) for name in self.chosen({self.only.name: batch})}
-            parts: Mapping[str, Any] = batch
-            for name, columns in self.chosen(parts).items():
-                updates.setdefault(name, []).append(self.modules[name].update_from([columns]))
-        return {name: mean_of(several) for name, several in updates.items()}
-
-    # -- state --------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of each learner, by module id; see `ModuleLearner.state_dict`."""
-        return {module_id: learner.state_dict() for module_id, learner in self.modules.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._check(state)
-        for module_id, own in state.items():
-            self.modules[module_id].load_state_dict(own)
 
 
 # -- helpers ------------------------------------------------------------------------------------------------------

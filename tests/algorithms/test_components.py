@@ -304,7 +304,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
     other = ppo(2)
     params = list(other.module.parameters())
     other.learner.only.optimizers.clear()
-    other.learner.register_optimizer("main", "own", torch.optim.SGD, params, 0.1)
+    other.learner.modules["main"].register_optimizer("own", torch.optim.SGD, params, 0.1)
     other.train()
     other.save(tmp_path)
     algorithm = ppo()
