@@ -20,7 +20,7 @@ from torch import nn
 import etude
 from etude import threads
 from etude.errors import SettingsError
-from etude.learners import Batch, Loss, ModuleLearner
+from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner
 from etude.modules import NetworkConfig, make_module
 from etude.threads import SMALL, Load, StepThreads, held
 
@@ -320,7 +320,7 @@ def test_learners_know_what_is_small(net: Any, rows: int, is_tried: bool, monkey
         free.now += FAST[torch.get_num_threads()]
         return Loss(policy=-module(batch.obs).logp(batch.action).mean())
 
-    learner = ModuleLearner(module, loss, seed=0, threads="auto")
+    learner = ModuleLearner(module, loss, seed=0, compute=ComputeConfig(threads="auto"))
     batch = {"obs": np.zeros((rows, 8), np.float32), "action": np.zeros(rows, np.int64)}
     update = learner.update_from([batch] * 60)
     assert found == ({1, 2, 4} if is_tried else {1})

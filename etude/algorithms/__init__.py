@@ -20,10 +20,8 @@ from etude.algorithms.checkpoint import Checkpoints as Checkpoints
 from etude.algorithms.loading import load as load, load_policy as load_policy
 from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
-    ComputeConfig as ComputeConfig,
     EvaluationConfig as EvaluationConfig,
     MetricsConfig as MetricsConfig,
-    OptimizerConfig as OptimizerConfig,
     ReadingConfig as ReadingConfig,
     ReplayConfig as ReplayConfig,
     SegmentConfig as SegmentConfig,
@@ -39,6 +37,7 @@ from etude.algorithms.ray_config import Ray as Ray, RayData as RayData
 from etude.algorithms.results import Evaluation as Evaluation, Result as Result, Stop as Stop
 from etude.algorithms.seeds import SeedRun as SeedRun, fit_seeds as fit_seeds
 from etude.algorithms.task import Task as Task, TaskConfig as TaskConfig
+from etude.learners import ComputeConfig as ComputeConfig, OptimizerConfig as OptimizerConfig
 
 # The algorithms, in the order in which they are listed to users.
 from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
-from etude.learners import Batch, Loss, Schedule
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module
 from etude.settings import FloatFrom0, settings
 

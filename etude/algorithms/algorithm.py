@@ -36,10 +36,10 @@ from etude.algorithms.play import Recorder, learned_by_connectors, play, record,
 from etude.algorithms.policies import (
     MAIN,
     learner_pipeline,
-    learner_settings,
     learning_rates,
     make_policy,
     modules_given,
+    schedules_of_losses,
     spaces_in,
     spawned,
 )
@@ -251,20 +251,20 @@ class Algorithm(Generic[C]):
         own = module.own_loss is not None
         connectors = module.own_learner_connectors() if own else self.learner_connectors()
         groups = self.parameter_groups(module)
-        lr, own_lr = learning_rates(self.config, self.learning_rates(), groups, self.name)
         return ModuleLearner(
             module,
             module.own_loss or self.loss,
             connectors=learner_pipeline(connectors, module),
             name=name,
-            lr=lr,
-            own_lr=own_lr,
+            lr=learning_rates(self.config, self.learning_rates(), groups, self.name),
             schedules_by=self.schedules_by,
+            scheduled=schedules_of_losses(self.config),
             parameters=groups,
+            optimizer=self.config.optimizer,
+            compute=self.config.compute,
             seed=seed,
             on_gradients=self._hook("on_gradients"),
             after_step=self._hook("after_step"),
-            **learner_settings(self.config),
         )
 
     def _hook(self, name: str) -> Callable[[Module], None] | None:

@@ -8,11 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from etude.algorithms.nested import (
     AgentsConfig,
-    ComputeConfig,
     EvaluationConfig,
     MetricsConfig,
     ModuleLike,
-    OptimizerConfig,
     ReadingConfig,
     SegmentConfig,
     SequenceConfig,
@@ -23,7 +21,7 @@ from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import Schedule, check_schedule, points_of
+from etude.learners import ComputeConfig, OptimizerConfig, Schedule, check_schedule, points_of
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike
 from etude.settings import (

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
-from etude.algorithms.nested import ModuleLike, OptimizerConfig, TargetConfig
+from etude.algorithms.nested import ModuleLike, TargetConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import NStep
 from etude.errors import ModuleError, SettingsError
-from etude.learners import Batch, Learner
+from etude.learners import Batch, Learner, OptimizerConfig
 from etude.modules import Module
 from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.nested import ModuleLike, OptimizerConfig
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import Connector, History, ReturnToGo
 from etude.connectors.connector import PREV_ACTION, column, map_leaves
 from etude.connectors.history import ATTENTION_MASK, RETURN_TO_GO, T, one_step, windows
 from etude.errors import ModuleError
 from etude.experience import Experience
-from etude.learners import Batch, Loss, Schedule
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, NetworkConfig, Output, make_module
 from etude.modules.distributions import distribution_for
 from etude.modules.network import ObsEncoder

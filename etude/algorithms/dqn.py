@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from etude.algorithms.config import NO_STD, ONE_RATE
 from etude.algorithms.critics import follow_when_due, of_kind
-from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig, TargetConfig
+from etude.algorithms.nested import ModuleLike, ReplayConfig, TargetConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
 from etude.errors import SettingsError
-from etude.learners import Batch, Loss, Schedule, Update, points_of, value_at
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule, Update, points_of, value_at
 from etude.modules import Actor, Module, Network, NetworkConfig, make_module
 from etude.modules.critics import FollowedModule
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.nested import OptimizerConfig, VTraceConfig
+from etude.algorithms.nested import VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
-from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
+from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of
 from etude.modules import Module
 from etude.settings import FloatFrom0, check_rules, settings
 

@@ -2,15 +2,15 @@
 """Groups of settings that are nested in those of algorithms."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from etude.errors import SettingsError
-from etude.learners import ClipBy, Precision, Schedule
+from etude.learners import Schedule
 from etude.metrics.stats import Smoothing
 from etude.runners import CountBy, Lengths, ModuleOf
-from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Rate, Rule, check_rules, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Rate, check_rules, settings
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
 """A network, or a function that makes one from the spaces. They are Any, so that it may be annotated with the kinds of
@@ -54,79 +54,6 @@ class AgentsConfig:
             ),
             module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
-
-
-def _are_decay_rates(betas: tuple[float, float]) -> bool:
-    return all(0 <= beta < 1 for beta in betas)
-
-
-@settings
-class OptimizerConfig:
-    """Settings of the optimizer, besides `lr`."""
-
-    everyday: ClassVar[tuple[str, ...]] = ()
-    own_names: ClassVar[Mapping[str, str]] = {"eps": "adam_eps", "betas": "adam_betas"}
-
-    actor_lr: Schedule | None = None
-    """Learning rate of the parameters that only the policy loss reaches, or a schedule; None: `lr`."""
-
-    critic_lr: Schedule | None = None
-    """Learning rate of the parameters that only the value loss reaches, or a schedule; None: `lr`."""
-
-    eps: FloatFrom0 = 1e-8
-    """Adam's epsilon, added to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
-
-    betas: Annotated[tuple[float, float], Rule(_are_decay_rates, "two numbers, each at least 0 and below 1")] = (
-        0.9,
-        0.999,
-    )
-    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
-
-    grad_clip: FloatAbove0 | None = 0.5
-    """Limit to which gradients are clipped, above 0, see `grad_clip_by`; None does not clip. Default: Huang et al.
-    2022, detail 11."""
-
-    grad_clip_by: ClipBy = "loss_norm"
-    """What `grad_clip` limits. `loss_norm`: the gradient norms of the policy loss and of the value loss, separately, so
-    that a large value gradient does not shrink the policy's to almost nothing; with several optimizers, the norm of
-    each. `global_norm`: the norm of all gradients of an optimizer together. `norm`: the norm of each tensor. `value`:
-    each element."""
-
-    log_grad_norms: bool = False
-    """Log the gradient norm as `grad_norm` even if nothing is clipped."""
-
-    accumulate: IntFrom1 = 1
-    """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
-    Settings that count gradient steps still do: each step takes this many minibatches."""
-
-    max_skipped: IntFrom1 = 10
-    """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
-    `skipped_steps`, if its loss or gradients are not finite."""
-
-
-@settings
-class ComputeConfig:
-    """Device, threads and precision."""
-
-    everyday: ClassVar[tuple[str, ...]] = ("device",)
-
-    device: str = "cpu"
-    """Device of the module, as torch names it: cpu, cuda, cuda:1. Other devices are refused: Apple's `mps` has no
-    float64, in which some figures are computed."""
-
-    threads: IntFrom1 | Literal["auto"] = "auto"
-    """Torch's CPU threads during training, at least 1; the process's own setting is restored afterwards. `auto`:
-    gradient steps use the number that the first steps show to be fastest (one for small networks), at most the number
-    of free cores; everything else uses one. Sums split among threads may differ in their last bits: for exactly
-    repeatable numbers with large networks, give a number."""
-
-    precision: Precision = "float32"
-    """Data type of the forward pass. `bfloat16` halves the memory of activations. It is faster for wide networks on
-    hardware that supports it, and slower for small ones. Weights and optimizers stay float32."""
-
-    compile: bool = False
-    """Compile the whole gradient step with torch.compile. Takes up to half a minute at the start; steps are then about
-    twice as fast on a CPU. Needs a C++ compiler, and a temporary folder (`TMPDIR`) whose path has no space."""
 
 
 @settings

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the policies of an algorithm, and their learners, are made from the settings."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -69,31 +68,11 @@ def make_policy(
     return Policy(module.to(config.compute.device), connectors, obs_space=spaces[0], action_space=spaces[1])
 
 
-def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    """The arguments that a `ModuleLearner` takes directly from the settings."""
-    return {
-        **{name: functools.reduce(getattr, path.split("."), config) for name, path in _OF_LEARNERS.items()},
-        "scheduled": {
-            name: value
-            for name, value in schedules_in(config).items()
-            if isinstance(value, tuple) and name not in _NOT_OF_LOSSES
-        },
-    }
+def schedules_of_losses(config: AlgorithmConfig) -> dict[str, Schedule]:
+    """The schedules of numbers that losses read, by setting."""
+    given = schedules_in(config).items()
+    return {name: value for name, value in given if isinstance(value, tuple) and name not in _NOT_OF_LOSSES}
 
-
-_OF_LEARNERS = {
-    "adam_betas": "optimizer.betas",
-    "adam_eps": "optimizer.eps",
-    "grad_clip": "optimizer.grad_clip",
-    "grad_clip_by": "optimizer.grad_clip_by",
-    "accumulate": "optimizer.accumulate",
-    "log_grad_norms": "optimizer.log_grad_norms",
-    "max_skipped": "optimizer.max_skipped",
-    "precision": "compute.precision",
-    "compile": "compute.compile",
-    "device": "compute.device",
-    "threads": "compute.threads",
-}
 
 _RATES = {
     "optimizer.actor_lr": "actor",
@@ -112,8 +91,8 @@ def learning_rates(
     given: Schedule | Mapping[str, Schedule],
     groups: Mapping[str, Any] | None,
     algorithm: str,
-) -> tuple[Schedule | Mapping[str, Schedule], dict[str, Schedule]]:
-    """The learning rate of each optimizer, and the separate rates of parts of a single optimizer, see `ModuleLearner`.
+) -> Schedule | Mapping[str, Schedule]:
+    """The learning rate of each optimizer, but for the separate rates of parts of a single one, see `ModuleLearner`.
 
     Args:
         config: The settings, which may include separate rates such as `actor_lr`.
@@ -125,16 +104,14 @@ def learning_rates(
         SettingsError: a rate is set for an optimizer that does not exist.
     """
     own = {_RATES[setting]: rate for setting, rate in schedules_in(config).items() if setting in _RATES}
-    if isinstance(given, Mapping) or not own:
-        return given, {}
-    if groups is None and own.keys() <= {"actor", "critic"}:
-        return given, own
+    if isinstance(given, Mapping) or not own or (groups is None and own.keys() <= {"actor", "critic"}):
+        return given
     for setting, optimizer in _RATES.items():
         if optimizer in own and optimizer not in (groups or {}):
             raise SettingsError(
                 f"`{setting}` is set, but with these settings {algorithm} learns no {optimizer}: leave it out."
             )
-    return {name: own.get(name, given) for name in groups or {}}, {}
+    return {name: own.get(name, given) for name in groups or {}}
 
 
 def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:

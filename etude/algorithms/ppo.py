@@ -7,11 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import ClipRange, OnPolicyConfig
-from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
-from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
+from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of
 from etude.modules import Module
 from etude.settings import FloatAbove0, FloatFrom0, settings
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from etude.algorithms.config import NO_VALUE
 from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind
-from etude.algorithms.nested import ModuleLike, OptimizerConfig
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
-from etude.learners import Batch, Loss, Schedule
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian

@@ -23,10 +23,10 @@ from etude.algorithms.critics import (
     of_kind,
     target_of,
 )
-from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig
+from etude.algorithms.nested import ModuleLike, ReplayConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT, Columns
-from etude.learners import Batch, Loss, Schedule
+from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, Network, NetworkConfig, make_module
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.distributions import DiagGaussian, Floats, SquashedGaussian

@@ -20,7 +20,7 @@ from etude.errors import SettingsError
 from etude.evaluation.episodes import value_error
 from etude.experience import Experience
 from etude.experience.arrays import ranges
-from etude.learners import Loss, ModuleLearner, seeded
+from etude.learners import ComputeConfig, Loss, ModuleLearner, seeded
 from etude.learners.batch import PaddedSequences
 from etude.modules import Module, Output, make_module
 from etude.recordings.batches import Groups, RowPool, batches_of, rows_of
@@ -218,7 +218,7 @@ def fitted_behaviour(target: TargetPolicy, chunks: Chunks, seed: int, *, quiet: 
         lambda module, batch: Loss(imitation=-module(batch.obs).logp(batch.action).mean()),
         name="behaviour",
         lr=FIT_LR,
-        device=given.device,
+        compute=ComputeConfig(device=str(given.device)),
         seed=seed,
     )
     names = [*leaves(given.obs_space, col.OBS), *leaves(given.action_space, col.ACTION)]

@@ -4,6 +4,7 @@
 from etude.learners.batch import Batch
 from etude.learners.compiled import LossFn
 from etude.learners.learner import (
+    ComputeConfig,
     Learner,
     ModuleLearner,
     ModulesToTrain,
@@ -15,18 +16,20 @@ from etude.learners.learner import (
     seeded,
 )
 from etude.learners.loss import Loss
-from etude.learners.optim import ClipBy, Schedule, check_schedule, points_of, value_at
+from etude.learners.optim import ClipBy, OptimizerConfig, Schedule, check_schedule, points_of, value_at
 from etude.learners.replay_dataset import ReplayDataset
 from etude.modules.module import load_weights
 
 __all__ = [
     "Batch",
     "ClipBy",
+    "ComputeConfig",
     "Learner",
     "Loss",
     "LossFn",
     "ModuleLearner",
     "ModulesToTrain",
+    "OptimizerConfig",
     "Precision",
     "ReplayDataset",
     "Schedule",

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import chain, filterfalse, islice
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,10 +24,11 @@ from etude.learners.compiled import CompiledStep, LossFn, check_compilable
 from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, results_of_all, share_buffers
 from etude.learners.loss import Figures, Loss, checked, numbers_of
 from etude.learners.minibatches import batch_from, minibatches
-from etude.learners.optim import ClipBy, MakeOptimizer, Optimizer, Optimizers, Schedule, check_owners, value_at
+from etude.learners.optim import MakeOptimizer, Optimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
 from etude.modules.module import load_weights
-from etude.threads import SMALL, StepThreads, ThreadsLike, for_acting, held
+from etude.settings import IntFrom1, settings
+from etude.threads import SMALL, StepThreads, for_acting, held
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class Update(NamedTuple):
     """Each part of the loss; NaN if every step was skipped."""
     metrics: dict[str, float]
     """What the loss logs; ``grad_norm`` (before clipping) if gradients are clipped; ``skipped_steps`` if some were
-    skipped because the loss or its gradients were not finite; ``threads`` of the CPU if the learner chose them."""
+    skipped because the loss or its gradients were not finite; ``threads`` of the CPU."""
 
 
 def mean_of(updates: Sequence[Update]) -> Update:
@@ -89,6 +90,31 @@ def check_device(device: torch.device | str) -> None:
         raise SettingsError(f"`device` is {str(device)!r}, which torch can't use here: {reason}. Use cpu.") from None
 
 
+@settings
+class ComputeConfig:
+    """Device, threads and precision."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("device",)
+
+    device: str = "cpu"
+    """Device of the module, as torch names it: cpu, cuda, cuda:1. Other devices are refused: Apple's `mps` has no
+    float64, in which some figures are computed."""
+
+    threads: IntFrom1 | Literal["auto"] = "auto"
+    """Torch's CPU threads during training, at least 1; the process's own setting is restored afterwards. `auto`:
+    gradient steps use the number that the first steps show to be fastest (one for small networks), at most the number
+    of free cores; everything else uses one. Sums split among threads may differ in their last bits: for exactly
+    repeatable numbers with large networks, give a number."""
+
+    precision: Precision = "float32"
+    """Data type of the forward pass. `bfloat16` halves the memory of activations. It is faster for wide networks on
+    hardware that supports it, and slower for small ones. Weights and optimizers stay float32."""
+
+    compile: bool = False
+    """Compile the whole gradient step with torch.compile. Takes up to half a minute at the start; steps are then about
+    twice as fast on a CPU. Needs a C++ compiler, and a temporary folder (`TMPDIR`) whose path has no space."""
+
+
 class ModuleLearner:
     """Owns the optimizers of a module and makes its gradient steps.
 
@@ -98,27 +124,15 @@ class ModuleLearner:
         connectors: Connectors that add the columns that the loss needs. The caller of `update` applies them first.
         name: The module's id, for messages.
         lr: Learning rate, or a `Schedule`; or one of these for each named optimizer.
-        own_lr: With a single optimizer, other learning rates for the parameters that only the policy's loss reaches
-            (``actor``), and for those that only the part ``value`` or ``critic`` of the loss reaches (``critic``).
         schedules_by: What schedules count: ``env_steps``, as given to `set_env_steps`, or the learner's ``updates``.
         scheduled: Schedules of numbers that the loss reads as ``module.scheduled[name]``.
-        adam_betas: Decay rates of Adam's two moments.
-        adam_eps: Adam's epsilon, added to the root of the second moment.
         parameters: The parameters of each named optimizer, which is Adam; None: a single one, ``"all"``, of all that
             need a gradient. With {}, and for other optimizers, call `register_optimizer`.
-        grad_clip: Limit to which the gradients of each optimizer are clipped; or one for each named optimizer; None: no
-            limit.
-        grad_clip_by: What the limit applies to, see `ClipBy`.
-        accumulate: The number of batches whose mean gradient makes a step; the last step of an update may have fewer.
-        precision: Data type of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it.
-            Weights, gradients and optimizers stay float32.
-        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` if there are several optimizers) even if nothing is
-            clipped.
-        max_skipped: Steps in a row that may be skipped because the loss or a gradient is not finite.
-        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches all have
-            one size: several seconds at the first step, then faster. Not for recurrent modules.
-        device: Device of the batches; the module must be there already.
-        threads: CPU threads of gradient steps, see `StepThreads`; None: torch's own setting.
+        optimizer: Settings of Adam, of clipping and of accumulation. ``actor_lr`` and ``critic_lr`` apply if there is a
+            single optimizer; give named ones their rates in ``lr``. Default: gradients are not clipped.
+        compute: Device, threads, precision, and whether steps are compiled. The module must be on the device already.
+            Compiled are the loss, the gradient, clipping and Adam together, if batches all have one size: several
+            seconds at the first step, then faster. Not for recurrent modules.
         seed: Seed of the order of minibatches, and of what the loss draws from torch's generator.
         on_gradients: Called with the module before its gradients are clipped and applied: ``parameter.grad`` may be
             read and changed in place.
@@ -126,7 +140,7 @@ class ModuleLearner:
 
     Raises:
         EtudeError: a parameter belongs to no optimizer or to two; the message names it.
-        SettingsError: ``compile`` is not possible here, or ``device`` can't be used for learning.
+        SettingsError: steps can't be compiled here, or the device can't be used for learning.
     """
 
     def __init__(
@@ -137,21 +151,11 @@ class ModuleLearner:
         connectors: Pipeline | None = None,
         name: str = "main",
         lr: Schedule | Mapping[str, Schedule] = 3e-4,
-        own_lr: Mapping[str, Schedule] | None = None,
         schedules_by: ScheduleBy = "env_steps",
         scheduled: Mapping[str, Schedule] | None = None,
-        adam_betas: tuple[float, float] = (0.9, 0.999),
-        adam_eps: float = 1e-8,
         parameters: Mapping[str, Sequence[nn.Parameter]] | None = None,
-        grad_clip: float | Mapping[str, float | None] | None = None,
-        grad_clip_by: ClipBy = "global_norm",
-        accumulate: int = 1,
-        precision: Precision = "float32",
-        log_grad_norms: bool = False,
-        max_skipped: int = 10,
-        compile: bool = False,
-        device: torch.device | str = "cpu",
-        threads: ThreadsLike | None = None,
+        optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None),  # noqa: B008 - frozen
+        compute: ComputeConfig = ComputeConfig(),  # noqa: B008
         seed: int | np.random.SeedSequence | None = None,
         on_gradients: Callable[[Module], None] | None = None,
         after_step: Callable[[Module], None] | None = None,
@@ -160,15 +164,12 @@ class ModuleLearner:
         self.loss: LossFn = checked(loss)
         self.connectors = Pipeline() if connectors is None else connectors
         self.name = name
-        self.accumulate = accumulate
-        self.precision: Precision = precision
-        self.max_skipped = max_skipped
-        self.compile = compile
-        check_device(device)
-        self.device = torch.device(device)
-        on_cpu = self.device.type == "cpu"
-        self.threads = None if threads is None else StepThreads(threads if on_cpu else for_acting(threads))
-        """The CPU threads of gradient steps; None: torch's own setting."""
+        self.accumulate, self.max_skipped = optimizer.accumulate, optimizer.max_skipped
+        self.precision, self.compile = compute.precision, compute.compile
+        check_device(compute.device)
+        self.device = torch.device(compute.device)
+        self.threads = StepThreads(compute.threads if self.device.type == "cpu" else for_acting(compute.threads))
+        """The CPU threads of gradient steps."""
         self.on_gradients, self.after_step = on_gradients, after_step
         self.schedules_by: ScheduleBy = schedules_by
         self.scheduled = dict(scheduled or {})
@@ -180,15 +181,10 @@ class ModuleLearner:
         """Rows of all batches so far: a step of experience counts each time that it is learned from."""
         self.kept: Figures = {}
         """What the loss kept of the latest batch, tensors ``[B, ...]`` by name; see `Loss.keep`."""
-        self._optim = Optimizers(
-            name,
-            own_lr=own_lr,
-            betas=adam_betas,
-            eps=adam_eps,
-            clip=grad_clip,
-            clip_by=grad_clip_by,
-            log_norms=log_grad_norms,
-        )
+        own = {"actor": optimizer.actor_lr, "critic": optimizer.critic_lr}
+        own_lr = {name: rate for name, rate in own.items() if rate is not None}
+        is_one = parameters is None and not isinstance(lr, Mapping)
+        self._optim = Optimizers(name, optimizer, own_lr if is_one else {})
         self._team: Team | None = None
         self._shared: TeamGradients | None = None  # None: to be made, if there is a team
         self._compiled: CompiledStep | None = None
@@ -201,7 +197,7 @@ class ModuleLearner:
         self._is_scheduled = bool(self.scheduled)  # whether anything follows a schedule
         self._register_all(parameters, lr)
         self._follow(0)
-        if compile and module.recurrent:
+        if compute.compile and module.recurrent:
             raise SettingsError(
                 "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
                 "be compiled anew. Leave `compile` out."
@@ -247,7 +243,7 @@ class ModuleLearner:
 
     @property
     def lr(self) -> dict[str, float]:
-        """The current learning rate of each optimizer, and those of ``own_lr``."""
+        """The current learning rate of each optimizer, and those of parts of a single one."""
         return self._optim.lr
 
     @property
@@ -413,7 +409,7 @@ class ModuleLearner:
 
     def with_threads(self) -> AbstractContextManager[None]:
         """Context in which torch uses as many CPU threads as gradient steps do."""
-        return nullcontext() if self.threads is None else held(self.threads.num)
+        return held(self.threads.num)
 
     def _update(self, batches: Iterable[Batch]) -> Update:
         """Make a gradient step from each batch, or from each `accumulate` of them."""
@@ -426,7 +422,7 @@ class ModuleLearner:
         seed = int(self._rng.integers(2**63)) + (0 if team is None else team.rank)
         self.module.train()
         step = self._compiled_step if self.compile else self._plain_step
-        if self.threads is not None and not self.threads.is_one:
+        if not self.threads.is_one:
             step = self._timed_step
         with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
             for batch in batches:
@@ -443,8 +439,7 @@ class ModuleLearner:
         update = _means(results)
         if self.skipped > before:
             update.metrics["skipped_steps"] = float(self.skipped - before)
-        if self.threads is not None:
-            update.metrics["threads"] = float(self.threads.num)
+        update.metrics["threads"] = float(self.threads.num)
         return Update(parts | update.losses, update.metrics)
 
     # -- gradient steps -----------------------------------------------------------------------------------------
@@ -543,7 +538,7 @@ class ModuleLearner:
         """Like `_plain_step`, but compiled as a whole, once the threads are settled, for batches of one size."""
         if self._is_scheduled and self.schedules_by == "updates":
             self._follow(self.updates)
-        if self._compiled is None and (self.threads is None or self.threads.is_settled):
+        if self._compiled is None and self.threads.is_settled:
             changes_gradients = self.on_gradients is not None
             check_compilable(self._optim, accumulate=self.accumulate, changes_gradients=changes_gradients)
             self._compiled = CompiledStep(self.module, self.loss, self._optim, self.autocast, self.device)
@@ -573,7 +568,6 @@ class ModuleLearner:
 
     def _timed_step(self, batch: Batch) -> Iterable[str]:
         """Make a step with the CPU threads that are fastest for it."""
-        assert self.threads is not None
         step = self._compiled_step if self.compile else self._plain_step
         return self.threads.step(step, batch, self._size * batch.size, again=not self.compile)
 
@@ -600,7 +594,7 @@ class ModuleLearner:
             "skipped": self.skipped,
             "steps_trained": self.steps_trained,
             "rng": self._rng.bit_generator.state,
-            "threads": {} if self.threads is None else self.threads.state_dict(),
+            "threads": self.threads.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -617,8 +611,7 @@ class ModuleLearner:
             self._follow(self.updates)
         self.skipped, self.steps_trained = int(state.get("skipped", 0)), int(state.get("steps_trained", 0))
         self._rng.bit_generator.state = state["rng"]
-        if self.threads is not None:
-            self.threads.load_state_dict(state.get("threads", {}))
+        self.threads.load_state_dict(state.get("threads", {}))
 
 
 class Learner:

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.optim.adam import adam
 
 from etude.errors import EtudeError, ModuleError, SettingsError
 from etude.learners.loss import Loss
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rule, settings
 
 # -- schedules -----------------------------------------------------------------------------------------------------
 
@@ -369,6 +370,55 @@ class Sides:
 
 # -- all optimizers of a module --------------------------------------------------------------------------------------
 
+
+DecayRates = Annotated[
+    tuple[float, float],
+    Rule(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers, each at least 0 and below 1"),
+]
+"""Of Adam's two moments."""
+
+
+@settings
+class OptimizerConfig:
+    """Settings of the optimizer, besides `lr`."""
+
+    everyday: ClassVar[tuple[str, ...]] = ()
+    own_names: ClassVar[Mapping[str, str]] = {"eps": "adam_eps", "betas": "adam_betas"}
+
+    actor_lr: Schedule | None = None
+    """Learning rate of the parameters that only the policy loss reaches, or a schedule; None: `lr`."""
+
+    critic_lr: Schedule | None = None
+    """Learning rate of the parameters that only the value loss reaches, or a schedule; None: `lr`."""
+
+    eps: FloatFrom0 = 1e-8
+    """Adam's epsilon, added to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
+
+    betas: DecayRates = (0.9, 0.999)
+    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
+
+    grad_clip: FloatAbove0 | None = 0.5
+    """Limit to which gradients are clipped, above 0, see `grad_clip_by`; None does not clip. Default: Huang et al.
+    2022, detail 11."""
+
+    grad_clip_by: ClipBy = "loss_norm"
+    """What `grad_clip` limits. `loss_norm`: the gradient norms of the policy loss and of the value loss, separately, so
+    that a large value gradient does not shrink the policy's to almost nothing; with several optimizers, the norm of
+    each. `global_norm`: the norm of all gradients of an optimizer together. `norm`: the norm of each tensor. `value`:
+    each element."""
+
+    log_grad_norms: bool = False
+    """Log the gradient norm as `grad_norm` even if nothing is clipped."""
+
+    accumulate: IntFrom1 = 1
+    """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
+    Settings that count gradient steps still do: each step takes this many minibatches."""
+
+    max_skipped: IntFrom1 = 10
+    """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
+    `skipped_steps`, if its loss or gradients are not finite."""
+
+
 RATE_OF = {"policy": "actor", "value": "critic", "critic": "critic"}
 """For each side of the loss, the name of the separate learning rate that its parameters can have."""
 
@@ -378,31 +428,15 @@ class Optimizers:
 
     Args:
         module_id: The module's id, for messages.
-        own_lr: Learning rates of parts of the only optimizer, see `ModuleLearner`.
-        betas: Decay rates of Adam's two moments.
-        eps: Adam's epsilon, added to the root of the second moment.
-        clip: Limit of each optimizer's gradients, or one for each by name; None: no limit.
-        clip_by: What the limit applies to, see `ClipBy`.
-        log_norms: Log gradient norms even if nothing is clipped.
+        config: Their settings.
+        own_lr: Learning rates of parts of the only optimizer: ``actor``, ``critic``.
     """
 
-    def __init__(
-        self,
-        module_id: str,
-        *,
-        own_lr: Mapping[str, Schedule] | None = None,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        clip: float | Mapping[str, float | None] | None = None,
-        clip_by: ClipBy = "global_norm",
-        log_norms: bool = False,
-    ) -> None:
-        self._module_id = module_id
-        self._betas, self._eps = betas, eps
-        self._clip, self._clip_by = clip, clip_by
-        self.logs_norms = log_norms or clip is not None
+    def __init__(self, module_id: str, config: OptimizerConfig, own_lr: Mapping[str, Schedule]) -> None:
+        self._module_id, self._config = module_id, config
+        self.logs_norms = config.log_grad_norms or config.grad_clip is not None
         self.by_name: dict[str, Optimizer] = {}
-        self.schedules: dict[str, Schedule] = dict(own_lr or {})
+        self.schedules: dict[str, Schedule] = dict(own_lr)
         self.lr: dict[str, float] = {}
         """The current learning rate of each optimizer, and those of ``own_lr``."""
         self._own_lr = frozenset(self.schedules)
@@ -425,9 +459,8 @@ class Optimizers:
         if not params:
             raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
         flat = FlatParameters(params)
-        self.by_name[name] = (
-            Adam(flat, betas=self._betas, eps=self._eps) if make is None else TorchOptimizer(flat, make)
-        )
+        own = self._config
+        self.by_name[name] = Adam(flat, betas=own.betas, eps=own.eps) if make is None else TorchOptimizer(flat, make)
         self.schedules[name] = lr
         self.lr[name] = value_at(lr, self._at)
         self.forget_sides()
@@ -460,7 +493,7 @@ class Optimizers:
 
     @property
     def _limits_sides(self) -> bool:
-        return self._clip_by == "loss_norm" and self._limit("all") is not None
+        return self._config.grad_clip_by == "loss_norm" and self._config.grad_clip is not None
 
     def reached_by(self, loss: Loss) -> Reached:
         """The sides of ``loss`` that reach each parameter of the only optimizer; the loss's graph is kept."""
@@ -505,7 +538,7 @@ class Optimizers:
 
     def clippings(self, name: str, grads: Sequence[torch.Tensor]) -> list[Clipping]:
         """The flat gradients of an optimizer, in the groups that are clipped separately."""
-        group, limit, sides = self.by_name[name].parameters, self._limit(name), self.sides
+        group, limit, sides = self.by_name[name].parameters, self._config.grad_clip, self.sides
         if sides is None or not sides.limited:
             return [Clipping("grad_norm" if name == "all" else f"grad_norm/{name}", group, [grads[0]], limit)]
         return [Clipping(f"grad_norm/{side}", group, parts, limit) for side, parts in sides.parts(grads).items()]
@@ -543,7 +576,7 @@ class Optimizers:
     def clip(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> None:
         """Clip gradients in place, given their norms."""
         for clipping, norm in zip(clippings, norms, strict=True):
-            limit, by = clipping.limit, self._clip_by
+            limit, by = clipping.limit, self._config.grad_clip_by
             if limit is None:
                 continue
             if by == "value":
@@ -567,6 +600,3 @@ class Optimizers:
         for name, optimizer in self.by_name.items():
             if name not in resting:
                 optimizer.step(self.rates(name) if self._own_lr else self.lr[name])
-
-    def _limit(self, name: str) -> float | None:
-        return self._clip.get(name) if isinstance(self._clip, Mapping) else self._clip

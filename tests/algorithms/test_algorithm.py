@@ -17,7 +17,7 @@ from etude.connectors import Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.learners import Loss, ModuleLearner
+from etude.learners import ComputeConfig, Loss, ModuleLearner
 from etude.modules import Output, make_module
 from etude.recordings import Recording
 from etude.settings import settings
@@ -296,7 +296,9 @@ def test_a_device_that_nothing_can_be_learned_on(device: str) -> None:
     assert ("float64" in str(error.value)) == device.startswith("mps")
     module = make_module(None, gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
     with pytest.raises(SettingsError, match=f"`device` is '{device}'"):
-        ModuleLearner(module, lambda module, batch: Loss(policy=batch.reward.mean()), device=device)
+        ModuleLearner(
+            module, lambda module, batch: Loss(policy=batch.reward.mean()), compute=ComputeConfig(device=device)
+        )
 
 
 def test_the_name_is_the_classs_own() -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from etude.errors import SettingsError
-from etude.learners import Batch, Loss, ModuleLearner
+from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner, OptimizerConfig
 from etude.modules import Module, NetworkConfig, Output, make_module
 
 OBS, ACT = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
@@ -93,9 +93,12 @@ KINDS = ["separate", "shared", "partly shared"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_policy_and_value_are_limited_each_by_itself(kind: str, how: dict[str, Any]) -> None:
     module, other = make(kind), make(kind)
-    learner = ModuleLearner(module, loss, lr=LR, grad_clip=LIMIT, grad_clip_by="loss_norm", **how)
+    size = how.get("accumulate", 1)
+    optimizer = OptimizerConfig(grad_clip=LIMIT, accumulate=size)
+    compute = ComputeConfig(compile=how.get("compile", False))
+    learner = ModuleLearner(module, loss, lr=LR, optimizer=optimizer, compute=compute)
     update = learner.update_from(batches())
-    size, norms = how.get("accumulate", 1), []
+    norms = []
     optimizer = torch.optim.Adam(other.parameters(), lr=LR)
     for i in range(0, 6, size):
         grads, of_step = limited(other, batches()[i : i + size])
@@ -119,7 +122,7 @@ def test_the_policys_step_does_not_depend_on_the_scale_of_returns(kind: str) -> 
 
         module = make(kind)
         torch.manual_seed(0)
-        learner = ModuleLearner(module, scaled, grad_clip=LIMIT, grad_clip_by="loss_norm")
+        learner = ModuleLearner(module, scaled, optimizer=OptimizerConfig(grad_clip=LIMIT))
         learner.register_optimizer("all", torch.optim.SGD, list(module.parameters()), 1.0)
         learner.update_from(batches(1))
         return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
@@ -138,7 +141,7 @@ def test_a_hook_sees_and_changes_the_gradient_that_is_applied(kind: str) -> None
             parameter.grad.zero_()
 
     module, before = make(kind), make(kind)
-    learner = ModuleLearner(module, loss, grad_clip=LIMIT, grad_clip_by="loss_norm", on_gradients=hook)
+    learner = ModuleLearner(module, loss, on_gradients=hook, optimizer=OptimizerConfig(grad_clip=LIMIT))
     learner.update_from(batches(1))
     (grad,) = seen
     assert float(grad.norm()) > 0.1
@@ -151,7 +154,7 @@ def test_a_step_that_is_not_finite_is_skipped(kind: str) -> None:
     bad = batches(3)
     bad[1]["reward"] = np.full(32, np.inf, np.float32)
     module, other = make(kind), make(kind)
-    how: dict[str, Any] = {"grad_clip": LIMIT, "grad_clip_by": "loss_norm"}
+    how: dict[str, Any] = {"optimizer": OptimizerConfig(grad_clip=LIMIT)}
     learner = ModuleLearner(module, loss, **how)
     assert learner.update_from(bad).metrics["skipped_steps"] == 1.0
     ModuleLearner(other, loss, **how).update_from([bad[0], bad[2]])
@@ -191,10 +194,8 @@ def test_actor_and_critic_have_learning_rates_of_their_own(kind: str, clip: floa
         module,
         loss,
         lr=0.01,
-        own_lr={"actor": 0.002, "critic": 0.03},
-        grad_clip=clip,
-        grad_clip_by="loss_norm",
-        compile=compiled,
+        optimizer=OptimizerConfig(grad_clip=clip, actor_lr=0.002, critic_lr=0.03),
+        compute=ComputeConfig(compile=compiled),
     )
     learner.update_from(batches())
     of = owners(other, kind)
@@ -217,14 +218,14 @@ def test_a_learning_rate_of_no_parameter_is_refused(own: str) -> None:
     def values_alone(module: Module, batch: Batch) -> Loss:
         return Loss(value=loss(module, batch).parts["value"])
 
-    learner = ModuleLearner(make("separate"), values_alone, own_lr={own: 0.1}, name="red")
+    learner = ModuleLearner(make("separate"), values_alone, optimizer=OptimizerConfig(**{f"{own}_lr": 0.1}), name="red")
     with pytest.raises(SettingsError, match=rf"`{own}_lr` is set, but in module 'red' no parameter"):
         learner.update_from(batches(1))
 
 
 def test_adams_settings_are_those_of_torch() -> None:
     module, other = make("separate"), make("separate")
-    learner = ModuleLearner(module, loss, lr=LR, adam_eps=0.1, adam_betas=(0.5, 0.6))
+    learner = ModuleLearner(module, loss, lr=LR, optimizer=OptimizerConfig(grad_clip=None, eps=0.1, betas=(0.5, 0.6)))
     learner.update_from(batches())
     optimizer = torch.optim.Adam(other.parameters(), lr=LR, eps=0.1, betas=(0.5, 0.6))
     for columns in batches():

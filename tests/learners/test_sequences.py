@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience, Segments
-from etude.learners import Batch, Loss, ModuleLearner
+from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner
 from etude.learners.minibatches import Sequences
 from etude.modules import Module, NetworkConfig, make_module
 
@@ -288,7 +288,7 @@ def test_what_recurrent_modules_can_not_do_is_said() -> None:
     module = make()
     exp = experience(module)
     with pytest.raises(SettingsError, match=r"`compile` is True, but the module is recurrent.*Leave `compile` out"):
-        ModuleLearner(module, loss, compile=True)
+        ModuleLearner(module, loss, compute=ComputeConfig(compile=True))
     learner = ModuleLearner(module, loss)
     with pytest.raises(ModuleError, match="Network is recurrent, and can't learn from batches of single steps"):
         learner.update_from([exp.steps])

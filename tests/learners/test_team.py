@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two learners in processes of their own against one that has everyone's rows."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ from torch import nn
 
 from etude.errors import EtudeError, SettingsError
 from etude.experience import Experience, Segments
-from etude.learners import Batch, Loss, ModuleLearner
+from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner, OptimizerConfig
 from etude.learners.distributed import Team, TeamLost, dealt
 from etude.modules import Module, NetworkConfig, Output, make_module
 
@@ -130,7 +131,15 @@ def learner_of(kind: str, how: dict[str, Any], *, with_team: bool) -> ModuleLear
         named = list(module.named_parameters())
         groups = {"net": [p for n, p in named if "value" not in n], "value": [p for n, p in named if "value" in n]}
         how = how | {"parameters": groups}
-    learner = ModuleLearner(module, how.get("loss", loss), **{"seed": 3, "lr": 1e-2} | _without(how, "loss"))
+    settings = {field.name for field in dataclasses.fields(OptimizerConfig)}
+    optimizer = {"grad_clip": None, "grad_clip_by": "global_norm"} | {n: how[n] for n in how if n in settings}
+    learner = ModuleLearner(
+        module,
+        how.get("loss", loss),
+        **{"seed": 3, "lr": 1e-2} | _without(how, "loss", "precision", *settings),
+        optimizer=OptimizerConfig(**optimizer),
+        compute=ComputeConfig(precision=how.get("precision", "float32")),
+    )
     learner.team = Team() if with_team else None
     return learner
 
@@ -381,7 +390,7 @@ def test_compiled_steps_are_refused(pair: Pair) -> None:
 
 
 def refused() -> None:
-    learner = ModuleLearner(make("mlp"), loss, compile=True)
+    learner = ModuleLearner(make("mlp"), loss, compute=ComputeConfig(compile=True))
     with pytest.raises(SettingsError, match=r"`compile` is True, but 2 learners average their gradients .* take one"):
         learner.team = Team()
 
