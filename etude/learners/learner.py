@@ -304,32 +304,19 @@ class ModuleLearner:
 
     # -- updates ------------------------------------------------------------------------------------------------
 
-    def update(
-        self,
-        exp: Experience,
-        *,
-        minibatch_size: int | None = None,
-        num_minibatches: int | None = None,
-        epochs: int = 1,
-        shuffle: bool = True,
-        max_seq_len: int = 32,
-        burn_in: int = 0,
-        sequence_start: Literal["stored", "zeros"] = "stored",
-    ) -> Update:
+    def update(self, exp: Experience, *, shuffle: bool = True, **how: Any) -> Update:
         """Update from Experience, in minibatches of its steps without lookback, each step once an epoch.
 
         Args:
             exp: The experience.
-            minibatch_size: Steps in a gradient step; for a recurrent module about this many, in whole sequences.
-            num_minibatches: Alternatively, the number of minibatches in an epoch; if there are fewer steps (or
-                sequences), they are reused.
-            epochs: Number of passes over the steps.
             shuffle: Go through the steps in a new random order each epoch; otherwise in order.
-            max_seq_len: For a recurrent module: longest sequence, in steps, to which segments are cut. Gradients flow
-                no further back.
-            burn_in: Steps before each sequence, of the same segment, lookback included, that the module first processes
-                without gradients.
-            sequence_start: State with which it begins: the recorded one, or the initial one.
+            how: ``minibatch_size`` (steps in a gradient step; for a recurrent module about this many, in whole
+                sequences) or ``num_minibatches`` (in an epoch; if there are fewer steps or sequences, they are reused);
+                ``epochs`` (passes over the steps, 1 by default). For a recurrent module, ``max_seq_len`` (longest
+                sequence, in steps, to which segments are cut; gradients flow no further back; 32 by default),
+                ``burn_in`` (steps before each sequence, of the same segment, lookback included, that the module first
+                processes without gradients; 0 by default) and ``sequence_start`` (whether it begins with the
+                ``"stored"`` state, as by default, or with ``"zeros"``, the initial one).
 
         Returns:
             Means over the gradient steps.
@@ -342,20 +329,8 @@ class ModuleLearner:
         rng = self._rng
         if self._team is not None and shuffle:  # `_rng` stays equal in all learners, whatever each draws here
             rng = np.random.default_rng([int(rng.integers(2**63)), self._team.rank])
-        batches = minibatches(
-            exp,
-            self.module,
-            self.device,
-            minibatch_size=minibatch_size,
-            num_minibatches=num_minibatches,
-            epochs=epochs,
-            rng=rng if shuffle else None,
-            max_seq_len=max_seq_len,
-            burn_in=burn_in,
-            sequence_start=sequence_start,
-            team=self._team,
-        )
-        return self._update(batches)
+        own = rng if shuffle else None
+        return self._update(minibatches(exp, self.module, self.device, rng=own, team=self._team, **how))
 
     def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
         """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step.
