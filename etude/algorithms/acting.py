@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.checkpoint import Component
+from etude.algorithms.checkpoint import Component, what_fits
 from etude.algorithms.config import ActingConfig
 from etude.algorithms.engine import Collector
 from etude.algorithms.nested import ModuleLike
@@ -15,7 +15,7 @@ from etude.algorithms.play import by_module
 from etude.algorithms.policies import modules_given
 from etude.algorithms.results import Evaluation
 from etude.envs import EnvLike, env_name
-from etude.errors import CheckpointError, EtudeError, SettingsError
+from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import load_weights
 from etude.policies import Policy
@@ -99,7 +99,8 @@ class ActingAlgorithm(Algorithm[C]):
         saved = self._saved_runner
         if self._runner is None or (saved is None and not self.env_steps):
             return
-        try:
+        remedy = " Create the algorithm again, and load the checkpoint with not_components='runner'."
+        with what_fits("the component `runner` of the checkpoint", remedy):
             if saved is None:
                 self._begin_anew("the state of the runner was not loaded")
             elif self.engine.can_resume(saved):
@@ -107,17 +108,6 @@ class ActingAlgorithm(Algorithm[C]):
             else:  # only the counts are kept
                 self.env_steps, self.agent_steps = saved["steps"]
                 self._begin_anew("the run went on with another engine")
-        except KeyError as error:
-            raise CheckpointError(
-                f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."
-            ) from error
-        except EtudeError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"the running episodes in the checkpoint do not fit ({type(error).__name__}: {error}): "
-                "create the algorithm again, and load the checkpoint with not_components='runner'."
-            ) from error
         self._saved_runner = None
         if self._resumed is not None and self._resumed.startswith("new episodes"):
             _log.warning("The run goes on, in %s.", self._resumed)

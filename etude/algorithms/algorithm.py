@@ -27,6 +27,7 @@ from etude.algorithms.checkpoint import (
     put_back,
     read_components,
     reason_of,
+    what_fits,
     write_components,
 )
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
@@ -957,7 +958,7 @@ class Algorithm(Generic[C]):
         saving.drop_other_episodes(state, saved, self.config.env)
         before = self.get_state([name for name in state if name in self.components()])
         try:
-            with saving.what_fits(redacted(os.fspath(path))):
+            with what_fits(redacted(os.fspath(path))):
                 self.set_state(state)
         except BaseException:
             self.set_state(before)  # all or nothing

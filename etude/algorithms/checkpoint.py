@@ -8,7 +8,8 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from etude.algorithms.results import Result
@@ -68,17 +69,11 @@ def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str
 
     return {
         f"{MODULES}{name}": Component(
-            lambda: {"weights": _weights(learner), "seq_no": learner.updates},
+            lambda: {"weights": learner.weights(), "seq_no": learner.updates},
             lambda state: load_weights(learner.module, state["weights"]),
         ),
-        f"optimizers/{name}": Component(
-            lambda: {name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()},
-            lambda state: _set_optimizers(learner, state),
-        ),
-        f"learners/{name}": Component(
-            lambda: {key: value for key, value in learner.state_dict().items() if key not in ("module", "optimizers")},
-            lambda state: learner.load_state_dict({**learner.state_dict(), **state}),
-        ),
+        f"optimizers/{name}": Component(learner.optimizer_states, learner.set_optimizer_states),
+        f"learners/{name}": Component(learner.progress, learner.set_progress),
         f"connectors/{name}": Component(connectors, set_connectors),
     }
 
@@ -105,6 +100,27 @@ def chosen(there: Iterable[str], components: Names = None, not_components: Names
     return [name for name in names if name in kept]
 
 
+@contextmanager
+def what_fits(what: str, remedy: str = "") -> Iterator[None]:
+    """Context that turns errors from misfitting content of a checkpoint into CheckpointError.
+
+    Args:
+        what: What is restored, for the message.
+        remedy: The end of the message.
+    """
+    try:
+        yield
+    except EtudeError:
+        raise
+    except Exception as error:
+        wrong = (
+            f"holds no {error}" if isinstance(error, KeyError) else f"does not fit ({type(error).__name__}: {error})"
+        )
+        raise CheckpointError(
+            f"{what} {wrong}: it is broken, or was saved by another version of Etude or with other settings.{remedy}"
+        ) from error
+
+
 def put_back(parts: Mapping[str, Component], state: Mapping[str, Any]) -> None:
     """Restore the components in ``state``.
 
@@ -119,35 +135,8 @@ def put_back(parts: Mapping[str, Component], state: Mapping[str, Any]) -> None:
         )
     for name, component in parts.items():
         if name in state:
-            try:
+            with what_fits(f"the component `{name}` of the state"):
                 component.set(state[name])
-            except KeyError as error:
-                raise CheckpointError(
-                    f"the component `{name}` of the state holds no {error}: it was saved by another version of "
-                    "Etude, or with other settings."
-                ) from error
-            except EtudeError:
-                raise
-            except Exception as error:
-                raise CheckpointError(
-                    f"the component `{name}` of the state does not fit ({type(error).__name__}: {error}): it is "
-                    "broken, or was saved by another version of Etude or with other settings."
-                ) from error
-
-
-def _weights(learner: ModuleLearner) -> dict[str, Any]:
-    return {name: value.detach().clone() for name, value in learner.module.state_dict().items()}
-
-
-def _set_optimizers(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
-    for name, optimizer in learner.optimizers.items():
-        try:
-            optimizer.load_state_dict(state[name])
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                f"the state of optimizer `{name}` is of other parameters or of another optimizer: the checkpoint is of "
-                f"another module ({str(error).splitlines()[0]})."
-            ) from error
 
 
 def write_components(

@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.algorithms import saving
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.checkpoint import MODULES, chosen
+from etude.algorithms.checkpoint import MODULES, chosen, what_fits
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.policies import modules_given
 from etude.checkpoints import Where, load_meta, load_tree
@@ -54,7 +54,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
     if spaces.keys() != modules_given(config).keys():
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
-    with saving.what_fits(path):
+    with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
     saving.drop_other_episodes(tree, saved, config.env)
     try:
@@ -66,7 +66,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
             )
         for part, reason in left_out.items():
             _log.warning("The checkpoint %s was saved without `%s` (%s): it starts anew.", path, part, reason)
-        with saving.what_fits(path):
+        with what_fits(path):
             algorithm.set_state(tree)
     except BaseException:
         algorithm.close()
@@ -135,7 +135,7 @@ def load_policy(
         tree, _ = load_tree(path, lambda there: chosen(there, (f"{MODULES}{name}", f"connectors/{name}")))
     except CheckpointError as error:
         raise CheckpointError(f"{shown} lacks what a policy needs: {error}") from error
-    with saving.what_fits(shown):
+    with what_fits(shown):
         policy = algorithm.only_policy(config, name, spaces[name], int(meta.get("env_steps", 0)))
         load_weights(policy.module, tree[f"{MODULES}{name}"]["weights"])
         learned = tree[f"connectors/{name}"]["env"]

@@ -17,7 +17,6 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
@@ -27,7 +26,7 @@ from etude.algorithms.nested import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
 from etude.envs import names_module
-from etude.errors import CheckpointError, EtudeError, SettingsError
+from etude.errors import CheckpointError, SettingsError
 from etude.runners import Callback
 from etude.settings import from_dict, merged, placed, settings_inside, typed
 from etude.urls import can_be_kept, redacted, without_credentials
@@ -352,17 +351,3 @@ def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
     is_known = not (isinstance(was, dict) and UNSAVED in was)
     if isinstance(state.get("runner"), dict) and is_known and to_plain(env) != was:
         state["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
-
-
-@contextmanager
-def what_fits(path: object) -> Iterator[None]:
-    """Context that turns errors from misfitting content of a checkpoint into CheckpointError."""
-    try:
-        yield
-    except EtudeError:
-        raise
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} does not fit ({type(error).__name__}: {error}): it is broken, or was saved by another version of "
-            "Etude or with other settings."
-        ) from error

@@ -562,15 +562,7 @@ class ModuleLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizers, counts and the random stream, as plain data, tensors and arrays."""
-        return {
-            "module": {name: value.detach().clone() for name, value in self.module.state_dict().items()},
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "updates": self.updates,
-            "skipped": self.skipped,
-            "steps_trained": self.steps_trained,
-            "rng": self._rng.bit_generator.state,
-            "threads": self.threads.state_dict(),
-        }
+        return {"module": self.weights(), "optimizers": self.optimizer_states(), **self.progress()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -579,8 +571,34 @@ class ModuleLearner:
             CheckpointError: the weights are those of another module; the first that differs is named.
         """
         load_weights(self.module, state["module"])
+        self.set_optimizer_states(state["optimizers"])
+        self.set_progress(state)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights."""
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+    def optimizer_states(self) -> dict[str, Any]:
+        """The state of each optimizer."""
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+
+    def set_optimizer_states(self, states: Mapping[str, Any]) -> None:
+        """Restore what `optimizer_states` returned."""
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(states[name])
+
+    def progress(self) -> dict[str, Any]:
+        """Counts, the random stream, and the choice of threads."""
+        return {
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "steps_trained": self.steps_trained,
+            "rng": self._rng.bit_generator.state,
+            "threads": self.threads.state_dict(),
+        }
+
+    def set_progress(self, state: Mapping[str, Any]) -> None:
+        """Restore what `progress` returned."""
         self.updates = int(state["updates"])
         if self.schedules_by == "updates":
             self._follow(self.updates)
