@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component, what_fits
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.engine import Collector
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import by_module
 from etude.algorithms.policies import modules_given
@@ -19,7 +18,7 @@ from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import load_weights
 from etude.policies import Policy
-from etude.runners import Finished, ModuleOf
+from etude.runners import Finished, ModuleOf, Runner
 from etude.spaces import Spaces
 
 C = TypeVar("C", bound=ActingConfig)
@@ -40,7 +39,7 @@ class ActingAlgorithm(Algorithm[C]):
     """Whether `collect` leaves experience on the device of an env that returns tensors; else it is copied to the
     host."""
 
-    _runner: Collector | None = None
+    _runner: Runner | None = None
     _saved_runner: dict[str, Any] | None = None
     """The state of a loaded run's runner, until its envs are made."""
     counts: dict[str, float]
@@ -70,7 +69,7 @@ class ActingAlgorithm(Algorithm[C]):
             raise
 
     @property
-    def runner(self) -> Collector:
+    def runner(self) -> Runner:
         """The runner, which collects experience; made on first use."""
         if self._runner is None:
             self.prepare()

@@ -3,63 +3,18 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from etude.algorithms.play import dropped_by, make_runner, workers_of
 from etude.algorithms.policies import spaces_in
 from etude.algorithms.results import Evaluation
-from etude.columns import Columns
 from etude.envs import Arena, make_arena
 from etude.errors import EngineError, how_to_install
 from etude.experience import Experience
-from etude.learners import Update
+from etude.learners import ModuleLearner, Update
 from etude.learners.loss import Figures
-from etude.policies import PolicyLike
-from etude.runners import Finished, ModuleOf
+from etude.runners import Finished, ModuleOf, Runner
 from etude.spaces import Spaces
-
-
-class Collector(Protocol):
-    """Interface of what collects experience for an algorithm: a `Runner`, or a group of remote ones; see `Runner`."""
-
-    env_steps: int
-    agent_steps: int
-
-    @property
-    def times(self) -> Mapping[str, float]:
-        """Seconds by phase since it was made."""
-
-    @property
-    def turns(self) -> int:
-        """Number of turns since it was made."""
-
-    def collect_each(
-        self, *, num_steps: int | None = None, whole_episodes: bool = False, explore: bool = True
-    ) -> dict[str | None, Experience]:
-        """Act, and return the experience by module id."""
-
-    def take_finished(self) -> Finished:
-        """Return the episodes that finished since the last call."""
-
-    def stats(self) -> dict[str, float]:
-        """Return what was counted since the last call."""
-
-    def begin_anew(self) -> None:
-        """Abandon the running episodes."""
-
-    def set_policies(
-        self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
-    ) -> None:
-        """Act with these policies from now on."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state on which the next collection depends."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Restore what `state_dict` returned; returns how the running episodes continue."""
-
-    def close(self) -> None:
-        """Close the envs."""
 
 
 class OfflineUpdate(NamedTuple):
@@ -78,11 +33,8 @@ class OfflineUpdate(NamedTuple):
     """Duration in seconds."""
 
 
-Draw = Callable[[], tuple[Columns, Columns | Experience]]
-"""Returns a batch from a replay, and what the module sees of it."""
-
-Learned = Callable[[Columns, Figures], None]
-"""Takes a batch after it was learned from, and what the loss kept for each row (`ModuleLearner.kept`)."""
+Learned = Callable[[Figures], None]
+"""Called after a batch was learned from, with what the loss kept for each row (`ModuleLearner.kept`)."""
 
 
 class Engine:
@@ -116,8 +68,8 @@ class Engine:
             self._arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
         return spaces_in(self._arena, module_ids, module_of, known)
 
-    def runner(self) -> Collector:
-        """Make the collector for these envs, and prepare recording if the settings ask for it."""
+    def runner(self) -> Runner:
+        """Make the runner for these envs, and prepare recording if the settings ask for it."""
         algorithm, config = self._algorithm, self._algorithm.config
         assert self._arena is not None  # `spaces` has made it
         lengths = config.trajectories.lengths()
@@ -129,7 +81,7 @@ class Engine:
         return runner
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` is of a collector of this engine."""
+        """Whether ``state`` is of a runner of this engine."""
         return "rollouts" in state
 
     def record(self, parts: Mapping[str, Experience]) -> None:
@@ -152,23 +104,19 @@ class Engine:
             algorithm.learner.modules[name].connectors.update(seen)
         return updates
 
-    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """Update one module from ``num_batches`` batches of a replay; ``learned`` is called after each, in order."""
-        learner = self._algorithm.learner.modules[module_id]
+    def update_from(self, module_id: str, batches: Iterable[Any], learned: Learned | None = None) -> Update:
+        """Update one module from batches, see `ModuleLearner.update_from`; ``learned`` is called after each, in
+        order."""
+        learner: ModuleLearner = self._algorithm.learner.modules[module_id]
+        if learned is None:
+            return learner.update_from(batches)
 
-        def batches() -> Iterator[Columns | Experience]:
-            for _ in range(num_batches):
-                batch, shown = draw()
-                yield shown
-                learned(batch, learner.kept)
+        def noted() -> Iterator[Any]:
+            for batch in batches:
+                yield batch
+                learned(learner.kept)
 
-        update: Update = learner.update_from(batches())
-        return update
-
-    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """Update one module from batches, see `ModuleLearner.update_from`."""
-        update: Update = self._algorithm.learner.modules[module_id].update_from(batches)
-        return update
+        return learner.update_from(noted())
 
     def train(self) -> OfflineUpdate:
         """Make an iteration's gradient steps of each module from the recording."""
@@ -180,11 +128,6 @@ class Engine:
 
     def push(self) -> None:
         """Send the state here to remote learners, after loading or after modules were added or removed."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the learners that the settings ask for were used; always True for learners in this process."""
-        return True
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OffPolicyAlgorithm: the base class of algorithms that learn from a replay."""
 
-from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -238,9 +237,22 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.optimizer.accumulate
-                    draw, learned = partial(self.drawn, name), partial(self._set_priorities, replay)
-                    updates[name] = self.engine.update_from(name, draw, num, learned)
+                    updates[name] = self._update_from_replay(name, num)
         return updates
+
+    def _update_from_replay(self, name: str, num_batches: int) -> Update:
+        drawn: deque[Columns] = deque()  # batches that were not yet learned from
+
+        def batches() -> Iterator[Columns | Experience]:
+            for _ in range(num_batches):
+                batch, shown = self.drawn(name)
+                drawn.append(batch)
+                yield shown
+
+        replay = self.replays[name]
+        return self.engine.update_from(
+            name, batches(), lambda kept: self._set_priorities(replay, drawn.popleft(), kept)
+        )
 
     def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """A batch from a replay, and what the module sees of it; sequences for a recurrent module."""

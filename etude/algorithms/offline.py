@@ -154,7 +154,7 @@ class OfflineAlgorithm(Algorithm[C]):
         for name, feed in self.learner.chosen(feeds).items():
             with self.settings_of(name):
                 batches = feed.take(self.config.updates_per_iteration * self.config.optimizer.accumulate)
-                updates[name] = self.engine.update_from_given(name, batches)
+                updates[name] = self.engine.update_from(name, batches)
         seconds = time.perf_counter() - begin
         return OfflineUpdate(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
 

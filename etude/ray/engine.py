@@ -5,10 +5,11 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.engine import Draw, Engine, Learned, OfflineUpdate
+from etude.algorithms.engine import Engine, Learned, OfflineUpdate
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -73,7 +74,7 @@ class RayEngine(Engine):
             self._runners = self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
         return self._runners.spaces(module_ids, module_of, known)
 
-    def runner(self) -> "Runners":
+    def runner(self) -> "Runners":  # type: ignore[override]
         """All runners, as one."""
         assert self._runners is not None  # `spaces` has started them
         return self._runners
@@ -97,11 +98,6 @@ class RayEngine(Engine):
         self._start()
         return self._kept(Learners(self._algorithm, self.settings))
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the learners have been started; False if there are none."""
-        return not self.settings.num_learners or "learners" in vars(self)
-
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""
         algorithm, learners = self._algorithm, self.learners
@@ -122,27 +118,20 @@ class RayEngine(Engine):
             algorithm.policies[name].connectors.update(exp)
         return updates
 
-    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
-        """Update one module from a replay. Several batches are drawn together before the first is learned from."""
+    def update_from(self, module_id: str, batches: Iterable[Any], learned: Learned | None = None) -> Update:
+        """Update one module from batches. With ``learned``, several are made before the first is learned from."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
-            return super().update_from(module_id, draw, num_batches, learned)
-        done, accumulate = [], algorithm.config.optimizer.accumulate
-        at_once = max(1, _AT_ONCE // accumulate) * accumulate
-        for first in range(0, num_batches, at_once):
-            drawn = [draw() for _ in range(min(at_once, num_batches - first))]
-            update, kept = learners.update_from(module_id, [shown for _, shown in drawn], algorithm.env_steps)
-            for (batch, _), rows in zip(drawn, kept, strict=True):
-                learned(batch, rows)
+            return super().update_from(module_id, batches, learned)
+        if learned is None:
+            return learners.update_from(module_id, batches, algorithm.env_steps)[0]
+        done, accumulate, given = [], algorithm.config.optimizer.accumulate, iter(batches)
+        while some := list(islice(given, max(1, _AT_ONCE // accumulate) * accumulate)):
+            update, kept = learners.update_from(module_id, some, algorithm.env_steps)
+            for rows in kept:
+                learned(rows)
             done.append(update)
         return mean_of(done)
-
-    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
-        """Update one module from the given batches."""
-        learners = self.learners
-        if learners is None:
-            return super().update_from_given(module_id, batches)
-        return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
 
     def train(self) -> OfflineUpdate:
         """An iteration's gradient steps of each module from the recording, which the learners read themselves."""

@@ -140,7 +140,7 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
         (["ppo", "--env", "X-v0"], "ppo has nothing to try: give --space.lr"),
         (["ppo", "--env", "X-v0", "--space.lr", "1e-3,1e-4"], "`stop` is not set"),
         (["ppo", "--space.lr", "1", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
-        (["ppo", "--env", "X-v0", "--space.num-envs", "grid:0,4", "--stop.updates", "1"], "The search space gave num_"),
+        (["ppo", "--env", "X-v0", "--space.num-envs", "grid:0,4", "--stop.updates", "1"], "`num_envs` is 0, but"),
         (["ppo", "--space.lr", "1", "--seeds", "0"], "`seeds` is 0, but must be at least 1"),
         (["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"], "where it is"),
         ([], "etude sweep needs an algorithm: ppo,"),
