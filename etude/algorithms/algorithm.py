@@ -47,7 +47,6 @@ from etude.algorithms.policies import (
 from etude.algorithms.progress import Shows, View, say
 from etude.algorithms.results import (
     MIN_EPISODES,
-    TIMES,
     Counts,
     Evaluation,
     Result,
@@ -196,8 +195,9 @@ class Algorithm(Generic[C]):
         self.figures = RunningStats(self.window, self.config.metrics.smoothing)
         """Statistics of the latest episodes."""
         self.metrics = self.figures.metrics
-        """Everything else that is logged: times of phases, steps trained, and your own metrics. They go into the next
-        `Result`."""
+        """Everything else that is logged: steps trained, and your own metrics. They go into the next `Result`."""
+        self.times: dict[str, float] = {}
+        """Seconds of the current iteration, by phase."""
         self.histograms: dict[str, NDArray[np.float64]] = {}
         """Values that callbacks logged as histograms in the episodes that ended in the latest iteration: float64
         ``[N]`` by name."""
@@ -438,13 +438,9 @@ class Algorithm(Generic[C]):
         """The result of an iteration that began at ``before``; None: the current state, without an iteration."""
         if before is not None:
             log_trained(self.metrics, before, self._counts())
-        times: dict[str, float] = {}
-        logged: dict[str, float] = {}
-        for name, figure in (self.metrics.peek() if before is None else self.metrics.reduce()).items():
-            if name.startswith(TIMES):
-                times[name.removeprefix(TIMES)] = figure
-            else:
-                logged[name] = figure
+        logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
+        if before is not None:
+            self.times = dict.fromkeys(times, 0.0)
         sampling = times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before.env_steps
         if self._parameters is None:
@@ -459,7 +455,7 @@ class Algorithm(Generic[C]):
             **self.figures.fields(),
             losses=update.losses,
             metrics=update.metrics | self._rates() | self._parameters | logged,
-            times=times,
+            times=dict(times),
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
             faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
@@ -662,13 +658,16 @@ class Algorithm(Generic[C]):
                 save()
         return result
 
-    def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Add the time of a ``with`` block to the current iteration's ``times``."""
-        return self.metrics.timed(f"{TIMES}{phase}")
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a ``with`` block to the current iteration's ``times``; nothing if the block raises."""
+        begin = time.perf_counter()
+        yield
+        self.took(phase, time.perf_counter() - begin)
 
     def took(self, phase: str, seconds: float) -> None:
         """Add seconds to a phase's time, as `timed` does."""
-        self.metrics.log(f"{TIMES}{phase}", seconds, by="sum")
+        self.times[phase] = self.times.get(phase, 0.0) + seconds
 
     @contextmanager
     def untimed(self) -> Iterator[None]:

@@ -355,10 +355,6 @@ def parameter_counts(modules: Mapping[str, Module]) -> dict[str, float]:
     return {name: float(count) for name, count in counts.items()}
 
 
-TIMES = "times/"
-"""Prefix of the names of phases among the metrics."""
-
-
 def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:
     """Figures by module merged into one mapping; names get the prefix ``module_id/`` if there are several modules."""
     found: dict[str, float] = {}
