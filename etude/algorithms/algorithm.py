@@ -231,20 +231,18 @@ class Algorithm(Generic[C]):
         return make_policy(self.config, partial(self.make_module, given), spaces, weights, self.module_connectors())
 
     @classmethod
-    def only_policy(cls, config: C, module_id: str, spaces: Spaces, env_steps: int) -> Policy:
+    def only_policy(cls, config: C, spaces: Spaces, env_steps: int) -> Policy:
         """Make one policy with new weights and nothing else of the algorithm, for `load_policy`.
 
         Args:
-            config: The settings.
-            module_id: The policy's module id.
+            config: The settings of a run with this policy alone.
             spaces: Its observation and action spaces on the env's side.
             env_steps: Env steps that the run had sampled, which determine how much it explores.
         """
         maker = cls.__new__(cls)
         maker.config = config
-        with maker.settings_of(module_id):
-            policy = maker._new_policy(modules_given(config)[module_id], spaces, np.random.SeedSequence(0))
-        maker.policies = {module_id: policy}
+        policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
+        maker.policies = {MAIN: policy}
         maker.before_collect(env_steps)
         return policy
 

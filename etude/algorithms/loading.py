@@ -16,7 +16,7 @@ from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.learners import check_device, load_weights
 from etude.policies import Policy
-from etude.settings import choice, nearest, other_names, own_paths, placed
+from etude.settings import choice, merged, nearest, other_names, own_paths, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -136,7 +136,7 @@ def load_policy(
     except CheckpointError as error:
         raise CheckpointError(f"{shown} lacks what a policy needs: {error}") from error
     with what_fits(shown):
-        policy = algorithm.only_policy(config, name, spaces[name], int(meta.get("env_steps", 0)))
+        policy = algorithm.only_policy(config, spaces[name], int(meta.get("env_steps", 0)))
         load_weights(policy.module, tree[f"{MODULES}{name}"]["weights"])
         learned = tree[f"connectors/{name}"]["env"]
         if learned is not None:
@@ -166,20 +166,14 @@ def _config_of_policy(
     *,
     trust: bool,
 ) -> AlgorithmConfig:
-    """The settings that make one policy; those that don't affect it have their defaults."""
-    kept = {key: value for key, value in placed(cls, saved, cls.__name__).items() if key not in _NOT_OF_POLICIES}
-    given = dict(overrides)
-    agents = kept.get("agents")
-    if isinstance(agents, dict):
-        modules, overridden = agents.get("modules"), agents.get("overrides") or {}
-        if not isinstance(overridden, dict):
-            raise CheckpointError(f"{path} is broken: its `config/agents/overrides` is not a mapping.")
-        own = overridden.get(name)
-        kept["agents"] = {} if modules is None else {"modules": [name], "overrides": own and {name: own}}
-        if isinstance(modules, dict):
-            kept["agents"]["modules"] = {name: modules.get(name)}
-        if modules is not None and "module" in given:
-            given["modules"] = {name: given.pop("module")}
+    """The settings of a run with this policy alone; those that don't affect it have their defaults."""
+    kept = placed(cls, saved, cls.__name__)
+    agents, given = kept.pop("agents", None) or {}, dict(overrides)
+    with what_fits(f"`config/agents` of {path}"):
+        kept = merged(kept, placed(cls, (agents.get("overrides") or {}).get(name) or {}, cls.__name__))
+        if isinstance(modules := agents.get("modules"), dict):
+            kept["module"] = modules[name]
+    kept = {key: value for key, value in kept.items() if key not in _NOT_OF_POLICIES}
     if "data" in {field.name for field in dataclasses.fields(cls)}:
         given.setdefault("data", ())  # else an env would be required
     try:
