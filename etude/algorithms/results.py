@@ -3,7 +3,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from etude.display import short, table
@@ -228,83 +228,71 @@ class RunningStats:
     def __init__(self, size: int, smoothing: Smoothing) -> None:
         self._size = size
         self._kind = Window if smoothing == "window" else Ema
-        self.returns = self._kind(size)
-        self.lengths = self._kind(size)
-        self.durations = self._kind(size)
-        self.agent_returns: dict[str, Window] = {}
-        self.module_returns: dict[str, Window] = {}
-        self.custom: dict[str, Window] = {}
+        self._windows: dict[str, dict[str, Window]] = {
+            "episodes": {name: self._kind(size) for name in ("returns", "lengths", "durations")},
+            **{name: {} for name in ("agents", "modules", "custom", "turns")},
+        }
         self.metrics = Metrics()
-        self._turns: dict[str, Window] = {}
         self._turn_ms: dict[str, float] = {}
         self._times: dict[str, float] = {}  # the runner's at the last call
         self._turn_count = 0
 
     def add(self, finished: Finished) -> None:
         """Add finished episodes."""
-        self.returns.add(finished.returns)
-        self.lengths.add(finished.lengths)
-        self.durations.add(finished.durations)
-        for windows, found in (
-            (self.agent_returns, finished.agent_returns),
-            (self.module_returns, finished.module_returns),
-            (self.custom, finished.custom),
-        ):
-            for name, values in found.items():
-                if name not in windows:
-                    windows[name] = self._kind(self._size)
-                windows[name].add(values)
+        own = {"returns": finished.returns, "lengths": finished.lengths, "durations": finished.durations}
+        self._add("episodes", own)
+        self._add("agents", finished.agent_returns)
+        self._add("modules", finished.module_returns)
+        self._add("custom", finished.custom)
+
+    def _add(self, kind: str, found: Mapping[str, Any]) -> None:
+        windows = self._windows[kind]
+        for name, values in found.items():
+            if name not in windows:
+                windows[name] = self._kind(self._size)
+            windows[name].add(values)
 
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
         """Add turns, given a runner's seconds by phase and its number of turns since it was made."""
         count = turns - self._turn_count
         if count:
-            self._turn_ms = {}
-        for name, seconds in times.items() if count else ():
-            ms = self._turn_ms[name] = 1000 * (seconds - self._times.get(name, 0.0)) / count
-            if name not in self._turns:
-                self._turns[name] = self._kind(self._size)
-            self._turns[name].add(ms)
+            before = self._times
+            self._turn_ms = {name: 1000 * (took - before.get(name, 0.0)) / count for name, took in times.items()}
+            self._add("turns", self._turn_ms)
         self._times, self._turn_count = dict(times), turns
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `Result` that these statistics fill."""
-        fields: dict[str, Any] = {"returns_counted": self.returns.values.size}
-        for name, window in (("return", self.returns), ("length", self.lengths), ("duration", self.durations)):
-            fields[f"{name}_mean"], fields[f"{name}_min"], fields[f"{name}_max"] = window.spread()
-        for name, windows in (("agent_returns", self.agent_returns), ("module_returns", self.module_returns)):
+        episodes = self._windows["episodes"]
+        fields: dict[str, Any] = {"returns_counted": episodes["returns"].values.size}
+        for name in ("return", "length", "duration"):
+            fields[f"{name}_mean"], fields[f"{name}_min"], fields[f"{name}_max"] = episodes[f"{name}s"].spread()
+        for name, kind in (("agent_returns", "agents"), ("module_returns", "modules")):
             means, least, greatest = fields[name], fields[f"{name}_min"], fields[f"{name}_max"] = {}, {}, {}
-            for key, window in windows.items():
+            for key, window in self._windows[kind].items():
                 means[key], least[key], greatest[key] = window.spread()
         custom = fields["custom"] = {}
-        for name, window in self.custom.items():
+        for name, window in self._windows["custom"].items():
             custom[name] = dict(zip(("mean", "min", "max"), window.spread(), strict=True))
         fields["turn_ms"] = dict(self._turn_ms)  # a mean over the last iteration
         if self._kind is Ema:
-            fields["turn_ms"] = {name: window.mean for name, window in self._turns.items()}
+            fields["turn_ms"] = {name: window.mean for name, window in self._windows["turns"].items()}
         return fields
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data and arrays, for `load_state_dict`."""
         windows = {
-            name: {key: window.state_dict() for key, window in windows.items()} for name, windows in self._windows()
+            name: {key: window.state_dict() for key, window in own.items()} for name, own in self._windows.items()
         }
         return {**windows, "metrics": self.metrics.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; older states may lack metrics."""
-        for name, windows in self._windows():
+        for name, windows in self._windows.items():
             for key, saved in state[name].items():
                 windows.setdefault(key, self._kind(self._size)).load_state_dict(saved)
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
-
-    def _windows(self) -> Iterator[tuple[str, dict[str, Window]]]:
-        yield "episodes", {"returns": self.returns, "lengths": self.lengths, "durations": self.durations}
-        yield "agents", self.agent_returns
-        yield "modules", self.module_returns
-        yield "custom", self.custom
-        yield "turns", self._turns
 
 
 class Counts(NamedTuple):
