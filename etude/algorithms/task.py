@@ -20,7 +20,7 @@ from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
 from etude.columns import ACTION, Columns
 from etude.envs import EnvLike
-from etude.errors import DataError, ModuleError, SettingsError
+from etude.errors import DataError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, Update, seeded
 from etude.learners.loss import loss_from
@@ -28,7 +28,7 @@ from etude.learners.replay_dataset import MASK, ReplayDataset
 from etude.modules import Actor, Module, make_module
 from etude.modules.acting import as_tensor
 from etude.settings import IntFrom1, settings
-from etude.spaces import Flattener, Space, Spaces, leaf_dtype, leaf_shape
+from etude.spaces import Flattener, Space, Spaces, check_form, leaf_dtype
 
 
 class TaskModule(Module):
@@ -86,29 +86,22 @@ class TaskActor:
             return self._columns(action, num), {}
 
     def _columns(self, action: Any, num: int) -> Columns:
+        found = {}
         try:
-            found = self._flatten(action)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise self._misfit(f"is a {type(action).__name__} without {error}") from None
-        return {name: self._column(name, value, num) for name, value in found.items()}
-
-    def _column(self, name: str, value: Any, num: int) -> NDArray[Any]:
-        leaf = self._flatten.leaves[name]
-        shape, dtype = (num, *leaf_shape(leaf)), leaf_dtype(leaf)
-        if not isinstance(value, torch.Tensor):
-            raise self._misfit(f"has a {type(value).__name__} as `{name}`: it must be a tensor")
-        if tuple(value.shape) != shape:
-            raise self._misfit(f"has shape {tuple(value.shape)} as `{name}` for {num} observations: it must be {shape}")
-        array: NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise self._misfit(f"has dtype {array.dtype} as `{name}`: it must be {dtype}")
-        return array.astype(dtype, copy=False)
-
-    def _misfit(self, what: str) -> ModuleError:
-        return ModuleError(
-            f"the action that {type(self._task).__name__}.act returned {what}. The action space is "
-            f"{self._module.action_space}: return tensors, nested as it is, with a row for each observation."
-        )
+            for name, value in self._flatten(action).items():
+                leaf = self._flatten.leaves[name]
+                array = (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+                if len(array) != num:
+                    raise SpaceError(f"`{name}` has {len(array)} rows for {num} observations.")
+                check_form(name, leaf, array[0])
+                found[name] = array.astype(leaf_dtype(leaf), copy=False)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, SpaceError) as error:
+            raise ModuleError(
+                f"{type(self._task).__name__}.act returned a {type(action).__name__} that is no action "
+                f"({type(error).__name__}: {error}). The action space is {self._module.action_space}: return tensors, "
+                "nested as it is, with a row for each observation."
+            ) from error
+        return found
 
     def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
         """See `Actor.logp`: None, as only `act` knows its probabilities."""
