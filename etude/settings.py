@@ -331,11 +331,15 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
     """
     cls: type = type(whole)
     _refuse_unknown(cls, given, owner)
-    hints, new = _hints(cls), dict[str, Any]()
+    hints, inside, new = _hints(cls), settings_inside(cls), dict[str, Any]()
     for name, value in given.items():
         before, where = getattr(whole, name), f"{owner}.{name}"
-        is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(before)
-        new[name] = replaced(before, value, where) if is_part else fitting(hints[name], value, where)
+        if name not in inside or not isinstance(value, Mapping):
+            new[name] = fitting(hints[name], value, where)
+        elif isinstance(before, inside[name]):
+            new[name] = replaced(before, value, where)
+        else:
+            new[name] = from_dict(inside[name], value, owner=where)
     _check_rules(cls, new, owner)
     return dataclasses.replace(whole, **new)  # type: ignore[type-var]
 

@@ -86,16 +86,9 @@ from etude.threads import for_acting, held
 from etude.urls import redacted
 
 C = TypeVar("C", bound=AlgorithmConfig)
-F = TypeVar("F", bound=Callable[..., Any])
 
 _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
-
-
-def _does_nothing(method: F) -> F:
-    """Mark a method that does nothing unless an algorithm defines it, so that it need not be called."""
-    method.does_nothing = True  # type: ignore[attr-defined]
-    return method
 
 
 class Algorithm(Generic[C]):
@@ -268,8 +261,7 @@ class Algorithm(Generic[C]):
 
     def _hook(self, name: str) -> Callable[[Module], None] | None:
         """A method that an algorithm defines; None if it is the default, which does nothing."""
-        method = getattr(self, name)
-        return None if hasattr(method, "does_nothing") else method
+        return None if getattr(type(self), name) is getattr(Algorithm, name) else getattr(self, name)
 
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
@@ -371,11 +363,9 @@ class Algorithm(Generic[C]):
     def before_update(self, env_steps: int) -> None:
         """Called before the updates of each iteration, with the env steps sampled so far."""
 
-    @_does_nothing
     def on_gradients(self, module: Module) -> None:
         """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place."""
 
-    @_does_nothing
     def after_step(self, module: Module) -> None:
         """Called after each gradient step of a module, under ``no_grad``: for target networks and the like."""
 

@@ -5,7 +5,6 @@ A search space maps the dotted name of a setting to a `Grid`, a `Choice`, a `Ran
 value. A trial maps dotted names to values.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import numpy as np
 
 from etude.algorithms.config import AlgorithmConfig
 from etude.errors import SettingsError
-from etude.settings import from_dict, nearest, settings_inside, typed
+from etude.settings import nearest, replaced, settings_inside, typed
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -171,15 +170,4 @@ def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
         for part in outer:
             here = here.setdefault(part, {})
         here[last] = value
-    found: C = _replaced(config, nested, owner)
-    return found
-
-
-def _replaced(whole: Any, changes: Mapping[str, Any], owner: str) -> Any:
-    inside, own = settings_inside(type(whole)), typed(type(whole), changes, owner=owner)
-    for name, value in own.items():
-        if name in inside and isinstance(value, Mapping):
-            before, where = getattr(whole, name), f"{owner}.{name}"
-            is_there = isinstance(before, inside[name])
-            own[name] = _replaced(before, value, where) if is_there else from_dict(inside[name], value, owner=where)
-    return dataclasses.replace(whole, **own)
+    return replaced(config, typed(type(config), nested, owner=owner), owner)

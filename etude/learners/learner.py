@@ -22,7 +22,7 @@ from etude.interruption import pause
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
 from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, results_of_all, share_buffers
-from etude.learners.loss import Figures, Loss, checked, numbers_of
+from etude.learners.loss import Figures, Loss, checked, columns_of, numbers_of
 from etude.learners.minibatches import batch_from, minibatches
 from etude.learners.optim import MakeOptimizer, Optimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
@@ -55,19 +55,11 @@ def mean_of(updates: Sequence[Update]) -> Update:
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
     step was skipped are NaN; they count only if there are no others.
     """
-
-    losses: dict[str, list[float]] = {}
-    metrics: dict[str, list[float]] = {}
-    for update in updates:
-        for name, value in update.losses.items():
-            losses.setdefault(name, []).append(value)
-        for name, value in update.metrics.items():
-            metrics.setdefault(name, []).append(value)
     mean = Update({}, {})
-    for name, values in losses.items():
+    for name, values in columns_of(update.losses for update in updates).items():
         values = list(filterfalse(math.isnan, values)) or values
         mean.losses[name] = sum(values) / len(values)
-    for name, values in metrics.items():
+    for name, values in columns_of(update.metrics for update in updates).items():
         if name == "skipped_steps":
             mean.metrics[name] = sum(values)
         elif name == "threads":
@@ -686,13 +678,7 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
 
 def _means(results: Sequence[BatchResult]) -> Update:
     """The mean of each figure over the gradient steps that have it; moved to the host in one go."""
-    losses: dict[str, list[Any]] = {}
-    metrics: dict[str, list[Any]] = {}
-    for result in results:
-        for name, value in result.parts.items():
-            losses.setdefault(name, []).append(value)
-        for name, value in result.figures.items():
-            metrics.setdefault(name, []).append(value)
+    losses, metrics = columns_of(one.parts for one in results), columns_of(one.figures for one in results)
     numbers = iter(numbers_of(list(chain(*losses.values(), *metrics.values()))))
     means = Update({}, {})
     for own, columns in zip(means, (losses, metrics), strict=True):

@@ -200,14 +200,9 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 def _check_same(before: Columns, now: Columns) -> None:
-    if before.keys() != now.keys():
+    was, found = ({name: describe(column) for name, column in columns.items()} for columns in (before, now))
+    for name in sorted({name for name, _ in was.items() ^ found.items()}):
         raise DataError(
-            f"a collection has other columns than those before it: {sorted(before.keys() ^ now.keys())} are in only "
-            "one of them. Add the same columns each time."
+            f"column `{name}` is {found.get(name, 'missing')} in this collection, but {was.get(name, 'missing')} in "
+            "those before it: add the same columns each time, of the same dtypes and shapes."
         )
-    for name, column in now.items():
-        if describe(column) != describe(before[name]):
-            raise DataError(
-                f"column `{name}` is {describe(column)} in this collection, but {describe(before[name])} in those "
-                "before it. Convert one of them."
-            )
