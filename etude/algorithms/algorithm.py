@@ -465,18 +465,14 @@ class Algorithm(Generic[C]):
             own |= learner.connectors.metrics()
         return together(rates, several=len(rates) > 1)
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether there are evaluations during training."""
-        return self.config.env is not None and self.config.evaluation.interval > 0
-
     @interruptible
     def evaluate_when_due(self) -> None:
         """Evaluate every ``evaluation.interval`` iterations, here or elsewhere.
 
         An evaluation that runs beside training is reported when the next one is due.
         """
-        if self.evaluates and self.iteration % self.config.evaluation.interval == 0:
+        interval = self.config.evaluation.interval
+        if self.config.env is not None and interval and self.iteration % interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self.take_evaluation(*self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed))
 
@@ -651,11 +647,7 @@ class Algorithm(Generic[C]):
         """Add the time of a ``with`` block to the current iteration's ``times``; nothing if the block raises."""
         begin = time.perf_counter()
         yield
-        self.took(phase, time.perf_counter() - begin)
-
-    def took(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase's time, as `timed` does."""
-        self.times[phase] = self.times.get(phase, 0.0) + seconds
+        self.times[phase] = self.times.get(phase, 0.0) + time.perf_counter() - begin
 
     @contextmanager
     def untimed(self) -> Iterator[None]:

@@ -85,10 +85,9 @@ class Engine:
         return "rollouts" in state
 
     def record(self, parts: Mapping[str, Experience]) -> None:
-        """Record raw experience by module id if the settings ask for it and the runners don't record it themselves."""
-        if self._algorithm.recorder.is_on:
-            with self._algorithm.timed("record"):
-                self._algorithm.recorder.take(parts)
+        """Record raw experience by module id, unless the runners record it themselves."""
+        with self._algorithm.timed("record"):
+            self._algorithm.recorder.take(parts)
 
     # -- learning -------------------------------------------------------------------------------------------------
 

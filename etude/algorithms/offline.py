@@ -104,12 +104,16 @@ class OfflineAlgorithm(Algorithm[C]):
             return
         if self.config.data is not None and self._given is None:
             self.opened_feeds()
-        if self.evaluates and self._evaluator is None and not self.config.evaluation.beside:
+        if self._evaluates and self._evaluator is None and not self.config.evaluation.beside:
             self._evaluator = self._new_evaluator(self.policies, self.config.evaluation.episodes)
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.config.env is not None and self.config.evaluation.interval > 0
 
     def check_stop(self, stop: Stop) -> None:
         """Also check for goals that offline runs never measure."""
-        if stop.return_mean is not None and not self.evaluates:
+        if stop.return_mean is not None and not self._evaluates:
             raise SettingsError(
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
                 "`evaluation.interval` is at least 1."
@@ -142,8 +146,8 @@ class OfflineAlgorithm(Algorithm[C]):
         self.before_update(self.env_steps)
         done = self.engine.train() if self._given is None else self.train_on(self._given)
         self.data_flow, self.bottleneck = done.data, done.bottleneck
-        self.took("wait", done.data["wait"])
-        self.took("update", done.seconds - done.data["wait"])
+        wait = done.data["wait"]
+        self.times |= {"wait": wait, "update": done.seconds - wait}
         return joined(done.updates, self._left_out(), self.engine.stats(), several=len(self.policies) > 1)
 
     def train_on(self, feeds: "Mapping[str, Feed]") -> OfflineUpdate:

@@ -56,10 +56,10 @@ def mean_of(updates: Sequence[Update]) -> Update:
     step was skipped are NaN; they count only if there are no others.
     """
     mean = Update({}, {})
-    for name, values in columns_of(update.losses for update in updates).items():
+    for name, values in columns_of(map(attrgetter("losses"), updates)).items():
         values = list(filterfalse(math.isnan, values)) or values
         mean.losses[name] = sum(values) / len(values)
-    for name, values in columns_of(update.metrics for update in updates).items():
+    for name, values in columns_of(map(attrgetter("metrics"), updates)).items():
         if name == "skipped_steps":
             mean.metrics[name] = sum(values)
         elif name == "threads":
@@ -678,7 +678,7 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
 
 def _means(results: Sequence[BatchResult]) -> Update:
     """The mean of each figure over the gradient steps that have it; moved to the host in one go."""
-    losses, metrics = columns_of(one.parts for one in results), columns_of(one.figures for one in results)
+    losses, metrics = columns_of(map(attrgetter("parts"), results)), columns_of(map(attrgetter("figures"), results))
     numbers = iter(numbers_of(list(chain(*losses.values(), *metrics.values()))))
     means = Update({}, {})
     for own, columns in zip(means, (losses, metrics), strict=True):
