@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -33,7 +33,6 @@ _TABLE: dict[str, Any] = {
     "terminated": np.bool_,
     "truncated": np.bool_,
     "known": np.bool_,  # the observation after the last step is stored
-    "blind": np.bool_,  # it is unknown, but needed because the episode did not terminate
 }
 
 
@@ -53,17 +52,6 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
         )
 
 
-class Added(NamedTuple):
-    """The position of added steps: ``num`` rows from ``start`` on, continuing at row 0 after the last row."""
-
-    start: int
-    num: int
-    unseen: list[int]
-    """Rows of steps that are now blind: the observation after them is unknown, but the episode did not terminate."""
-    seen: list[int]
-    """Rows of steps that were blind before. They may be among ``unseen``."""
-
-
 class TrajectoryStore:
     """Steps by row: the n-th step ever added is in row ``n % capacity``.
 
@@ -76,7 +64,7 @@ class TrajectoryStore:
 
     def __init__(self, capacity: int, path: str | os.PathLike[str] | None) -> None:
         self.capacity = capacity
-        self.num_steps = self.num_added = self.num_blind = 0
+        self.num_steps = self.num_added = 0
         self.columns: Columns = {}
         index_type = np.int32 if capacity < 2**31 - 1 else np.int64
         self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
@@ -132,8 +120,12 @@ class TrajectoryStore:
 
     # -- adding -------------------------------------------------------------------------------------------------
 
-    def add(self, exp: Experience) -> Added:
-        """Store at most ``capacity`` steps, without lookback, replacing the oldest ones; see `Replay.add`."""
+    def add(self, exp: Experience) -> tuple[int, int]:
+        """Store at most ``capacity`` steps, without lookback, replacing the oldest ones; see `Replay.add`.
+
+        Returns:
+            The first row and the number of rows; after the last row of the storage, they go on at row 0.
+        """
         if not self.columns:
             _check_first(exp)
             self._allocate(exp.steps, exp.final_obs)
@@ -146,10 +138,10 @@ class TrajectoryStore:
             column[start : start + fits] = values[:fits]
             if fits < num:
                 column[: num - fits] = values[fits:]
-        unseen, seen = self._link(exp, start)
+        self._link(exp, start)
         self.num_added += num
         self.num_steps += num
-        return Added(start, num, unseen, seen)
+        return start, num
 
     def _evict(self, num: int) -> None:
         """Make room for ``num`` steps."""
@@ -175,18 +167,11 @@ class TrajectoryStore:
         key = (table["episode_id"][k], table["agent_id"][k], table["module_id"][k])
         if self._open.get(key) == k:
             del self._open[key]
-        self.num_blind -= int(table["blind"][k])
-        table["blind"][k] = False
         table["episode_id"][k] = None
         self._free.append(k)
 
-    def _link(self, exp: Experience, start: int) -> tuple[list[int], list[int]]:
-        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to trajectories.
-
-        Returns `Added.unseen` and `Added.seen`.
-        """
-        unseen: list[int] = []
-        seen: list[int] = []
+    def _link(self, exp: Experience, start: int) -> None:
+        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to trajectories."""
         own, capacity = exp.segments, self.capacity
         keys = zip(own.episode_id.tolist(), own.agent_id.tolist(), own.module_id.tolist(), strict=True)
         ends = zip(own.terminated.tolist(), own.truncated.tolist(), own.has_final_obs.tolist(), strict=True)
@@ -202,8 +187,6 @@ class TrajectoryStore:
                 k = found
                 last = int(self.table["tail"][k])
                 self.after[last], self.before[head] = head, last
-                if self.table["blind"][k]:
-                    seen.append(last)
             if length == 1:
                 self.trajectory[head], self.t[head] = k, t
             else:
@@ -214,17 +197,13 @@ class TrajectoryStore:
             self.after[tail] = capacity
             for name, column in self.final_obs.items():
                 column[k] = exp.final_obs[name][i]
-            table, blind = self.table, not (known or terminated)
-            self.num_blind += blind - int(table["blind"][k])
+            table = self.table
             table["tail"][k], table["t_next"][k] = tail, t + length
             table["count"][k] += length
             table["terminated"][k], table["truncated"][k] = terminated, truncated
-            table["known"][k], table["blind"][k] = known, blind
-            if blind:
-                unseen.append(tail)
+            table["known"][k] = known
             if terminated or truncated:
                 del self._open[key]
-        return unseen, seen
 
     def _begin(self, key: Key) -> int:
         """Create an empty trajectory; an open one with the same key is closed."""
@@ -321,7 +300,7 @@ class TrajectoryStore:
         num, used = self.num_steps, np.flatnonzero(self.table["count"])
         number = np.zeros(self._used + 1, np.min_scalar_type(len(used)))
         number[used] = np.arange(len(used))
-        table = {name: column[used] for name, column in self.table.items() if name != "blind"}
+        table = {name: column[used] for name, column in self.table.items()}
         is_open = np.zeros(self._used + 1, bool)
         is_open[list(self._open.values())] = True
         return {
@@ -362,10 +341,7 @@ class TrajectoryStore:
         for name, column in self.final_obs.items():
             column[: self._used] = state["final_obs"][name]
         for name, column in self.table.items():
-            if name != "blind":
-                column[: self._used] = table[name]
-        self.table["blind"][: self._used] = ~(table["known"] | table["terminated"])
-        self.num_blind = int(np.count_nonzero(self.table["blind"]))
+            column[: self._used] = table[name]
         keys = zip(*(table[name].tolist() for name in ("episode_id", "agent_id", "module_id")), strict=True)
         self._open = {key: k for k, key in enumerate(keys) if table["open"][k]}
         # each step of a trajectory, in order of age, must follow the previous one
