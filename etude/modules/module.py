@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.display import short
 from etude.errors import CheckpointError, DataError, ModuleError
-from etude.experience import Experience, arrays
+from etude.experience import arrays
 from etude.modules.acting import (
     CHUNK,
     Actor,
@@ -21,7 +21,6 @@ from etude.modules.acting import (
     NumPyNetwork,
     SamplingActor,
     as_tensor,
-    logp_of_inputs,
     runs_in_numpy,
 )
 from etude.modules.distributions import Distribution, Floats, distribution_for
@@ -366,26 +365,6 @@ class Module(nn.Module):
         if isinstance(self.net, Network) and runs_in_numpy(self.net):
             return NumPyActor(self.net, self.dist, self.mask, explore=explore)
         return TorchActor(self, explore=explore)
-
-
-def logp_of(module: Module, exp: Experience) -> Floats:
-    """The log-probabilities that the recorded actions had when they were chosen, float32 ``[num_steps]``.
-
-    They are computed from the recorded column ``dist_inputs``, without the weights, the connectors or the observations
-    of that time.
-
-    Args:
-        module: The module of the actions; its distribution is used.
-        exp: Steps with the columns ``dist_inputs`` and ``action``.
-
-    Raises:
-        DataError: one of these columns is missing.
-    """
-    missing = [name for name in (DIST_INPUTS, *module.dist.flatten.leaves) if name not in exp.steps]
-    if missing:
-        raise DataError(f"log-probabilities need the column `{missing[0]}`, but there is only {', '.join(exp.steps)}.")
-    action = {name: np.asarray(exp.steps[name]) for name in module.dist.flatten.leaves}
-    return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
 
 
 def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
