@@ -83,6 +83,11 @@ def stack(arrays: Sequence[Array], axis: int) -> Array:
     return torch.stack(list(arrays), axis)
 
 
+def copied(array: Array) -> Array:
+    """A copy of ``array``."""
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
 def cast(array: Array, dtype: Any) -> Array:
     """``array`` with the NumPy dtype ``dtype``; ``array`` itself if it has that dtype."""
     return array.astype(dtype, copy=False) if isinstance(array, np.ndarray) else array.to(tensor_dtype(np.dtype(dtype)))
@@ -106,6 +111,16 @@ def clip_in_place(array: Array, low: float, high: float) -> Array:
 def sign(array: Array) -> Array:
     """The sign of each number: -1, 0 or 1."""
     return np.sign(array) if isinstance(array, np.ndarray) else array.sign()
+
+
+def exp(array: Array) -> Array:
+    """e to the power of each number."""
+    return np.exp(array) if isinstance(array, np.ndarray) else array.exp()
+
+
+def tanh(array: Array) -> Array:
+    """The hyperbolic tangent of each number."""
+    return np.tanh(array) if isinstance(array, np.ndarray) else array.tanh()
 
 
 def host(array: Array) -> NDArray[Any]:
