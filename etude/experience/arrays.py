@@ -29,15 +29,18 @@ def take(array: Array, index: Index) -> Array:
     return array.index_select(0, torch.from_numpy(index).to(array.device))
 
 
-def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """The arrays joined along an axis; a single array is returned as it is."""
-    if len(arrays) == 1:
-        return arrays[0]
-    if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays, axis)
+def _library(array: Array) -> Any:
+    """NumPy or torch, whichever ``array`` is of."""
+    if isinstance(array, np.ndarray):
+        return np
     import torch
 
-    return torch.cat(list(arrays), axis)
+    return torch
+
+
+def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """The arrays joined along an axis; a single array is returned as it is."""
+    return arrays[0] if len(arrays) == 1 else _library(arrays[0]).concatenate(arrays, axis)
 
 
 def where_rows(rows: Array, values: Array, others: Array) -> Array:
@@ -48,12 +51,9 @@ def where_rows(rows: Array, values: Array, others: Array) -> Array:
         values: An array ``[N, ...]`` or a number.
         others: An array ``[N, ...]``. It may be returned as it is.
     """
-    shape = (-1, *(1,) * (others.ndim - 1))
-    if isinstance(others, np.ndarray):
-        return np.where(rows.reshape(shape), values, others) if rows.any() else others
-    import torch
-
-    return torch.where(rows.reshape(shape), values, others)
+    if isinstance(others, np.ndarray) and not rows.any():
+        return others
+    return _library(others).where(rows.reshape(-1, *(1,) * (others.ndim - 1)), values, others)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
@@ -64,23 +64,9 @@ def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
-def put(array: Array, index: Index, values: Array) -> None:
-    """Write ``values`` to the rows ``index`` of ``array``."""
-    if isinstance(array, np.ndarray):
-        array[index] = values
-    else:
-        import torch
-
-        array[torch.from_numpy(index).to(array.device)] = values
-
-
 def stack(arrays: Sequence[Array], axis: int) -> Array:
     """The arrays stacked along a new axis."""
-    if isinstance(arrays[0], np.ndarray):
-        return np.stack(arrays, axis)
-    import torch
-
-    return torch.stack(list(arrays), axis)
+    return _library(arrays[0]).stack(arrays, axis)
 
 
 def copied(array: Array) -> Array:
@@ -110,17 +96,17 @@ def clip_in_place(array: Array, low: float, high: float) -> Array:
 
 def sign(array: Array) -> Array:
     """The sign of each number: -1, 0 or 1."""
-    return np.sign(array) if isinstance(array, np.ndarray) else array.sign()
+    return _library(array).sign(array)
 
 
 def exp(array: Array) -> Array:
     """e to the power of each number."""
-    return np.exp(array) if isinstance(array, np.ndarray) else array.exp()
+    return _library(array).exp(array)
 
 
 def tanh(array: Array) -> Array:
     """The hyperbolic tangent of each number."""
-    return np.tanh(array) if isinstance(array, np.ndarray) else array.tanh()
+    return _library(array).tanh(array)
 
 
 def host(array: Array) -> NDArray[Any]:
@@ -179,16 +165,11 @@ class Constant:
 
 def first_not_finite(array: Array) -> int | None:
     """The first row with NaN or infinity; None if there is none. For a tensor, only one bool is sent to the host."""
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind != "f":
+    if not isinstance(array, np.ndarray):
+        if not array.is_floating_point() or bool(array.detach().sum().isfinite()):
             return None
-        with np.errstate(invalid="ignore", over="ignore"):
-            is_finite = np.isfinite(array.sum())  # one sum is much cheaper than a mask
-    else:
-        is_finite = not array.is_floating_point() or bool(array.detach().sum().isfinite())
-    if is_finite:
-        return None
-    rows = not_finite(host(array))  # none if only the sum overflows
+        array = host(array)
+    rows = not_finite(array)
     return int(rows[0]) if len(rows) else None
 
 

@@ -232,7 +232,7 @@ class Experience:
             obs = self.steps[name]
             following = arrays.zeros(len(obs), obs)
             following[:-1] = obs[1:]
-            arrays.put(following, self.offsets[1:] - 1, final)
+            following[self.offsets[1:] - 1] = final
             out[name] = following
         return out
 
@@ -380,8 +380,8 @@ class Experience:
         final_obs = {}
         for name, final in self.final_obs.items():
             values = arrays.zeros(len(parent), final)
-            arrays.put(values, np.flatnonzero(is_last), arrays.take(final, parent[is_last]))
-            arrays.put(values, np.flatnonzero(~is_last), arrays.take(self.steps[name], stop[~is_last]))
+            values[is_last] = arrays.take(final, parent[is_last])
+            values[~is_last] = arrays.take(self.steps[name], stop[~is_last])
             final_obs[name] = values
         lengths = stop - start + context
         steps = self.steps
