@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.errors import DataError
+
 if TYPE_CHECKING:
     import torch
 
@@ -224,6 +226,17 @@ def are_alike(a: Array, b: Array) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # much faster than `describe`
         return bool(a.dtype == b.dtype and a.shape[1:] == b.shape[1:])
     return describe(a) == describe(b)
+
+
+def check_alike(given: Mapping[str, Array], held: Mapping[str, Array], what: str, where: str) -> None:
+    """Raise a DataError that begins with ``where``, unless columns have the names, dtypes and row shapes of others."""
+    if others := sorted(given.keys() ^ held.keys()):
+        raise DataError(f"{where}: only one of them has {what} {', '.join(f'`{name}`' for name in others)}.")
+    for name, column in given.items():
+        if not are_alike(column, held[name]):
+            raise DataError(
+                f"{where}: {what} `{name}` is {describe(column)}, not {describe(held[name])}. Convert it first."
+            )
 
 
 def describe(array: Array) -> str:

@@ -402,21 +402,9 @@ class Experience:
         if not parts:
             raise DataError("can't concat an empty list: the columns come from the parts.")
         for i, part in enumerate(parts):
-            for what, own, first in (
-                ("column", part.steps, parts[0].steps),
-                ("final_obs", part.final_obs, parts[0].final_obs),
-            ):
-                if own.keys() != first.keys():
-                    raise DataError(
-                        f"can't concat: part {i} has other {what}s than part 0: {sorted(own.keys() ^ first.keys())} "
-                        "are in only one of them."
-                    )
-                for name, column in own.items():
-                    if not arrays.are_alike(column, first[name]):
-                        raise DataError(
-                            f"can't concat: {what} `{name}` is {describe(column)} in part {i}, but "
-                            f"{describe(first[name])} in part 0. Convert one of them."
-                        )
+            where = f"can't concat part {i} with part 0"
+            arrays.check_alike(part.steps, parts[0].steps, "column", where)
+            arrays.check_alike(part.final_obs, parts[0].final_obs, "final_obs", where)
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},
             offsets_of(np.concatenate([part.lengths for part in parts])),
@@ -541,11 +529,7 @@ class Experience:
         _check_offsets(self.offsets)
         _check_lengths(self)
         _check_segments(self)
-        for name, final in self.final_obs.items():
-            if not arrays.are_alike(final, self.steps[name]):
-                raise DataError(
-                    f"final_obs `{name}` is {describe(final)}, but its column is {describe(self.steps[name])}."
-                )
+        check_final_obs(self)
         check_finite(self, finite)
 
 
@@ -581,12 +565,14 @@ def _check_lengths(exp: Experience) -> None:
             raise DataError(
                 f"segments.{name} has {len(getattr(exp.segments, name))} entries for {exp.num_segments} segments."
             )
-    obs = col.under(exp.steps, col.OBS)
-    if set(obs) != set(exp.final_obs):
-        raise DataError(f"final_obs has the columns {sorted(exp.final_obs)}, but the observations are {sorted(obs)}.")
     for name, column in exp.final_obs.items():
         if len(column) != exp.num_segments:
             raise DataError(f"final_obs `{name}` has {len(column)} rows for {exp.num_segments} segments.")
+
+
+def check_final_obs(exp: Experience) -> None:
+    """Raise a DataError unless each observation column has a ``final_obs`` like it."""
+    arrays.check_alike(exp.final_obs, col.subtree(exp.steps, col.OBS), "column", "final_obs and observations differ")
 
 
 def _check_segments(exp: Experience) -> None:

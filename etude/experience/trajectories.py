@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import CheckpointError, DataError, SettingsError
-from etude.experience.arrays import Array, Index, are_alike, describe
-from etude.experience.experience import Experience, Segments, offsets_of
+from etude.experience.arrays import Array, Index, check_alike
+from etude.experience.experience import Experience, Segments, check_final_obs, offsets_of
 
 Key: TypeAlias = tuple[str, str | None, str | None]
 """The ids of the episode, the agent and the module."""
@@ -129,7 +129,8 @@ class TrajectoryStore:
         if not self.columns:
             _check_first(exp)
             self._allocate(exp.steps, exp.final_obs)
-        self._check_same(exp)
+        check_alike(exp.steps, self.columns, "column", "the new steps and those in the replay differ")
+        check_alike(exp.final_obs, self.final_obs, "final_obs", "the new steps and those in the replay differ")
         start, num = self.num_added % self.capacity, exp.num_steps
         self._evict(num)
         fits = min(num, self.capacity - start)
@@ -217,24 +218,6 @@ class TrajectoryStore:
         self.table["episode_id"][k], self.table["agent_id"][k], self.table["module_id"][k] = key
         self._open[key] = k
         return k
-
-    def _check_same(self, exp: Experience) -> None:
-        for what, given, held in (
-            ("column", exp.steps, self.columns),
-            ("final_obs", exp.final_obs, self.final_obs),
-        ):
-            if given.keys() != held.keys():
-                raise DataError(
-                    f"the replay holds {what}s {sorted(held)}, but the experience has {sorted(given)}: add only "
-                    "experience with the same columns."
-                )
-            for name, column in held.items():
-                new = given[name]
-                if not are_alike(new, column):
-                    raise DataError(
-                        f"the replay holds {what} `{name}` as {describe(column)}, but in the experience it is "
-                        f"{describe(new)}: convert it first."
-                    )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -356,12 +339,11 @@ class TrajectoryStore:
 
 def _check_first(exp: Experience) -> None:
     """Raise a DataError if an Experience is unsuitable as the first in a replay."""
-    obs = col.under(exp.steps, col.OBS)
-    if not obs or col.REWARD not in exp.steps or set(obs) != set(exp.final_obs):
+    if not col.under(exp.steps, col.OBS) or col.REWARD not in exp.steps:
         raise DataError(
-            f"a replay needs observations, each with its final_obs, and `{col.REWARD}`; but there are the columns "
-            f"{sorted(exp.steps)} and the final_obs {sorted(exp.final_obs)}."
+            f"a replay needs observations and `{col.REWARD}`, but there are the columns {sorted(exp.steps)}."
         )
+    check_final_obs(exp)
     for name, column in exp.steps.items():
         if not isinstance(column, np.ndarray):
             raise DataError(f"column `{name}` is a {type(column).__name__}, but a replay holds NumPy: use exp.numpy().")
@@ -370,6 +352,3 @@ def _check_first(exp: Experience) -> None:
                 f"column `{name}` holds objects ({column.dtype}), which a replay can't store: leave it out, or convert "
                 "it to numbers."
             )
-    for name, final in exp.final_obs.items():
-        if not are_alike(final, exp.steps[name]):
-            raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")

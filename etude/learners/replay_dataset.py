@@ -14,7 +14,7 @@ from etude.columns import Columns
 from etude.display import short
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import describe, ranges
+from etude.experience.arrays import check_alike, ranges
 from etude.experience.experience import offsets_of
 
 MASK = "mask"
@@ -91,7 +91,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         old = sum(self._counts[:surplus])
         rows = int(self._segments[_LENGTH][:old].sum()) if old else 0
         if self._counts:
-            _check_same(self._steps, steps)
+            check_alike(steps, self._steps, "column", "this collection and those before it differ")
             steps = {name: np.concatenate([c[rows:], steps[name]]) for name, c in self._steps.items()}
             segments = {name: np.concatenate([c[old:], segments[name]]) for name, c in self._segments.items()}
         self._counts = [*self._counts[surplus:], exp.num_segments]
@@ -197,17 +197,3 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         self._rng.bit_generator.state = state["rng"]
         if self._counts:
             self._arrange()
-
-
-def _check_same(before: Columns, now: Columns) -> None:
-    if before.keys() != now.keys():
-        raise DataError(
-            f"a collection has other columns than those before it: {sorted(before.keys() ^ now.keys())} are in only "
-            "one of them. Add the same columns each time."
-        )
-    for name, column in now.items():
-        if describe(column) != describe(before[name]):
-            raise DataError(
-                f"column `{name}` is {describe(column)} in this collection, but {describe(before[name])} in those "
-                "before it. Convert one of them."
-            )

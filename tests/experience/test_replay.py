@@ -191,18 +191,18 @@ def test_settings_out_of_range_are_refused(settings, message) -> None:
 def test_what_can_not_be_added_is_refused_and_leaves_the_rest_as_it_was() -> None:
     exp = numbered([4])
     replay = Replay(10, seed=0)
-    with pytest.raises(DataError, match=r"needs observations, each with its final_obs, and `reward`"):
+    with pytest.raises(DataError, match=r"needs observations and `reward`, but there are the columns \['obs'\]"):
         replay.add(Experience({"obs": exp.steps["obs"]}, exp.offsets, exp.segments, exp.final_obs))
     with pytest.raises(DataError, match=r"`obs` is a Tensor, but a replay holds NumPy: use exp.numpy\(\)"):
         replay.add(exp.to("cpu"))
     with pytest.raises(DataError, match=r"`info/x` holds objects"):
         replay.add(exp.with_steps(**{"info/x": np.full(4, None, object)}))
-    with pytest.raises(DataError, match="final_obs `obs` is float64, but its column is float32"):
+    with pytest.raises(DataError, match="final_obs and observations differ: column `obs` is float64, not float32"):
         replay.add(Experience(exp.steps, exp.offsets, exp.segments, {"obs": np.zeros(1)}))
     replay.add(exp)
-    with pytest.raises(DataError, match=r"holds columns \['action', 'obs', 'reward'\], but .*'logp'"):
+    with pytest.raises(DataError, match="those in the replay differ: only one of them has column `logp`"):
         replay.add(exp.with_steps(logp=exp.steps["obs"]))
-    with pytest.raises(DataError, match=r"holds column `action` as int64, but in the experience it is float32\[2\]"):
+    with pytest.raises(DataError, match=r"column `action` is float32\[2\], not int64. Convert it first"):
         replay.add(exp.with_steps(action=np.zeros((4, 2), np.float32)))
     assert replay.num_steps == 4
     replay.add(exp[0:0])  # nothing is no error
