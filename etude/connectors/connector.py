@@ -79,7 +79,7 @@ class Connector:
 
     @property
     def name(self) -> str:
-        """The name by which `Pipeline.add` finds it: the class's name in snake case."""
+        """The class's name in snake case, as in settings, metrics and messages."""
         return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
