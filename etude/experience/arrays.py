@@ -165,18 +165,12 @@ class Constant:
         return Constant, (self.value,)  # without the tensors, as the copy may be in another process
 
 
-def first_not_finite(array: Array) -> int | None:
-    """The first row with NaN or infinity; None if there is none. For a tensor, only one bool is sent to the host."""
+def not_finite(array: Array) -> Index:
+    """The rows with NaN or infinity. If there are none in a tensor, only one bool is sent to the host."""
     if not isinstance(array, np.ndarray):
         if not array.is_floating_point() or bool(array.detach().sum().isfinite()):
-            return None
+            return np.zeros(0, np.int64)
         array = host(array)
-    rows = not_finite(array)
-    return int(rows[0]) if len(rows) else None
-
-
-def not_finite(array: NDArray[Any]) -> Index:
-    """The rows with NaN or infinity."""
     if array.dtype.kind != "f" or not len(array):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):

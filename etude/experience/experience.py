@@ -593,15 +593,14 @@ def _check_segments(exp: Experience) -> None:
 def check_finite(exp: Experience, finite: Sequence[str]) -> None:
     """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
     for name, column in exp.steps.items():
-        row = arrays.first_not_finite(column) if name.partition(col.SEPARATOR)[0] in finite else None
-        if row is not None:
+        if name.partition(col.SEPARATOR)[0] in finite and len(rows := arrays.not_finite(column)):
+            row = int(rows[0])
             raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
     if col.OBS in finite:
         for name, final in exp.final_obs.items():
             known = np.flatnonzero(exp.segments.has_final_obs)
-            row = arrays.first_not_finite(final[known])
-            if row is not None:
-                i = int(known[row])
+            if len(rows := arrays.not_finite(final[known])):
+                i = int(known[rows[0]])
                 raise DataError(
                     f"final_obs `{name}` holds {_shown(final, i)} in segment {i} "
                     f"(episode {exp.segments.episode_id[i]!r})."
