@@ -201,7 +201,7 @@ class BoundsCheck:
         kinds: See `Arena.kinds`.
         env_of: See `Arena.env_of`.
         agents: See `Arena.agents`.
-        check: See `EnvLimits.check`.
+        check: See `Workers.check`.
     """
 
     def __init__(

@@ -4,7 +4,6 @@
 import os
 from typing import ClassVar, Final, Literal
 
-from etude.errors import SettingsError
 from etude.settings import check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
@@ -18,30 +17,7 @@ LEAST_TO_MAKE: Final = 30.0
 
 
 @settings
-class EnvLimits:
-    """Limits that hold wherever the envs run: the length of episodes, and how many steps are checked closely."""
-
-    everyday: ClassVar[tuple[str, ...]] = ()
-
-    max_steps: int | None = None
-    """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
-
-    check: int | Literal["always"] = 10
-    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
-    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
-    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
-    only in these steps."""
-
-    def __post_init__(self) -> None:
-        check_range(
-            type(self).__name__,
-            max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
-            check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
-        )
-
-
-@settings
-class Workers(EnvLimits):
+class Workers:
     """Where the copies of an env run, how many act together, and what happens when one fails.
 
     Workers pay off if a step of the env takes about 20 microseconds or more; faster envs are better stepped in this
@@ -56,15 +32,24 @@ class Workers(EnvLimits):
     main_setting: ClassVar[str] = "num_workers"
     everyday: ClassVar[tuple[str, ...]] = ("num_workers",)
 
+    max_steps: int | None = None
+    """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
+
+    check: int | Literal["always"] = 10
+    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
+    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
+    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
+    only in these steps."""
+
     num_workers: int = 0
     """Processes or threads that step envs, at least 0. 0: the envs step in this process, all together."""
 
     envs_per_worker: int = 1
     """Copies of the env in each worker, at least 1: it steps them one after the other."""
 
-    mode: Literal["process", "thread", "sync"] = "process"
+    mode: Literal["process", "thread"] = "process"
     """What a worker is. Threads share one Python process: only envs that release its global lock run faster, and a
-    thread that hangs can't be killed. With 0 workers, and only then, the mode is ``sync``, whatever is set here."""
+    thread that hangs can't be killed."""
 
     min_batch: int | None = None
     """How many envs must be ready before their agents act, from 1 to the number of envs. None: half of them, so that
@@ -98,26 +83,37 @@ class Workers(EnvLimits):
     """Seconds that workers have to close their envs before they are killed, at least 0."""
 
     def __post_init__(self) -> None:
-        EnvLimits.__post_init__(self)
+        envs = self.num_workers * self.envs_per_worker
+        alone = not self.num_workers  # the envs step in this process, all together
         check_range(
             "Workers",
+            max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
+            check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
             num_workers=(self.num_workers >= 0, "at least 0"),
             envs_per_worker=(self.envs_per_worker >= 1, "at least 1"),
-            min_batch=(self.min_batch is None or self.min_batch >= 1, "at least 1, or none"),
+            mode=(
+                alone or self.mode == "thread" or hasattr(os, "fork"),
+                "thread: processes need a system that can fork",
+            ),
+            min_batch=(
+                self.min_batch is None or (self.min_batch >= 1 and (alone or self.min_batch <= envs)),
+                "at least 1, or none" if alone else f"at least 1 and at most the {envs} envs there are, or none",
+            ),
             max_batch=(
-                self.max_batch is None or self.max_batch >= (self.min_batch or 1),
-                "at least min_batch, or none",
+                self.max_batch is None or (not alone and self.max_batch >= (self.min_batch or 1)),
+                "none without workers: all envs step together" if alone else "at least min_batch, or none",
             ),
             max_wait=(self.max_wait is None or self.max_wait >= 0, "at least 0, or none"),
             step_timeout=(
-                self.step_timeout is None or self.step_timeout == "auto" or self.step_timeout > 0,
-                "above 0, or auto, or none",
+                self.step_timeout is None or self.step_timeout == "auto" or (not alone and self.step_timeout > 0),
+                "auto or none without workers: steps in this process can't be interrupted. Set num_workers to 1 or more"
+                if alone
+                else "above 0, or auto, or none",
             ),
             max_restarts=(self.max_restarts >= 0, "at least 0"),
             max_failure_rate=(0 <= self.max_failure_rate <= 1, "between 0 and 1"),
             cleanup_time=(self.cleanup_time >= 0, "at least 0"),
         )
-        self._check_together()
 
     @property
     def seconds_a_step(self) -> float | None:
@@ -125,25 +121,3 @@ class Workers(EnvLimits):
         if self.step_timeout != "auto":
             return self.step_timeout
         return DEFAULT_TIMEOUT if self.num_workers and self.mode == "process" else None
-
-    def _check_together(self) -> None:
-        if self.num_workers:
-            if self.mode == "sync":
-                raise SettingsError(
-                    f"Workers.mode is 'sync', but num_workers is {self.num_workers}: choose 'process' or 'thread', or "
-                    "0 workers."
-                )
-            if self.mode == "process" and not hasattr(os, "fork"):
-                raise SettingsError("Workers.mode 'process' needs a system that can fork: use mode='thread'.")
-            num_envs = self.num_workers * self.envs_per_worker
-            check_range(
-                "Workers", min_batch=((self.min_batch or 1) <= num_envs, f"at most the {num_envs} envs there are")
-            )
-            return
-        for name, default in (("step_timeout", "auto"), ("max_batch", None)):
-            if getattr(self, name) not in (default, None):
-                why = "be interrupted" if name == "step_timeout" else "act a few at a time"
-                raise SettingsError(
-                    f"Workers.{name} needs workers: with num_workers=0 the envs step in this process, where they can't "
-                    f"{why}. Set num_workers to 1 or more, or {name} to none."
-                )
