@@ -11,7 +11,7 @@ import numpy as np
 
 import etude
 from etude.algorithms.comparison import RunCurve, band_of, bootstrap_interval
-from etude.metrics.plot import plot_bands
+from etude.metrics.plot import Panel, plot_panels
 from etude.presets import RESULTS, Preset
 
 ROOT: Final = Path(__file__).parent.parent
@@ -178,6 +178,6 @@ def _pictures(family: str, x: str, own: Sequence[tuple[Preset, str, Sequence[Map
     for k in range(0, len(names), PANELS):
         shown = {name: panels[name] for name in names[k : k + PANELS]}
         file = PICTURES / f"{family.split()[0].lower()}-{k // PANELS + 1}.png"
-        plot_bands(shown, file, x=x, y="return_mean")
+        plot_panels([Panel(env, x, "return_mean", bands) for env, bands in shown.items()], file)
         lines += [f"![Learning curves: {', '.join(shown)}](assets/results/{file.name})", ""]
     return lines

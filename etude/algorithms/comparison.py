@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude.checkpoints import MANIFEST, load_meta
 from etude.errors import DataError, SettingsError
 from etude.metrics import read_jsonl
-from etude.metrics.plot import METRICS_FILE, Band, plot_bands
+from etude.metrics.plot import METRICS_FILE, Band, Panel, plot_panels
 from etude.settings import choice
 
 Floats = NDArray[np.float64]
@@ -212,7 +212,7 @@ def plot_groups(
     panels: dict[str, list[Band]] = {}
     for (env, _), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
         panels.setdefault(env, []).append(band_of(runs))
-    return plot_bands(panels, Path(to), x=x, y=y)
+    return plot_panels([Panel(env, x, y, bands) for env, bands in panels.items()], Path(to))
 
 
 def compare(

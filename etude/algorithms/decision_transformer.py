@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from etude.algorithms.config import OfflineConfig
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import Connector, History, ReturnToGo
-from etude.connectors.connector import PREV_ACTION, column, map_leaves
-from etude.connectors.history import ATTENTION_MASK, RETURN_TO_GO, T, one_step, windows
+from etude.connectors.connector import PREV_ACTION, column, map_leaves, windows
+from etude.connectors.history import ATTENTION_MASK, RETURN_TO_GO, T, one_step
 from etude.errors import ModuleError
 from etude.experience import Experience
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
@@ -151,9 +152,9 @@ class ActionWindows(Connector):
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Add the windows, within segments."""
-        starts = exp.offsets[:-1].repeat(exp.lengths)
-        names = col.under(exp.steps, col.ACTION)
-        return exp.with_steps(**{_WINDOW + n: windows(column(exp, n, "ActionWindows"), starts, self.k) for n in names})
+        rows, starts = np.arange(exp.num_steps), exp.offsets[:-1].repeat(exp.lengths)
+        found = {n: column(exp, n, "ActionWindows") for n in col.under(exp.steps, col.ACTION)}
+        return exp.with_steps(**{_WINDOW + n: windows(c, c, rows, starts, self.k) for n, c in found.items()})
 
 
 class ReturnTransformer(nn.Module):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
@@ -20,7 +19,6 @@ from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.errors import SettingsError
 from etude.experience import Experience, Segments, returns
-from etude.experience.experience import offsets_of
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
@@ -259,11 +257,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         config, behind, replay = self.config, self._behind[name], self.replays[name]
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
-            while True:  # until there is a step whose successor is known
-                exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
-                exp = looked_ahead(exp, config.n_step, config.gamma)
-                if exp.trained().any():
-                    return {}, exp
+            exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
+            return {}, looked_ahead(exp, config.n_step, config.gamma)
         batch = replay.sample(config.batch_size)
         return batch, seen(behind, batch, config.n_step) if behind.connectors else batch
 
@@ -324,37 +319,13 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
 
     ``reward``, ``terminated`` and ``discount`` are as in `Replay.sample`. ``steps_ahead``, int64, replaces
     ``next_obs``: the number of steps to the next observation, which is at most the one after the sequence, since a
-    recurrent module's output for it depends on the steps before. A last step without a final observation that did not
-    terminate is left out.
+    recurrent module's output for it depends on the steps before.
     """
-    own = exp.segments
-    blind = ~own.has_final_obs & ~own.terminated
-    if blind.any():
-        exp = _without_last(exp, blind)
     sums = returns.n_step(exp.steps[col.REWARD].astype(np.float32), exp.offsets, n_step, gamma)
     terminated = exp.at_ends(exp.segments.terminated)[sums.last]
     discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
     ahead = {col.TERMINATED: terminated, "discount": discount, col.STEPS_AHEAD: sums.steps}
     return exp.with_steps(**{col.REWARD: sums.reward}, **ahead)
-
-
-def _without_last(exp: Experience, which: NDArray[np.bool_]) -> Experience:
-    """Remove the last step of some segments; its observation becomes their final observation."""
-    last = exp.offsets[1:] - 1
-    rows = np.ones(exp.num_steps, bool)
-    rows[last[which]] = False
-    final_obs = {}
-    for name, final in exp.final_obs.items():
-        final_obs[name] = np.where(which.reshape(-1, *[1] * (final.ndim - 1)), exp.steps[name][last], final)
-    lengths = exp.lengths - which
-    steps = {name: column[rows] for name, column in exp.steps.items()}
-    segments = exp.segments.replace(
-        has_final_obs=exp.segments.has_final_obs | which,
-        truncated=exp.segments.truncated & ~which,
-        lookback=np.minimum(exp.segments.lookback, lengths),
-    )
-    some = lengths > 0
-    return Experience(steps, offsets_of(lengths[some]), segments[some], {n: f[some] for n, f in final_obs.items()})
 
 
 def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:

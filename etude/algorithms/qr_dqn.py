@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """QR-DQN (Dabney et al. 2018, "Distributional reinforcement learning with quantile regression", arXiv 1710.10044)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from etude.algorithms.critics import of_kind
 from etude.algorithms.dqn import DQN, DQNConfig, QModule
-from etude.columns import ACTION, WEIGHT, Columns
+from etude.columns import ACTION, WEIGHT
+from etude.experience.arrays import Array
 from etude.learners import Batch, Loss
 from etude.modules import Module, Output
-from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, Floats, Logits
+from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, Logits
 from etude.settings import IntFrom1, settings
 
 
@@ -48,11 +49,8 @@ class QuantileGreedy(EpsilonGreedy):
         """Inputs ``[..., num_inputs]`` reshaped to ``[..., quantiles, n]``."""
         return inputs.reshape(*inputs.shape[:-1], *self._shape_of_inputs)
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        return super().act(inputs.reshape(len(inputs), *self._shape_of_inputs).mean(1), noise)
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return super().act_tensors(self.apart(inputs).mean(-2), noise)
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
+        return super().act(inputs.reshape(inputs.shape[0], *self._shape_of_inputs).mean(1), noise)
 
     def probabilities(self, inputs: Tensor) -> Tensor:
         return super().probabilities(self.apart(inputs).mean(-2))

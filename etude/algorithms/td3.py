@@ -25,11 +25,12 @@ from etude.algorithms.critics import (
 )
 from etude.algorithms.nested import ModuleLike, ReplayConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-from etude.columns import ACTION, WEIGHT, Columns
+from etude.columns import ACTION, WEIGHT
+from etude.experience.arrays import Array, cast, clip
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, Network, NetworkConfig, make_module
 from etude.modules.critics import TargetNetwork, frozen_copy
-from etude.modules.distributions import DiagGaussian, Floats, SquashedGaussian
+from etude.modules.distributions import DiagGaussian, SquashedGaussian
 from etude.modules.random import RandomFirstModule
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rate, check_rules, settings
 from etude.spaces import Space
@@ -101,17 +102,16 @@ class NoisyTanh(SquashedGaussian):
         self.num_inputs, self.log_std = self._size, np.empty(0, np.int64)  # means only
         self.std = std
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        action = np.tanh(inputs)
-        if noise is not None:
-            action += self.std * noise
-        action = (self._middle + self._half * action).reshape(len(inputs), *self._shape)
-        return {self._name: np.clip(action.astype(self._low.dtype), self._low, self._high)}
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
+        if isinstance(inputs, Tensor):
+            action = self._drawn(inputs, noise)
+        else:
+            action = np.tanh(inputs)
+            if noise is not None:
+                action += self.std * noise
+            action = self._middle + self._half * action
         _, _, low, high = (part.like(inputs) for part in self._range)
-        action = self._drawn(inputs, noise).reshape(inputs.shape[0], *self._shape)
-        return {self._name: action.to(low.dtype).clamp(low, high)}
+        return {self._name: clip(cast(action.reshape(inputs.shape[0], *self._shape), self._dtype), low, high)}
 
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log standard deviations of actions before clipping, in the action's own units."""

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.errors import DataError, SpaceError
+from etude.errors import CheckpointError, DataError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, cast, concat, host, host_columns
+from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns
 from etude.modules.module import Module
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
@@ -79,7 +79,7 @@ class Connector:
 
     @property
     def name(self) -> str:
-        """The name by which `Pipeline.add` finds it: the class's name in snake case."""
+        """The class's name in snake case, as in settings, metrics and messages."""
         return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
@@ -180,6 +180,73 @@ def overrides(connector: Connector, method: str) -> bool:
     return getattr(type(connector), method) is not getattr(Connector, method)
 
 
+class MemoryConnector(Connector):
+    """Base class of connectors that keep arrays of each slot from step to step.
+
+    Subclasses write `_empty` and `_advance`; acting with slots, `step` and the state of a checkpoint follow from them.
+    """
+
+    kept_as: str = "kept"
+    """The name of the arrays in the state."""
+
+    def __init__(self) -> None:
+        self._kept: Columns = {}
+        self._slots = np.zeros(0, np.int64)
+        self._lent = False
+        """Whether the caller also holds the arrays in ``_kept``, so that they must not be written to."""
+
+    def _empty(self, num_rows: int) -> Columns:
+        """The arrays before the first step, zeros ``[num_rows, ...]``."""
+        raise NotImplementedError
+
+    def _advance(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        """See `step`; for NumPy arrays and tensors."""
+        raise NotImplementedError
+
+    def start(self, num_slots: int) -> None:
+        """Make slots that have not begun an episode yet."""
+        self._kept, self._slots, self._lent = self._empty(num_slots), np.arange(num_slots), False
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Advance the slots of the rows by one step."""
+        slots = inputs.slots
+        if len(slots) == len(self._slots) and bool((slots == self._slots).all()):
+            inputs, self._kept = self._advance(inputs, self._kept)
+            self._lent = True
+            return inputs
+        if self._lent:
+            self._kept = {name: column.copy() for name, column in self._kept.items()}
+            self._lent = False
+        inputs, after = self._advance(inputs, {name: column.take(slots, axis=0) for name, column in self._kept.items()})
+        for name, column in after.items():
+            self._kept[name][slots] = column
+        return inputs
+
+    def new_state(self, num_rows: int) -> Columns:
+        return self._empty(num_rows)
+
+    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        return self._advance(inputs, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The arrays by name, ``[num_slots, ...]``."""
+        return {self.kept_as: {name: column.copy() for name, column in self._kept.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the arrays, and as many slots."""
+        given = state[self.kept_as]
+        here = {name: column.shape[1:] for name, column in self._empty(0).items()}
+        there = {name: np.shape(column)[1:] for name, column in given.items()}
+        if there and here != there:
+            raise CheckpointError(
+                f"the {self.kept_as} of {self} have the shapes {there} in the checkpoint, but {here} here: "
+                "it is of another env, or of other arguments."
+            )
+        self.start(max(map(len, given.values()), default=0))
+        for name, column in given.items():
+            self._kept[name][...] = column
+
+
 class ObservationMap(Connector):
     """Base class of connectors that map each observation on its own, by `map_rows`, online and offline alike."""
 
@@ -258,6 +325,54 @@ def array_column(exp: Experience, name: str, who: str) -> Array:
     return exp.steps[name]
 
 
+def windows(
+    values: NDArray[Any], newest: NDArray[Any], rows: Index, starts: Index, k: int, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """The last ``k`` of ``values`` up to each of ``rows``, none from before ``starts``: ``[len(rows), k, ...]``.
+
+    Missing values before the start repeat the value at the start.
+
+    Args:
+        values: ``[num_steps, ...]``.
+        newest: The values at ``rows``, ``[len(rows), ...]``; a row may also be the one after the end of its segment.
+        rows: int64 ``[N]``.
+        starts: int64 ``[N]``: for each row, the first row of its segment.
+        k: Number of values in a window.
+        out: Where to write the windows; None: a new array.
+    """
+    if out is None:
+        out = np.empty((len(rows), k, *values.shape[1:]), values.dtype)
+    out[:, -1] = newest
+    for lag in range(1, k):
+        out[:, k - 1 - lag] = values.take(np.maximum(rows - lag, starts), axis=0)
+    return out
+
+
+def stacked_space(leaf: Space, join: Callable[[Any], NDArray[Any]]) -> Space:
+    """The space of several values of a simple space, which are joined as ``join`` joins copies of one."""
+    dtype: Any = leaf_dtype(leaf).type
+    if isinstance(leaf, spaces.Box):
+        return spaces.Box(join(leaf.low), join(leaf.high), dtype=dtype)
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec
+        return spaces.MultiDiscrete(join(sizes), dtype, start=join(leaf.start))
+    shape = join(np.zeros(leaf_shape(leaf))).shape
+    return spaces.MultiBinary(shape[0] if len(shape) == 1 else list(shape))
+
+
+def step_before(exp: Experience, names: Iterable[str], who: str) -> tuple[Columns, Columns, NDArray[np.bool_]]:
+    """Columns of the step before each step, and of each segment's last step; and where segments begin, ``[num_steps]``.
+
+    Where a segment begins, the values of the step before are meaningless.
+    """
+    rows, last = np.maximum(np.arange(exp.num_steps) - 1, 0), exp.offsets[1:] - 1
+    columns = {name: column(exp, name, who) for name in names}
+    first = np.zeros(exp.num_steps, bool)
+    first[exp.offsets[:-1]] = True
+    before, ends = ({n: c.take(index, axis=0) for n, c in columns.items()} for index in (rows, last))
+    return before, ends, first
+
+
 PREV_ACTION: Final = "prev_action"
 """The part of an observation that holds the previous action."""
 
@@ -280,13 +395,6 @@ class ActionCodes:
     def __call__(self, action: Columns) -> Array:
         """Encode actions, float32 ``[rows, width]``; as a tensor if they are tensors."""
         return concat([cast(code(action[name]), np.float32) for name, code in self._codes.items()], 1)
-
-    def write(self, action: Columns, out: NDArray[np.float32]) -> None:
-        """Write the vectors into the first columns of ``out`` ``[rows, at least width]``."""
-        at = 0
-        for name, code in self._codes.items():
-            out[:, at : at + code.width] = code(action[name])
-            at += code.width
 
 
 class _ActionCode:

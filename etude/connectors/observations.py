@@ -16,18 +16,22 @@ from etude.connectors.connector import (
     ActionCodes,
     Connector,
     Inputs,
+    MemoryConnector,
     ObservationMap,
     array_column,
     column,
     map_leaves,
     observations,
     replace_obs,
+    stacked_space,
+    step_before,
+    windows,
     with_part_columns,
     with_parts,
 )
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, cast, clip_in_place, concat, host, where_rows
+from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
 from etude.settings import check_range
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
@@ -61,38 +65,39 @@ class _FrameLayout:
     def frame(self, values: Array) -> Array:
         return values[..., None] if self.grows else values
 
-    def part(self, first: int, last: int) -> tuple[slice, ...]:
-        """The index of frames ``first`` to ``last`` (exclusive) in a batch of stacks; the newest is ``k - 1``."""
-        return (*(slice(None),) * self.axis, slice(first * self.width, last * self.width))
+    def apart(self, stacks: NDArray[Any]) -> NDArray[Any]:
+        """A view of stacks as single frames, ``[rows, k, *frame]``; the newest is the last."""
+        shape = stacks.shape
+        parts = stacks.reshape(*shape[: self.axis], self.k, self.width, *shape[self.axis + 1 :])
+        return np.moveaxis(parts, self.axis, 1)
 
     def repeated(self, values: Array) -> Array:
         """Stacks that hold ``values`` k times."""
         return concat([self.frame(values)] * self.k, self.axis)
 
-    def pushed(self, before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-        """New stacks: those in ``before`` without their oldest frame, plus ``values``."""
+    def pushed(self, before: Array, values: Array, first: Array) -> Array:
+        """New stacks: those in ``before`` without their oldest frame, plus ``values``; only ``values`` where
+        ``first``."""
+        if not isinstance(before, np.ndarray):
+            rest = before.narrow(self.axis, self.width, (self.k - 1) * self.width)
+            return where_rows(first, self.repeated(values), concat([rest, self.frame(values)], self.axis))
         out: NDArray[Any] = np.empty(before.shape, before.dtype)
         # one contiguous copy, shifted by a frame; what wraps into the next row is overwritten by the new frame
         shift = self.width * math.prod(self.shape[self.axis :])
         out.reshape(-1)[: out.size - shift] = before.reshape(-1)[shift:]
-        out[self.part(self.k - 1, self.k)] = self.frame(values)
+        out[(*(slice(None),) * self.axis, slice(-self.width, None))] = self.frame(values)
+        if first.any():
+            out[first] = self.repeated(values[first])
         return out
 
-    def space(self, leaf: Space) -> Space:
-        def tiled(values: Any) -> NDArray[Any]:
-            stack: NDArray[Any] = self.repeated(np.asarray(values)[None])[0]
-            return stack
-
-        if isinstance(leaf, spaces.Box):
-            return spaces.Box(tiled(leaf.low), tiled(leaf.high), self.shape, self.dtype.type)
-        if isinstance(leaf, spaces.Discrete):
-            return spaces.MultiDiscrete(tiled(leaf.n), self.dtype.type, start=tiled(leaf.start))
-        if isinstance(leaf, spaces.MultiDiscrete):
-            return spaces.MultiDiscrete(tiled(leaf.nvec), self.dtype.type, start=tiled(leaf.start))
-        return spaces.MultiBinary(self.shape[0] if len(self.shape) == 1 else list(self.shape))
+    def stacked(self, values: NDArray[Any], newest: NDArray[Any], rows: Index, starts: Index) -> NDArray[Any]:
+        """See `windows`: the frames, stacked."""
+        out: NDArray[Any] = np.empty((len(rows), *self.shape), values.dtype)
+        windows(self.frame(values), self.frame(newest), rows, starts, self.k, self.apart(out))
+        return out
 
 
-class FrameStack(Connector):
+class FrameStack(MemoryConnector):
     """Stacks the last ``k`` observations of the episode, the newest last; at its start the first one fills the stack.
 
     Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
@@ -104,96 +109,40 @@ class FrameStack(Connector):
     """
 
     needs = (col.OBS,)
+    kept_as = "frames"
 
     def __init__(self, k: int = 4) -> None:
         check_range("FrameStack", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
+        super().__init__()
         self.k = k
         self.context = k - 1
         self._layouts: dict[str, _FrameLayout] = {}
-        self._all = np.zeros(0, np.int64)
-        self._frames: Columns = {}
-        self._lent = False
-        """Whether the caller also holds the stacks in ``_frames``, so that they must not be written to."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Each leaf grows k times along its frame axis."""
         self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
-        return map_leaves(obs_space, lambda name, leaf: self._layouts[name].space(leaf), col.OBS), action_space
 
-    def start(self, num_slots: int) -> None:
-        """Make empty stacks; each slot's first observation fills its own."""
-        self._all = np.arange(num_slots)
-        self._frames = FrameStack.new_state(self, num_slots)
-        self._lent = False
+        def stacked(name: str, leaf: Space) -> Space:
+            return stacked_space(leaf, lambda bound: self._layouts[name].repeated(np.asarray(bound)[None])[0])
 
-    def online(self, inputs: Inputs) -> Inputs:
-        """Push each row's observation onto its slot's stack."""
-        slots, first = inputs.slots, inputs.first
-        everyone = len(slots) == len(self._all) and bool((slots == self._all).all())
-        starts = bool(first.any())
-        if self._lent and not everyone:
-            self._frames = {name: frames.copy() for name, frames in self._frames.items()}
-        self._lent = everyone
-        obs = {}
-        for name, layout in self._layouts.items():
-            frames, values = self._frames[name], inputs.obs[name]
-            out = layout.pushed(frames if everyone else frames.take(slots, axis=0), values)
-            if starts:
-                out[first] = layout.repeated(values[first])
-            if everyone:
-                self._frames[name] = out
-            else:
-                frames[slots] = out
-            obs[name] = out
-        return inputs.with_obs(obs)
+        return map_leaves(obs_space, stacked, col.OBS), action_space
 
-    def new_state(self, num_rows: int) -> Columns:
+    def _empty(self, num_rows: int) -> Columns:
         return {name: np.zeros((num_rows, *at.shape), at.dtype) for name, at in self._layouts.items()}
 
-    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """Like `online`; the state is the stacks."""
-        obs = {}
-        for name, layout in self._layouts.items():
-            values = inputs.obs[name]
-            pushed = concat([state[name][layout.part(1, layout.k)], layout.frame(values)], layout.axis)
-            obs[name] = where_rows(inputs.first, layout.repeated(values), pushed)
+    def _advance(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        obs = {n: at.pushed(state[n], inputs.obs[n], inputs.first) for n, at in self._layouts.items()}
         return inputs.with_obs(obs), obs
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Gather the frames within segments."""
         starts, ends = exp.offsets[:-1], exp.offsets[1:]
-        start_of_row, rows = np.repeat(starts, exp.lengths), np.arange(exp.num_steps)
         obs, final_obs = {}, {}
         for name, layout in self._layouts.items():
             values = column(exp, name, "FrameStack")
-            stack = np.empty((len(values), *layout.shape), values.dtype)
-            final = np.empty((exp.num_segments, *layout.shape), values.dtype)
-            for lag in range(self.k):
-                part = layout.part(self.k - 1 - lag, self.k - lag)
-                lagged = values.take(np.maximum(rows - lag, start_of_row), axis=0) if lag else values
-                before_end = values.take(np.maximum(ends - lag, starts), axis=0) if lag else exp.final_obs[name]
-                stack[part] = layout.frame(lagged)
-                final[part] = layout.frame(np.asarray(before_end))
-            obs[name], final_obs[name] = stack, final
+            obs[name] = layout.stacked(values, values, np.arange(exp.num_steps), np.repeat(starts, exp.lengths))
+            final_obs[name] = layout.stacked(values, np.asarray(exp.final_obs[name]), ends, starts)
         return replace_obs(exp, obs, final_obs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """``frames``: for each column, ``[num_slots, *shape of a stack]``."""
-        return {"frames": {name: frames.copy() for name, frames in self._frames.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the stacks, and as many slots."""
-        here = {name: layout.shape for name, layout in self._layouts.items()}
-        there = {name: np.shape(frames)[1:] for name, frames in state["frames"].items()}
-        if there and here != there:
-            raise CheckpointError(
-                f"the stacks of frame_stack are {there} in the checkpoint, but {here} here: it is of another env, "
-                f"or of another k than {self.k}."
-            )
-        self.start(0)
-        for name, frames in state["frames"].items():
-            self._frames[name] = np.array(frames, self._layouts[name].dtype)
-            self._all = np.arange(len(frames))
 
 
 _EPSILON = 1e-8
@@ -363,19 +312,10 @@ class PrevActionReward(Connector):
         added = {key: spaces.Box(-np.inf, np.inf, (n,), np.float32) for key, n in ((PREV_ACTION, width), (_REWARD, 1))}
         return with_parts(obs_space, added, "PrevActionReward"), action_space
 
-    def _extended(
-        self, obs: Columns, action: Columns, reward: NDArray[Any], first: NDArray[np.bool_] | None
-    ) -> Columns:
-        """``obs`` with the previous step; ``first`` None means that no row begins an episode."""
-        before = np.empty((len(reward), self._codes.width + 1), np.float32)
-        self._codes.write(action, before)
-        before[:, -1] = reward
-        if first is not None and first.any():
-            before[first] = 0
-        return self._joined(obs, before)
-
-    def _joined(self, obs: Columns, before: Array) -> Columns:
-        """``obs`` with the vector of the previous step, float32 ``[rows, width + 1]``."""
+    def _extended(self, obs: Columns, action: Columns, reward: Array, first: Array) -> Columns:
+        """``obs`` with the previous step, float32 ``[rows, width + 1]``; zeros where ``first``."""
+        before = concat([self._codes(action), cast(reward, np.float32)[:, None]], 1)
+        before = where_rows(first, 0.0, before)
         if self._vector_dtype is not None:
             return {col.OBS: concat([cast(obs[col.OBS], self._vector_dtype), cast(before, self._vector_dtype)], 1)}
         return with_part_columns(obs, {PREV_ACTION: before[:, :-1], _REWARD: before[:, -1:]}, wraps=self._wraps)
@@ -385,26 +325,18 @@ class PrevActionReward(Connector):
         return inputs.with_obs(self._extended(inputs.obs, inputs.prev_action, inputs.prev_reward, inputs.first))
 
     def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        """Like `online`; there is no state."""
-        reward = cast(inputs.prev_reward, np.float32)[:, None]
-        before = where_rows(inputs.first, 0.0, concat([self._codes(inputs.prev_action), reward], 1))
-        return inputs.with_obs(self._joined(inputs.obs, before)), state
+        """Like `online`, also for tensors; there is no state."""
+        return self.online(inputs), state
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Add the previous step to each step, and the last step to ``final_obs``."""
-        who = "PrevActionReward"
-        action = {name: column(exp, name, who) for name in self._codes.names}
-        reward = column(exp, col.REWARD, who)
         obs, final_obs = observations(exp)
-        # rows are shifted by one across segments; `first` then clears the first row of each
-        before = np.maximum(np.arange(exp.num_steps) - 1, 0)
-        first = np.zeros(exp.num_steps, bool)
-        first[exp.offsets[:-1]] = True
-        last = exp.offsets[1:] - 1
+        before, last, first = step_before(exp, (*self._codes.names, col.REWARD), "PrevActionReward")
+        never = np.zeros(exp.num_segments, bool)
         return replace_obs(
             exp,
-            self._extended(obs, {n: a.take(before, axis=0) for n, a in action.items()}, reward.take(before), first),
-            self._extended(final_obs, {n: a.take(last, axis=0) for n, a in action.items()}, reward.take(last), None),
+            self._extended(obs, before, before[col.REWARD], first),
+            self._extended(final_obs, last, last[col.REWARD], never),
         )
 
 

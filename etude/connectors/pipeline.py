@@ -21,7 +21,7 @@ from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import Experience
 from etude.modules.module import Module
-from etude.settings import nearest
+from etude.settings import choice
 from etude.spaces import Space
 
 Connect: TypeAlias = Callable[[Experience], Experience]
@@ -74,7 +74,7 @@ def connector_from(spec: ConnectorLike) -> Connector:
         name, _, text = spec.partition(":")
         cls = BY_NAME.get(name)
         if cls is None:
-            raise SettingsError(f"there is no connector `{name}`.{_hint(name, BY_NAME)}")
+            raise SettingsError(f"there is no connector `{name}`. {choice(name.replace('-', '_'), BY_NAME)}")
         args, kwargs = ([text], {}) if cls is Drop else _arguments(spec, text)
         return _made(cls, spec, args, kwargs)
     if isinstance(spec, type) and issubclass(spec, Connector):
@@ -102,12 +102,6 @@ def _made(cls: type[Connector], spec: str, args: list[Any], kwargs: dict[str, An
         return cls(*args, **kwargs)
     except TypeError as error:
         raise SettingsError(f"connector `{spec}`: {error}. It takes {inspect.signature(cls)}.") from error
-
-
-def _hint(name: str, names: Iterable[str]) -> str:
-    names = list(names)
-    near = nearest(name.replace("-", "_").lower(), names)
-    return f" Nearest: `{near}`." if near else f" There are: {', '.join(names) or 'none'}."
 
 
 class Pipeline(Connector):
@@ -140,44 +134,15 @@ class Pipeline(Connector):
     def __len__(self) -> int:
         return len(self.connectors)
 
-    def add(
-        self,
-        connector: ConnectorLike,
-        *,
-        before: str | type[Connector] | None = None,
-        after: str | type[Connector] | None = None,
-        at: int | None = None,
-    ) -> None:
-        """Insert a connector at the end (the module's side), or at the given place. Call this before `spaces`.
+    def add(self, connector: ConnectorLike, *, at: int | None = None) -> None:
+        """Insert a connector. Call this before `spaces`.
 
         Args:
             connector: What `connector_from` accepts.
-            before: Name or class of the connector before which it goes; the first one that matches.
-            after: Name or class of the connector after which it goes; the first one that matches.
-            at: Its index, as in ``list.insert``.
-
-        Raises:
-            SettingsError: there is no connector by that name, or more than one position is given.
+            at: Its index, as in ``list.insert``; None: the end, the module's side.
         """
-        if sum(position is not None for position in (before, after, at)) > 1:
-            raise SettingsError("a connector has one position: give only one of before, after and at.")
-        index = len(self.connectors)
-        if at is not None:
-            index = at
-        elif before is not None:
-            index = self._index(before)
-        elif after is not None:
-            index = self._index(after) + 1
-        self.connectors.insert(index, connector_from(connector))
+        self.connectors.insert(len(self.connectors) if at is None else at, connector_from(connector))
         self._arrange()
-
-    def _index(self, wanted: str | type[Connector]) -> int:
-        names = [connector.name for connector in self.connectors]
-        for i, connector in enumerate(self.connectors):
-            if names[i] == wanted or (isinstance(wanted, type) and isinstance(connector, wanted)):
-                return i
-        name = wanted if isinstance(wanted, str) else wanted.__name__
-        raise SettingsError(f"there is no connector `{name}` in this pipeline.{_hint(name, names)}")
 
     def copy(self) -> "Pipeline":
         """The same connectors with what they have learned, and their own slots, for another runner."""

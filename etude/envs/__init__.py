@@ -11,13 +11,12 @@ from etude.envs.multi_agent import MultiAgentEnv
 from etude.envs.pool import PoolArena
 from etude.envs.registry import EnvLike, env_name, names_module
 from etude.envs.vector import VectorArena, make_vector_env
-from etude.envs.workers import EnvLimits, Workers
+from etude.envs.workers import Workers
 
 __all__ = [
     "Arena",
     "Columns",
     "EnvLike",
-    "EnvLimits",
     "InfoActionMask",
     "InlineArena",
     "Kind",

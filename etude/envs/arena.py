@@ -74,8 +74,8 @@ class Turn:
     """``[n]``: the index of the env's episode, counted from 0 since the arena was made; `reset` does not restart the
     count. None if each env has one slot; a runner then counts, and sets it in turns that begin episodes."""
     over: NDArray[np.int64] | None = None
-    """The envs whose episode ended for all agents with the rows of this turn. None if each env has one slot, whose
-    end is the env's."""
+    """The envs whose episode ended for all agents with the rows of this turn; their next rows are in later turns. None
+    if each env has one slot, whose end is the env's."""
     lost: NDArray[np.int64] | None = None
     """Slots, of any kind, whose episodes were cut before this turn because their env failed. The last observation they
     were shown is their final one; the results of the actions sent then are lost. None: no slot."""
@@ -201,7 +201,7 @@ class BoundsCheck:
         kinds: See `Arena.kinds`.
         env_of: See `Arena.env_of`.
         agents: See `Arena.agents`.
-        check: See `EnvLimits.check`.
+        check: See `Workers.check`.
     """
 
     def __init__(

@@ -2,11 +2,11 @@
 """Rendering: envs that draw themselves, frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
 
 import contextlib
+import functools
 import inspect
 import io
 import math
 import os
-import re
 import subprocess
 import tempfile
 import warnings
@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.envs.registry import EnvLike, env_name, make_spec, named
+from etude.envs.registry import EnvLike, env_name, make_one, make_spec, named
 from etude.errors import DataError, EnvError, EtudeError, SettingsError, described, how_to_install
 from etude.files import publish
 
@@ -41,6 +41,7 @@ MediaLike: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]] | Figure"
 """A frame ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; a list of frames or ``[T, H, W, C]``; or a matplotlib figure."""
 
 _MOST_PIXELS = 8192  # width or height
+_CHANNELS = (1, 3, 4)
 
 
 # -- envs that draw themselves -----------------------------------------------------------------------------------------
@@ -58,53 +59,30 @@ def seen_env(env: EnvLike, mode: RenderMode) -> Any:
     """
     name = env_name(env)
     made = env if not callable(env) and not isinstance(env, str) else _made(env, name, mode)
-    if isinstance(made, VectorEnv):
+    if isinstance(made, VectorEnv) or not all(callable(getattr(made, m, None)) for m in ("reset", "step", "render")):
         raise EnvError(
-            f"{name} is a VectorEnv, whose single copies can't be shown: give one env, or a function that makes one, "
-            "as env=."
+            f"{name} is a {type(made).__name__}, which can't be shown: give one env with reset, step and render, or a "
+            "function that makes one, as env=."
         )
-    if not all(callable(getattr(made, method, None)) for method in ("reset", "step", "render")):
-        raise EnvError(f"{name} is a {type(made).__name__}, which lacks reset, step or render: it can't be shown.")
     has = getattr(made, "render_mode", None)
     if has != mode:
         if made is not env:
             made.close()
         modes = (getattr(made, "metadata", None) or {}).get("render_modes") or []
         raise EnvError(
-            f"{name} has render_mode {has!r}, but {mode!r} is needed here (it knows {', '.join(modes) or 'none'}). "
-            + (
-                f"Make the env with render_mode={mode!r}."
-                if made is env
-                else f"Let the function that makes it accept `render_mode`, or make it with render_mode={mode!r}."
-            )
+            f"{name} has render_mode {has!r}, but {mode!r} is needed here (it knows {', '.join(modes) or 'none'}): "
+            f"make it with render_mode={mode!r}, or let the function that makes it accept `render_mode`."
         )
     return made
 
 
 def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:
-    make = _maker(env) if isinstance(env, str) else env
-    takes = _takes_mode(make)
-    try:
-        return make(render_mode=mode) if takes else make()
-    except EnvError:
-        raise
-    except Exception as error:
-        how = f" with render_mode={mode!r}" if takes else ""
-        raise EnvError(f"{name} can't be made{how}: {described(error)}") from error
-
-
-def _maker(name: str) -> Callable[..., Any]:
-    """A function that makes the env of that name."""
-    found = named(name)
-    if not isinstance(found, EnvSpec):
-        return found
-
-    def make(render_mode: str) -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="gymnasium")  # its warnings about render modes; ours say more
-            return make_spec(found, render_mode=render_mode)
-
-    return make
+    make: Any = named(env) if isinstance(env, str) else env
+    if isinstance(make, EnvSpec):
+        make = functools.partial(make_spec, make)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="gymnasium")  # its warnings about render modes; ours say more
+        return make_one(functools.partial(make, render_mode=mode) if _takes_mode(make) else make, name)
 
 
 def _takes_mode(make: Callable[..., Any]) -> bool:
@@ -148,33 +126,21 @@ def standard_frame(frame: Any) -> Frame:
     """
     if frame is None:
         raise EnvError("render() gave None instead of a frame: make the env with render_mode='rgb_array'.")
-    if isinstance(frame, list | tuple) and any(isinstance(part, np.ndarray) and part.ndim > 1 for part in frame):
-        raise EnvError(f"render() gave {len(frame)} frames, not one: make the env with render_mode='rgb_array'.")
     try:
         array = np.asarray(frame)
-    except ValueError as error:
-        raise EnvError(f"render() did not give an array of pixels: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise EnvError(
-            f"render() gave a {type(frame).__name__}, not an array of pixels: it must be numbers, [H, W, 3]."
-        )
-    return _bytes(_channel_last(array))
-
-
-def _channel_last(array: NDArray[Any]) -> NDArray[Any]:
-    """A frame as ``[H, W, 3]``, without copying."""
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
     shape = array.shape
-    if array.size == 0:
-        raise EnvError(f"render() gave an empty frame, of shape {shape}.")
     if array.ndim == 2:
         array = array[..., None]
-    elif array.ndim == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
+    elif array.ndim == 3 and shape[2] not in _CHANNELS:
         array = array.transpose(1, 2, 0)
-    if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
+    if array.dtype.kind not in "biuf" or array.size == 0 or array.ndim != 3 or array.shape[2] not in _CHANNELS:
         raise EnvError(
-            f"render() gave a frame of shape {shape}: it must be [H, W], [H, W, C] or [C, H, W], C = 1, 3, 4."
+            f"render() gave {type(frame).__name__} of shape {shape}, not a frame of numbers: [H, W], [H, W, C] or "
+            "[C, H, W] with C = 1, 3 or 4."
         )
-    return np.broadcast_to(array, (*array.shape[:2], 3)) if array.shape[2] == 1 else array[..., :3]
+    return _bytes(np.broadcast_to(array, (*array.shape[:2], 3)) if array.shape[2] == 1 else array[..., :3])
 
 
 def _bytes(array: NDArray[Any]) -> Frame:
@@ -199,14 +165,10 @@ def parse_size(size: Size | None) -> tuple[int, int] | None:
     """
     if size is None:
         return None
-    sides = re.fullmatch(r"(\d{1,9})x(\d{1,9})", size.strip().lower()) if isinstance(size, str) else None
-    found = tuple(map(int, sides.groups())) if sides else size
-    if (
-        isinstance(found, tuple | list)
-        and len(found) == 2
-        and all(isinstance(side, int) and 1 <= side <= _MOST_PIXELS for side in found)
-    ):
-        return found[0], found[1]
+    with contextlib.suppress(TypeError, ValueError):
+        width, height = map(int, size.lower().split("x")) if isinstance(size, str) else size
+        if all(isinstance(side, int) and 1 <= side <= _MOST_PIXELS for side in (width, height)):
+            return width, height
     raise SettingsError(
         f"`size` is {size!r}, but must be width and height in pixels, each 1 to {_MOST_PIXELS}, such as 480x320."
     )
@@ -214,19 +176,11 @@ def parse_size(size: Size | None) -> tuple[int, int] | None:
 
 def resized(frame: Frame, size: tuple[int, int]) -> Frame:
     """The whole frame, scaled to fit into ``size`` (width, height) without distortion, on black."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    height, width = frame.shape[:2]
-    if (width, height) == size:
-        return frame
-    scale = min(size[0] / width, size[1] / height)
-    inner = (max(1, min(size[0], round(width * scale))), max(1, min(size[1], round(height * scale))))
+    picture = Image.fromarray(frame)
     # BOX averages when it shrinks and keeps pixels sharp when it enlarges: frames are often pixel art.
-    picture = np.asarray(Image.fromarray(frame).resize(inner, Image.Resampling.BOX))
-    left, top = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
-    out = np.zeros((size[1], size[0], 3), np.uint8)
-    out[top : top + inner[1], left : left + inner[0]] = picture
-    return out
+    return frame if picture.size == size else np.asarray(ImageOps.pad(picture, size, Image.Resampling.BOX))
 
 
 @contextlib.contextmanager
@@ -241,72 +195,62 @@ def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] 
         take: Called with each frame, and whether it begins an episode.
         size: Width and height of the frames in pixels; None: as drawn.
     """
-    camera = _Camera(env, take, size)
+    reset, step, render = env.reset, env.step, env.render
     before = {name: vars(env)[name] for name in ("reset", "step") if name in vars(env)}
-    env.reset, env.step = camera.reset, camera.step
-    try:
-        yield
-    except EtudeError as error:
-        if camera.failure is None or camera.failure is error:
-            raise
-        raise camera.failure from None  # the arena has reported it as the env's failure
-    finally:
-        del env.reset, env.step
-        vars(env).update(before)
+    first: list[Frame] = []  # that of the last reset, until a step follows
+    failures: list[EtudeError] = []
+    shape: tuple[int, ...] | None = None
 
-
-class _Camera:
-    """Replaces an env's ``reset`` and ``step``."""
-
-    def __init__(self, env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] | None) -> None:
-        self._reset, self._step, self._render = env.reset, env.step, env.render
-        self._take = take
-        self._size = size
-        self._shape: tuple[int, ...] | None = None
-        self._first: Frame | None = None
-        self.failure: EtudeError | None = None
-
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
-        shown = self._reset(*args, **kwargs)
-        with self._noted():
-            self._first = self._frame()
-        return shown
-
-    def step(self, action: Any) -> Any:
-        brought = self._step(action)
-        if action is None:  # how PettingZoo removes an agent that has ended: nothing moves
-            return brought
-        with self._noted():
-            frame = self._frame()
-            if self._first is not None:
-                self._take(self._first, True)
-                self._first = None
-            self._take(frame, False)
-        return brought
-
-    @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def drawn() -> Frame:
+        nonlocal shape
         try:
-            yield
-        except EtudeError as error:
-            self.failure = error
-            raise
-
-    def _frame(self) -> Frame:
-        try:
-            drawn = self._render()
+            frame = standard_frame(render())
         except EtudeError:
             raise
         except Exception as error:
             raise EnvError(f"the env can't be drawn: render() fails with {described(error)}") from error
-        frame = standard_frame(drawn)
-        if self._size is not None:
-            return resized(frame, self._size)
-        if self._shape not in (None, frame.shape):
-            was, now = (f"{shape[1]}x{shape[0]}" for shape in (self._shape or (0, 0), frame.shape))
+        if size is not None:
+            return resized(frame, size)
+        if shape not in (None, frame.shape):
+            was, now = (f"{each[1]}x{each[0]}" for each in (shape or (0, 0), frame.shape))
             raise EnvError(f"render() gave a frame of {now} pixels after one of {was}: give one `size` for all frames.")
-        self._shape = frame.shape
+        shape = frame.shape
         return frame
+
+    def film(*, begins: bool) -> None:
+        try:
+            frame = drawn()
+            if begins:
+                first[:] = [frame]
+                return
+            while first:
+                take(first.pop(), True)
+            take(frame, False)
+        except EtudeError as error:
+            failures.append(error)
+            raise
+
+    def reset_and_film(*args: Any, **kwargs: Any) -> Any:
+        shown = reset(*args, **kwargs)
+        film(begins=True)
+        return shown
+
+    def step_and_film(action: Any) -> Any:
+        brought = step(action)
+        if action is not None:  # None is how PettingZoo removes an agent that has ended: nothing moves
+            film(begins=False)
+        return brought
+
+    env.reset, env.step = reset_and_film, step_and_film
+    try:
+        yield
+    except EtudeError as error:
+        if not failures or failures[0] is error:
+            raise
+        raise failures[0] from None  # the arena has reported it as the env's failure
+    finally:
+        del env.reset, env.step
+        vars(env).update(before)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class TensorArena(VectorArena):
     """The copies of a vector env of torch tensors, stepped together on their device. See `VectorArena`.
 
     At each step, rewards and flags are copied to the host in one transfer; observations and actions stay on the device.
-    While observations are checked (see `EnvLimits.check`), they are copied too.
+    While observations are checked (see `Workers.check`), they are copied too.
     """
 
     device: torch.device

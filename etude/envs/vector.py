@@ -59,8 +59,8 @@ class VectorArena:
         env: See `make_vector_env`.
         num_envs: The number of copies, at least 1; each is one slot.
         exact: See `make_vector_env`.
-        max_steps: See `EnvLimits.max_steps`.
-        check: See `EnvLimits.check`.
+        max_steps: See `Workers.max_steps`.
+        check: See `Workers.check`.
         drop: See `make_arena`.
 
     Raises:

@@ -55,7 +55,7 @@ from etude.envs.buffers import (
     same_object,
 )
 from etude.envs.multi_agent import ManyAgentsAdapter, adapt_env
-from etude.envs.workers import EnvLimits
+from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError, described
 from etude.spaces import check_value
 
@@ -90,7 +90,7 @@ class EnvWorker:
         make: Callable[[], Any],
         name: str,
         envs: Sequence[int],
-        limits: EnvLimits,
+        limits: Workers,
         *,
         is_users_env: bool = False,
         in_callers_thread: bool = False,

@@ -4,7 +4,6 @@
 import os
 from typing import ClassVar, Final, Literal
 
-from etude.errors import SettingsError
 from etude.settings import FloatAbove0, FloatFrom0, Fraction, IntFrom0, IntFrom1, check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
@@ -18,23 +17,7 @@ LEAST_TO_MAKE: Final = 30.0
 
 
 @settings
-class EnvLimits:
-    """Limits that hold wherever the envs run: the length of episodes, and how many steps are checked closely."""
-
-    everyday: ClassVar[tuple[str, ...]] = ()
-
-    max_steps: IntFrom1 | None = None
-    """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
-
-    check: IntFrom0 | Literal["always"] = 10
-    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
-    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
-    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
-    only in these steps."""
-
-
-@settings
-class Workers(EnvLimits):
+class Workers:
     """Where the copies of an env run, how many act together, and what happens when one fails.
 
     Workers pay off if a step of the env takes about 20 microseconds or more; faster envs are better stepped in this
@@ -49,15 +32,24 @@ class Workers(EnvLimits):
     main_setting: ClassVar[str] = "num_workers"
     everyday: ClassVar[tuple[str, ...]] = ("num_workers",)
 
+    max_steps: IntFrom1 | None = None
+    """Steps after which an episode is truncated, at least 1. None: only the env itself ends an episode."""
+
+    check: IntFrom0 | Literal["always"] = 10
+    """How many first steps are checked more closely, at least 0. A number outside the bounds of its Box logs a warning,
+    and a flag that is a number is an error. Each check costs about 10 microseconds for each part of the observation.
+    Shapes, dtypes, NaN, infinity, discrete values and other flags are checked at every step; the flags of a VectorEnv
+    only in these steps."""
+
     num_workers: IntFrom0 = 0
     """Processes or threads that step envs, at least 0. 0: the envs step in this process, all together."""
 
     envs_per_worker: IntFrom1 = 1
     """Copies of the env in each worker, at least 1: it steps them one after the other."""
 
-    mode: Literal["process", "thread", "sync"] = "process"
+    mode: Literal["process", "thread"] = "process"
     """What a worker is. Threads share one Python process: only envs that release its global lock run faster, and a
-    thread that hangs can't be killed. With 0 workers, and only then, the mode is ``sync``, whatever is set here."""
+    thread that hangs can't be killed."""
 
     min_batch: IntFrom1 | None = None
     """How many envs must be ready before their agents act, from 1 to the number of envs. None: half of them, so that
@@ -91,14 +83,27 @@ class Workers(EnvLimits):
     """Seconds that workers have to close their envs before they are killed, at least 0."""
 
     def __post_init__(self) -> None:
+        envs = self.num_workers * self.envs_per_worker
+        alone = not self.num_workers  # the envs step in this process, all together
         check_range(
             "Workers",
+            mode=(
+                alone or self.mode == "thread" or hasattr(os, "fork"),
+                "thread: processes need a system that can fork",
+            ),
+            min_batch=(
+                alone or self.min_batch is None or self.min_batch <= envs,
+                f"at most the {envs} envs there are",
+            ),
             max_batch=(
-                self.max_batch is None or self.max_batch >= (self.min_batch or 1),
-                "at least min_batch, or none",
+                self.max_batch is None or (not alone and self.max_batch >= (self.min_batch or 1)),
+                "none without workers: all envs step together" if alone else "at least min_batch, or none",
+            ),
+            step_timeout=(
+                not alone or self.step_timeout is None or self.step_timeout == "auto",
+                "auto or none without workers: steps in this process can't be stopped. Set num_workers to 1 or more",
             ),
         )
-        self._check_together()
 
     @property
     def seconds_a_step(self) -> float | None:
@@ -106,25 +111,3 @@ class Workers(EnvLimits):
         if self.step_timeout != "auto":
             return self.step_timeout
         return DEFAULT_TIMEOUT if self.num_workers and self.mode == "process" else None
-
-    def _check_together(self) -> None:
-        if self.num_workers:
-            if self.mode == "sync":
-                raise SettingsError(
-                    f"Workers.mode is 'sync', but num_workers is {self.num_workers}: choose 'process' or 'thread', or "
-                    "0 workers."
-                )
-            if self.mode == "process" and not hasattr(os, "fork"):
-                raise SettingsError("Workers.mode 'process' needs a system that can fork: use mode='thread'.")
-            num_envs = self.num_workers * self.envs_per_worker
-            check_range(
-                "Workers", min_batch=((self.min_batch or 1) <= num_envs, f"at most the {num_envs} envs there are")
-            )
-            return
-        for name, default in (("step_timeout", "auto"), ("max_batch", None)):
-            if getattr(self, name) not in (default, None):
-                why = "be interrupted" if name == "step_timeout" else "act a few at a time"
-                raise SettingsError(
-                    f"Workers.{name} needs workers: with num_workers=0 the envs step in this process, where they can't "
-                    f"{why}. Set num_workers to 1 or more, or {name} to none."
-                )

@@ -14,7 +14,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.feed import modules_of
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import first_not_finite
+from etude.experience.arrays import not_finite
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
 from etude.recordings.episodes import Assembler
@@ -147,9 +147,9 @@ class WholeEpisodes:
 
 def check_column_finite(episodes: Experience, name: str, place: str, remedy: str) -> None:
     """Raise a DataError for the first non-finite number in a column of whole episodes."""
-    row = first_not_finite(episodes.steps[name])
-    if row is not None:
-        raise value_error(episodes, name, row, place, remedy)
+    rows = not_finite(episodes.steps[name])
+    if len(rows):
+        raise value_error(episodes, name, int(rows[0]), place, remedy)
 
 
 def value_error(episodes: Experience, name: str, row: int, place: str, remedy: str) -> DataError:

@@ -17,7 +17,6 @@ the product of the ratios up to step t, and ``w`` the product over the whole epi
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
@@ -41,7 +40,7 @@ from etude.evaluation.estimators import (
 from etude.evaluation.fqe import FQE, FQEConfig
 from etude.evaluation.policies import Chunks, Floats, TargetPolicy, fitted_behaviour, recorded_logp
 from etude.experience import Experience
-from etude.modules import Module
+from etude.modules.module import evaluating
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
 from etude.settings import Fraction, IntFrom0, IntFrom1, Rule, settings, shown, suggestion
@@ -183,7 +182,7 @@ def _evaluated(
             "methods, such as wis and wpdis."
         )
     episodes = WholeEpisodes(data, _columns(data, policy.connectors, config), algorithm, name)
-    with _in_evaluation_mode(policy.module), algorithm.threads_held():
+    with evaluating(policy.module), algorithm.threads_held():
         return _result(name, target, episodes, where(data), config)
 
 
@@ -203,16 +202,6 @@ def _columns(data: Recording | Experience, connectors: Pipeline, config: OffPoli
     if any(overrides(c, "offline") and not type(c).__module__.startswith("etude.") for c in connectors.connectors):
         return list(names)
     return [col.OBS, col.ACTION, col.REWARD, *([col.LOGP] if col.LOGP in names else [])]
-
-
-@contextmanager
-def _in_evaluation_mode(module: Module) -> Iterator[None]:
-    was = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was)
 
 
 def _result(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.errors import DataError
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,15 +31,18 @@ def take(array: Array, index: Index) -> Array:
     return array.index_select(0, torch.from_numpy(index).to(array.device))
 
 
-def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
-    """The arrays joined along an axis; a single array is returned as it is."""
-    if len(arrays) == 1:
-        return arrays[0]
-    if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays, axis)
+def _library(array: Array) -> Any:
+    """NumPy or torch, whichever ``array`` is of."""
+    if isinstance(array, np.ndarray):
+        return np
     import torch
 
-    return torch.cat(list(arrays), axis)
+    return torch
+
+
+def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """The arrays joined along an axis; a single array is returned as it is."""
+    return arrays[0] if len(arrays) == 1 else _library(arrays[0]).concatenate(arrays, axis)
 
 
 def where_rows(rows: Array, values: Array, others: Array) -> Array:
@@ -48,12 +53,9 @@ def where_rows(rows: Array, values: Array, others: Array) -> Array:
         values: An array ``[N, ...]`` or a number.
         others: An array ``[N, ...]``. It may be returned as it is.
     """
-    shape = (-1, *(1,) * (others.ndim - 1))
-    if isinstance(others, np.ndarray):
-        return np.where(rows.reshape(shape), values, others) if rows.any() else others
-    import torch
-
-    return torch.where(rows.reshape(shape), values, others)
+    if isinstance(others, np.ndarray) and not rows.any():
+        return others
+    return _library(others).where(rows.reshape(-1, *(1,) * (others.ndim - 1)), values, others)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
@@ -64,23 +66,14 @@ def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
-def put(array: Array, index: Index, values: Array) -> None:
-    """Write ``values`` to the rows ``index`` of ``array``."""
-    if isinstance(array, np.ndarray):
-        array[index] = values
-    else:
-        import torch
-
-        array[torch.from_numpy(index).to(array.device)] = values
-
-
 def stack(arrays: Sequence[Array], axis: int) -> Array:
     """The arrays stacked along a new axis."""
-    if isinstance(arrays[0], np.ndarray):
-        return np.stack(arrays, axis)
-    import torch
+    return _library(arrays[0]).stack(arrays, axis)
 
-    return torch.stack(list(arrays), axis)
+
+def copied(array: Array) -> Array:
+    """A copy of ``array``."""
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
 def cast(array: Array, dtype: Any) -> Array:
@@ -105,7 +98,17 @@ def clip_in_place(array: Array, low: float, high: float) -> Array:
 
 def sign(array: Array) -> Array:
     """The sign of each number: -1, 0 or 1."""
-    return np.sign(array) if isinstance(array, np.ndarray) else array.sign()
+    return _library(array).sign(array)
+
+
+def exp(array: Array) -> Array:
+    """e to the power of each number."""
+    return _library(array).exp(array)
+
+
+def tanh(array: Array) -> Array:
+    """The hyperbolic tangent of each number."""
+    return _library(array).tanh(array)
 
 
 def host(array: Array) -> NDArray[Any]:
@@ -162,23 +165,12 @@ class Constant:
         return Constant, (self.value,)  # without the tensors, as the copy may be in another process
 
 
-def first_not_finite(array: Array) -> int | None:
-    """The first row with NaN or infinity; None if there is none. For a tensor, only one bool is sent to the host."""
-    if isinstance(array, np.ndarray):
-        if array.dtype.kind != "f":
-            return None
-        with np.errstate(invalid="ignore", over="ignore"):
-            is_finite = np.isfinite(array.sum())  # one sum is much cheaper than a mask
-    else:
-        is_finite = not array.is_floating_point() or bool(array.detach().sum().isfinite())
-    if is_finite:
-        return None
-    rows = not_finite(host(array))  # none if only the sum overflows
-    return int(rows[0]) if len(rows) else None
-
-
-def not_finite(array: NDArray[Any]) -> Index:
-    """The rows with NaN or infinity."""
+def not_finite(array: Array) -> Index:
+    """The rows with NaN or infinity. If there are none in a tensor, only one bool is sent to the host."""
+    if not isinstance(array, np.ndarray):
+        if not array.is_floating_point() or bool(array.detach().sum().isfinite()):
+            return np.zeros(0, np.int64)
+        array = host(array)
     if array.dtype.kind != "f" or not len(array):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -228,6 +220,17 @@ def are_alike(a: Array, b: Array) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # much faster than `describe`
         return bool(a.dtype == b.dtype and a.shape[1:] == b.shape[1:])
     return describe(a) == describe(b)
+
+
+def check_alike(given: Mapping[str, Array], held: Mapping[str, Array], what: str, where: str) -> None:
+    """Raise a DataError that begins with ``where``, unless columns have the names, dtypes and row shapes of others."""
+    if others := sorted(given.keys() ^ held.keys()):
+        raise DataError(f"{where}: only one of them has {what} {', '.join(f'`{name}`' for name in others)}.")
+    for name, column in given.items():
+        if not are_alike(column, held[name]):
+            raise DataError(
+                f"{where}: {what} `{name}` is {describe(column)}, not {describe(held[name])}. Convert it first."
+            )
 
 
 def describe(array: Array) -> str:

@@ -232,7 +232,7 @@ class Experience:
             obs = self.steps[name]
             following = arrays.zeros(len(obs), obs)
             following[:-1] = obs[1:]
-            arrays.put(following, self.offsets[1:] - 1, final)
+            following[self.offsets[1:] - 1] = final
             out[name] = following
         return out
 
@@ -380,8 +380,8 @@ class Experience:
         final_obs = {}
         for name, final in self.final_obs.items():
             values = arrays.zeros(len(parent), final)
-            arrays.put(values, np.flatnonzero(is_last), arrays.take(final, parent[is_last]))
-            arrays.put(values, np.flatnonzero(~is_last), arrays.take(self.steps[name], stop[~is_last]))
+            values[is_last] = arrays.take(final, parent[is_last])
+            values[~is_last] = arrays.take(self.steps[name], stop[~is_last])
             final_obs[name] = values
         lengths = stop - start + context
         steps = self.steps
@@ -402,21 +402,9 @@ class Experience:
         if not parts:
             raise DataError("can't concat an empty list: the columns come from the parts.")
         for i, part in enumerate(parts):
-            for what, own, first in (
-                ("column", part.steps, parts[0].steps),
-                ("final_obs", part.final_obs, parts[0].final_obs),
-            ):
-                if own.keys() != first.keys():
-                    raise DataError(
-                        f"can't concat: part {i} has other {what}s than part 0: {sorted(own.keys() ^ first.keys())} "
-                        "are in only one of them."
-                    )
-                for name, column in own.items():
-                    if not arrays.are_alike(column, first[name]):
-                        raise DataError(
-                            f"can't concat: {what} `{name}` is {describe(column)} in part {i}, but "
-                            f"{describe(first[name])} in part 0. Convert one of them."
-                        )
+            where = f"can't concat part {i} with part 0"
+            arrays.check_alike(part.steps, parts[0].steps, "column", where)
+            arrays.check_alike(part.final_obs, parts[0].final_obs, "final_obs", where)
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},
             offsets_of(np.concatenate([part.lengths for part in parts])),
@@ -541,11 +529,7 @@ class Experience:
         _check_offsets(self.offsets)
         _check_lengths(self)
         _check_segments(self)
-        for name, final in self.final_obs.items():
-            if not arrays.are_alike(final, self.steps[name]):
-                raise DataError(
-                    f"final_obs `{name}` is {describe(final)}, but its column is {describe(self.steps[name])}."
-                )
+        check_final_obs(self)
         check_finite(self, finite)
 
 
@@ -581,12 +565,14 @@ def _check_lengths(exp: Experience) -> None:
             raise DataError(
                 f"segments.{name} has {len(getattr(exp.segments, name))} entries for {exp.num_segments} segments."
             )
-    obs = col.under(exp.steps, col.OBS)
-    if set(obs) != set(exp.final_obs):
-        raise DataError(f"final_obs has the columns {sorted(exp.final_obs)}, but the observations are {sorted(obs)}.")
     for name, column in exp.final_obs.items():
         if len(column) != exp.num_segments:
             raise DataError(f"final_obs `{name}` has {len(column)} rows for {exp.num_segments} segments.")
+
+
+def check_final_obs(exp: Experience) -> None:
+    """Raise a DataError unless each observation column has a ``final_obs`` like it."""
+    arrays.check_alike(exp.final_obs, col.subtree(exp.steps, col.OBS), "column", "final_obs and observations differ")
 
 
 def _check_segments(exp: Experience) -> None:
@@ -607,15 +593,14 @@ def _check_segments(exp: Experience) -> None:
 def check_finite(exp: Experience, finite: Sequence[str]) -> None:
     """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
     for name, column in exp.steps.items():
-        row = arrays.first_not_finite(column) if name.partition(col.SEPARATOR)[0] in finite else None
-        if row is not None:
+        if name.partition(col.SEPARATOR)[0] in finite and len(rows := arrays.not_finite(column)):
+            row = int(rows[0])
             raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
     if col.OBS in finite:
         for name, final in exp.final_obs.items():
             known = np.flatnonzero(exp.segments.has_final_obs)
-            row = arrays.first_not_finite(final[known])
-            if row is not None:
-                i = int(known[row])
+            if len(rows := arrays.not_finite(final[known])):
+                i = int(known[rows[0]])
                 raise DataError(
                     f"final_obs `{name}` holds {_shown(final, i)} in segment {i} "
                     f"(episode {exp.segments.episode_id[i]!r})."

@@ -42,16 +42,12 @@ class Prioritized:
                 raise SettingsError(f"Priorities.{name} is {value}, but it must be from {least:g} to {most:g}.")
         self.alpha, self.beta, self.epsilon = priorities.alpha, priorities.beta, priorities.epsilon
         self.tree = SumTree(capacity)
-        """The weight of each row: its priority to the power of alpha; 0 for rows that can't be drawn."""
+        """The weight of each row: its priority to the power of alpha; 0 for rows without a step."""
         self._greatest = 1.0
 
-    def add(self, start: int, num: int, unseen: list[int], seen: list[int]) -> None:
-        """Update the weights after steps were added: see `etude.experience.trajectories.Added`."""
+    def add(self, start: int, num: int) -> None:
+        """Give added steps the greatest weight so far: ``num`` rows from ``start`` on, and on from row 0 at the end."""
         self.tree.put(np.arange(start, start + num) % self.tree.size, self._greatest)
-        if unseen:
-            self.tree.put(np.array(unseen), 0.0)
-        if seen:
-            self.tree.put(np.array(seen), self._greatest)
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Index, NDArray[np.float32]]:
         """Draw rows, one from each of ``num`` equal shares of the sum; return them with their weights in a loss."""
@@ -61,9 +57,7 @@ class Prioritized:
         return rows, ((weights / weights.min(initial=_MOST)) ** -self.beta).astype(np.float32)
 
     def update(self, rows: Index, priority: NDArray[np.float64]) -> None:
-        """Set the priorities of rows; rows that can't be drawn at present are skipped."""
-        can = self.tree.weights.take(rows) > 0
-        rows, priority = rows[can], priority[can]
+        """Set the priorities of rows."""
         with np.errstate(over="ignore"):
             weights = ((priority + self.epsilon) ** self.alpha).clip(_LEAST, _MOST)
         self.tree.put(rows, weights)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Index
-from etude.experience.experience import Experience, without_lookback
+from etude.experience.experience import Experience, offsets_of, without_lookback
 from etude.experience.priorities import Priorities, Prioritized, checked
 from etude.experience.trajectories import TrajectoryStore
 
@@ -25,9 +25,8 @@ class Replay:
     is full, new steps replace the oldest ones. Only raw columns are stored: the steps after a step are looked up when
     it is drawn, and ``final_obs`` is stored once per episode.
 
-    A step is blind if its episode did not terminate and the observation after it is unknown, so that there is no value
-    to bootstrap from. `sample` never draws blind steps, and shortens n-step sums that would end with one. `num_blind`
-    counts them.
+    A step is not stored if its episode did not terminate and the observation after it is unknown, since there is no
+    value to bootstrap from. Its observation becomes the final observation of the steps before it.
 
     Args:
         capacity: The most steps to store, at least 1. The first `add` allocates the columns for all of them; there are
@@ -94,14 +93,9 @@ class Replay:
         """The number of steps ever added; a step's ``index`` is the number added before it."""
         return self._stored.num_added
 
-    @property
-    def num_blind(self) -> int:
-        """The number of stored steps that `sample` never draws, because the observation after them is unknown."""
-        return self._stored.num_blind
-
     def can_sample(self, batch_size: int) -> bool:
         """Whether there are at least ``batch_size`` steps to draw from."""
-        return self.num_steps - self.num_blind >= batch_size
+        return self.num_steps >= batch_size
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -109,12 +103,13 @@ class Replay:
         """Store steps, dropping the oldest ones if there is no room.
 
         If a segment's ``t_start`` follows the last segment with the same episode, agent and module, it continues that
-        one. Lookback rows are not stored, because they were added before.
+        one. Lookback rows are not stored, because they were added before. Give segments that did not terminate
+        their ``final_obs``: without it, the last step is not stored.
 
         Raises:
             DataError: the columns differ from those of earlier steps, or can't be stored.
         """
-        exp = without_lookback(exp)
+        exp = without_blind(without_lookback(exp))
         while (num := exp.num_steps) > self.capacity:
             first, exp = exp.split(self.capacity)
             self._add(first)
@@ -147,14 +142,10 @@ class Replay:
         Raises:
             DataError: no step can be drawn.
         """
-        if not self.can_sample(1):
-            raise DataError(
-                f"there is no step to draw: {self.num_steps} are stored, and for {self.num_blind} of them the next "
-                "observation is unknown. Add steps first; can_sample says whether there are enough."
-            )
+        self._check_steps()
         stored, weight = self._stored, None
         if self._prioritized is None:
-            index = self._draw(batch_size)
+            index = self._any_steps(batch_size)
             rows = index % self.capacity
         else:
             rows, weight = self._prioritized.draw(batch_size, self._rng)
@@ -167,18 +158,12 @@ class Replay:
             batch[col.WEIGHT] = weight
         return batch
 
-    def _draw(self, num: int) -> Index:
-        """Indices of steps that are not blind, uniformly."""
-        stored = self._stored
-        index = self._any_steps(num)
-        while stored.num_blind:
-            rows = index % self.capacity
-            blind = stored.table["blind"].take(stored.trajectory.take(rows))
-            again = np.flatnonzero(blind & (stored.after.take(rows) == self.capacity))
-            if not len(again):
-                break
-            index[again] = self._any_steps(len(again))
-        return index
+    def _check_steps(self) -> None:
+        if not self.num_steps:
+            raise DataError(
+                "there is no step to draw: none is stored. Add some first; a step that does not terminate its episode "
+                "needs an observation after it, in the next step or as final_obs."
+            )
 
     def _any_steps(self, num: int) -> Index:
         """Indices of stored steps, uniform up to a share of 2 ** -53; ``rng.integers`` takes four times as long."""
@@ -195,8 +180,6 @@ class Replay:
             discount = np.full(len(rows), self.gamma, np.float32)
         else:
             walk, after = stored.walk(rows, self.n_step)
-            if stored.num_blind:
-                self._stop_before_blind(rows, walk, after)
             steps = np.sum(walk != self.capacity, axis=0)
             batch[col.REWARD] = (self._discounts[:-1] @ reward.take(walk)).astype(np.float32)
             discount = self._discounts.take(steps).astype(np.float32)
@@ -211,20 +194,10 @@ class Replay:
             batch[col.moved(name, col.OBS, col.NEXT_OBS)] = following
         batch[col.TERMINATED], batch["discount"] = terminated, discount
 
-    def _stop_before_blind(self, rows: Index, walk: NDArray[Any], after: NDArray[Any]) -> None:
-        """Shorten walks that end with a blind step, so that this step becomes the one after the walk."""
-        stored = self._stored
-        own = stored.trajectory.take(rows)
-        tail = stored.table["tail"].take(own)
-        found = (walk == tail) & stored.table["blind"].take(own)
-        walks = np.flatnonzero(found.any(axis=0))
-        walk[found] = self.capacity
-        after[walks] = tail[walks]
-
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Set the priorities of steps, such as absolute TD errors.
 
-        Steps that are no longer stored, and those counted by `num_blind`, are ignored.
+        Steps that are no longer stored are ignored.
 
         Args:
             index: int64 ``[num]``, as returned by `sample`; if a step occurs twice, its last priority counts.
@@ -258,8 +231,7 @@ class Replay:
         """
         if length < 1:
             raise ValueError(f"a sequence needs a length of at least 1, not {length}.")
-        if not self.num_steps:
-            raise DataError("there is no step to draw: none is stored. Add some first.")
+        self._check_steps()
         drawn = self._any_steps(num) % self.capacity
         starts, _ = self._stored.walk_back(drawn, (self._rng.random(num) * length).astype(np.int64))
         context = np.zeros(num, np.int64)
@@ -292,3 +264,28 @@ class Replay:
         self._rng.bit_generator.state = state["rng"]
         if self._prioritized is not None:
             self._prioritized.load_state_dict(state["priorities"])
+
+
+def without_blind(exp: Experience) -> Experience:
+    """The Experience without last steps of segments whose next observation is needed, but unknown.
+
+    The observation in such a step becomes the final observation of its segment.
+    """
+    which = ~(exp.segments.has_final_obs | exp.segments.terminated)
+    if not which.any():
+        return exp
+    last = exp.offsets[1:] - 1
+    rows = np.ones(exp.num_steps, bool)
+    rows[last[which]] = False
+    final_obs = {}
+    for name, final in exp.final_obs.items():
+        final_obs[name] = np.where(which.reshape(-1, *[1] * (final.ndim - 1)), exp.steps[name][last], final)
+    lengths = exp.lengths - which
+    steps = {name: column[rows] for name, column in exp.steps.items()}
+    segments = exp.segments.replace(
+        has_final_obs=exp.segments.has_final_obs | which,
+        truncated=exp.segments.truncated & ~which,
+        lookback=np.minimum(exp.segments.lookback, lengths),
+    )
+    some = lengths > 0
+    return Experience(steps, offsets_of(lengths[some]), segments[some], {n: f[some] for n, f in final_obs.items()})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.experience.arrays import Array, Index, zeros
+from etude.experience.arrays import Array, Index, copied, exp, zeros
 
 
 def scan(x: Array, decay: Array) -> Array:
@@ -41,7 +41,7 @@ def _decays(like: Array, offsets: Index, decay: float | Array) -> Array:
 
 def _following(values: Array, bootstrap: Array, offsets: Index) -> Array:
     """The value after each step: ``values`` shifted inside segments, ``bootstrap`` at their ends."""
-    following = values.copy() if isinstance(values, np.ndarray) else values.clone()
+    following = copied(values)
     following[:-1] = values[1:]
     following[offsets[1:] - 1] = bootstrap
     return following
@@ -50,7 +50,7 @@ def _following(values: Array, bootstrap: Array, offsets: Index) -> Array:
 def discounted_returns(reward: Array, bootstrap: Array, offsets: Index, gamma: float) -> Array:
     """The returns ``G[t] = r[t] + gamma * G[t + 1]``, ``[num_steps]``, with ``bootstrap`` after the end (Sutton & Barto
     2018, 3.9)."""
-    x = reward.copy() if isinstance(reward, np.ndarray) else reward.clone()
+    x = copied(reward)
     if not len(x):
         return x
     x[offsets[1:] - 1] += gamma * bootstrap
@@ -98,7 +98,7 @@ def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStepSums:
     rows = np.arange(num_steps)
     ends = np.repeat(offsets[1:], np.diff(offsets))
     last = np.minimum(rows + n, ends) - 1
-    total = reward.copy() if isinstance(reward, np.ndarray) else reward.clone()
+    total = copied(reward)
     for k in range(1, min(n, num_steps)):
         inside = rows[:-k][rows[:-k] + k < ends[:-k]]
         if not len(inside):
@@ -144,9 +144,7 @@ def vtrace(
     if not len(reward):
         return VTraceTargets(reward, reward)
     highest = float(np.log(max(rho_bar, c_bar)))  # also capped before exp, which could overflow
-    ratio = (
-        np.exp(log_ratio.clip(max=highest)) if isinstance(log_ratio, np.ndarray) else log_ratio.clip(max=highest).exp()
-    )
+    ratio = exp(log_ratio.clip(max=highest))
     rho, c = ratio.clip(max=rho_bar), lambda_ * ratio.clip(max=c_bar)
     following = _following(value, bootstrap, offsets)
     excess = scan(rho * (reward + gamma * following - value), _decays(value, offsets, gamma * c))

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import CheckpointError, DataError, SettingsError
-from etude.experience.arrays import Array, Index, are_alike, describe
-from etude.experience.experience import Experience, Segments, offsets_of
+from etude.experience.arrays import Array, Index, check_alike
+from etude.experience.experience import Experience, Segments, check_final_obs, offsets_of
 
 Key: TypeAlias = tuple[str, str | None, str | None]
 """The ids of the episode, the agent and the module."""
@@ -33,7 +33,6 @@ _TABLE: dict[str, Any] = {
     "terminated": np.bool_,
     "truncated": np.bool_,
     "known": np.bool_,  # the observation after the last step is stored
-    "blind": np.bool_,  # it is unknown, but needed because the episode did not terminate
 }
 
 
@@ -53,17 +52,6 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
         )
 
 
-class Added(NamedTuple):
-    """The position of added steps: ``num`` rows from ``start`` on, continuing at row 0 after the last row."""
-
-    start: int
-    num: int
-    unseen: list[int]
-    """Rows of steps that are now blind: the observation after them is unknown, but the episode did not terminate."""
-    seen: list[int]
-    """Rows of steps that were blind before. They may be among ``unseen``."""
-
-
 class TrajectoryStore:
     """Steps by row: the n-th step ever added is in row ``n % capacity``.
 
@@ -76,7 +64,7 @@ class TrajectoryStore:
 
     def __init__(self, capacity: int, path: str | os.PathLike[str] | None) -> None:
         self.capacity = capacity
-        self.num_steps = self.num_added = self.num_blind = 0
+        self.num_steps = self.num_added = 0
         self.columns: Columns = {}
         index_type = np.int32 if capacity < 2**31 - 1 else np.int64
         self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
@@ -132,12 +120,17 @@ class TrajectoryStore:
 
     # -- adding -------------------------------------------------------------------------------------------------
 
-    def add(self, exp: Experience) -> Added:
-        """Store at most ``capacity`` steps, without lookback, replacing the oldest ones; see `Replay.add`."""
+    def add(self, exp: Experience) -> tuple[int, int]:
+        """Store at most ``capacity`` steps, without lookback, replacing the oldest ones; see `Replay.add`.
+
+        Returns:
+            The first row and the number of rows; after the last row of the storage, they go on at row 0.
+        """
         if not self.columns:
             _check_first(exp)
             self._allocate(exp.steps, exp.final_obs)
-        self._check_same(exp)
+        check_alike(exp.steps, self.columns, "column", "the new steps and those in the replay differ")
+        check_alike(exp.final_obs, self.final_obs, "final_obs", "the new steps and those in the replay differ")
         start, num = self.num_added % self.capacity, exp.num_steps
         self._evict(num)
         fits = min(num, self.capacity - start)
@@ -146,10 +139,10 @@ class TrajectoryStore:
             column[start : start + fits] = values[:fits]
             if fits < num:
                 column[: num - fits] = values[fits:]
-        unseen, seen = self._link(exp, start)
+        self._link(exp, start)
         self.num_added += num
         self.num_steps += num
-        return Added(start, num, unseen, seen)
+        return start, num
 
     def _evict(self, num: int) -> None:
         """Make room for ``num`` steps."""
@@ -175,18 +168,11 @@ class TrajectoryStore:
         key = (table["episode_id"][k], table["agent_id"][k], table["module_id"][k])
         if self._open.get(key) == k:
             del self._open[key]
-        self.num_blind -= int(table["blind"][k])
-        table["blind"][k] = False
         table["episode_id"][k] = None
         self._free.append(k)
 
-    def _link(self, exp: Experience, start: int) -> tuple[list[int], list[int]]:
-        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to trajectories.
-
-        Returns `Added.unseen` and `Added.seen`.
-        """
-        unseen: list[int] = []
-        seen: list[int] = []
+    def _link(self, exp: Experience, start: int) -> None:
+        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to trajectories."""
         own, capacity = exp.segments, self.capacity
         keys = zip(own.episode_id.tolist(), own.agent_id.tolist(), own.module_id.tolist(), strict=True)
         ends = zip(own.terminated.tolist(), own.truncated.tolist(), own.has_final_obs.tolist(), strict=True)
@@ -202,8 +188,6 @@ class TrajectoryStore:
                 k = found
                 last = int(self.table["tail"][k])
                 self.after[last], self.before[head] = head, last
-                if self.table["blind"][k]:
-                    seen.append(last)
             if length == 1:
                 self.trajectory[head], self.t[head] = k, t
             else:
@@ -214,17 +198,13 @@ class TrajectoryStore:
             self.after[tail] = capacity
             for name, column in self.final_obs.items():
                 column[k] = exp.final_obs[name][i]
-            table, blind = self.table, not (known or terminated)
-            self.num_blind += blind - int(table["blind"][k])
+            table = self.table
             table["tail"][k], table["t_next"][k] = tail, t + length
             table["count"][k] += length
             table["terminated"][k], table["truncated"][k] = terminated, truncated
-            table["known"][k], table["blind"][k] = known, blind
-            if blind:
-                unseen.append(tail)
+            table["known"][k] = known
             if terminated or truncated:
                 del self._open[key]
-        return unseen, seen
 
     def _begin(self, key: Key) -> int:
         """Create an empty trajectory; an open one with the same key is closed."""
@@ -238,24 +218,6 @@ class TrajectoryStore:
         self.table["episode_id"][k], self.table["agent_id"][k], self.table["module_id"][k] = key
         self._open[key] = k
         return k
-
-    def _check_same(self, exp: Experience) -> None:
-        for what, given, held in (
-            ("column", exp.steps, self.columns),
-            ("final_obs", exp.final_obs, self.final_obs),
-        ):
-            if given.keys() != held.keys():
-                raise DataError(
-                    f"the replay holds {what}s {sorted(held)}, but the experience has {sorted(given)}: add only "
-                    "experience with the same columns."
-                )
-            for name, column in held.items():
-                new = given[name]
-                if not are_alike(new, column):
-                    raise DataError(
-                        f"the replay holds {what} `{name}` as {describe(column)}, but in the experience it is "
-                        f"{describe(new)}: convert it first."
-                    )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -321,7 +283,7 @@ class TrajectoryStore:
         num, used = self.num_steps, np.flatnonzero(self.table["count"])
         number = np.zeros(self._used + 1, np.min_scalar_type(len(used)))
         number[used] = np.arange(len(used))
-        table = {name: column[used] for name, column in self.table.items() if name != "blind"}
+        table = {name: column[used] for name, column in self.table.items()}
         is_open = np.zeros(self._used + 1, bool)
         is_open[list(self._open.values())] = True
         return {
@@ -362,10 +324,7 @@ class TrajectoryStore:
         for name, column in self.final_obs.items():
             column[: self._used] = state["final_obs"][name]
         for name, column in self.table.items():
-            if name != "blind":
-                column[: self._used] = table[name]
-        self.table["blind"][: self._used] = ~(table["known"] | table["terminated"])
-        self.num_blind = int(np.count_nonzero(self.table["blind"]))
+            column[: self._used] = table[name]
         keys = zip(*(table[name].tolist() for name in ("episode_id", "agent_id", "module_id")), strict=True)
         self._open = {key: k for k, key in enumerate(keys) if table["open"][k]}
         # each step of a trajectory, in order of age, must follow the previous one
@@ -380,12 +339,11 @@ class TrajectoryStore:
 
 def _check_first(exp: Experience) -> None:
     """Raise a DataError if an Experience is unsuitable as the first in a replay."""
-    obs = col.under(exp.steps, col.OBS)
-    if not obs or col.REWARD not in exp.steps or set(obs) != set(exp.final_obs):
+    if not col.under(exp.steps, col.OBS) or col.REWARD not in exp.steps:
         raise DataError(
-            f"a replay needs observations, each with its final_obs, and `{col.REWARD}`; but there are the columns "
-            f"{sorted(exp.steps)} and the final_obs {sorted(exp.final_obs)}."
+            f"a replay needs observations and `{col.REWARD}`, but there are the columns {sorted(exp.steps)}."
         )
+    check_final_obs(exp)
     for name, column in exp.steps.items():
         if not isinstance(column, np.ndarray):
             raise DataError(f"column `{name}` is a {type(column).__name__}, but a replay holds NumPy: use exp.numpy().")
@@ -394,6 +352,3 @@ def _check_first(exp: Experience) -> None:
                 f"column `{name}` holds objects ({column.dtype}), which a replay can't store: leave it out, or convert "
                 "it to numbers."
             )
-    for name, final in exp.final_obs.items():
-        if not are_alike(final, exp.steps[name]):
-            raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")

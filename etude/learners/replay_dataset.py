@@ -14,7 +14,7 @@ from etude.columns import Columns
 from etude.display import short
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import describe, ranges
+from etude.experience.arrays import check_alike, ranges
 from etude.experience.experience import offsets_of
 
 MASK = "mask"
@@ -91,7 +91,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         old = sum(self._counts[:surplus])
         rows = int(self._segments[_LENGTH][:old].sum()) if old else 0
         if self._counts:
-            _check_same(self._steps, steps)
+            check_alike(steps, self._steps, "column", "this collection and those before it differ")
             steps = {name: np.concatenate([c[rows:], steps[name]]) for name, c in self._steps.items()}
             segments = {name: np.concatenate([c[old:], segments[name]]) for name, c in self._segments.items()}
         self._counts = [*self._counts[surplus:], exp.num_segments]
@@ -197,12 +197,3 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         self._rng.bit_generator.state = state["rng"]
         if self._counts:
             self._arrange()
-
-
-def _check_same(before: Columns, now: Columns) -> None:
-    was, found = ({name: describe(column) for name, column in columns.items()} for columns in (before, now))
-    for name in sorted({name for name, _ in was.items() ^ found.items()}):
-        raise DataError(
-            f"column `{name}` is {found.get(name, 'missing')} in this collection, but {was.get(name, 'missing')} in "
-            "those before it: add the same columns each time, of the same dtypes and shapes."
-        )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots of learning curves."""
 
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,29 +14,31 @@ from etude.errors import DataError
 from etude.metrics.writers import read_jsonl
 from etude.urls import is_url, redacted
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 METRICS_FILE = "metrics.jsonl"
 # Okabe & Ito's colours (2008) for colour-blind readers, without those that are hard to see on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 _INK = "#333333"
 
 
-class Curve(NamedTuple):
-    """The data of one run to plot. Arrays are float64 ``[num_rows]``, NaN if a row has no such number."""
+class Band(NamedTuple):
+    """A curve with an interval around it; float64 ``[num_points]`` each. There is no interval where a bound is NaN."""
 
     label: str
-    clock: str
-    """The unit of x: ``env_steps`` or ``updates``."""
-    quantity: str
-    """The meaning of y: ``return`` or ``loss``."""
     x: NDArray[np.float64]
-    mean: NDArray[np.float64]
+    value: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    evaluated: NDArray[np.float64]
-    """The mean return of evaluations, in the rows that have one."""
+    line: str = "-"
+    """Line and marker in matplotlib's notation; a dotted line has the colour of the curve before it."""
+
+
+class Panel(NamedTuple):
+    """Curves over the same axes."""
+
+    title: str
+    x: str
+    y: str
+    bands: list[Band]
 
 
 def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str]) -> Path:
@@ -62,11 +65,16 @@ def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str
             raise DataError(
                 f"{redacted(path)}: runs behind URLs can't be plotted. Copy its {METRICS_FILE} to this machine."
             )
-    curves = [_curve(Path(path), label) for path, label in zip(paths, _labels(paths), strict=True)]
-    panels: dict[tuple[str, str], list[tuple[Curve, str]]] = {}
-    for i, curve in enumerate(curves):
-        panels.setdefault((curve.quantity, curve.clock), []).append((curve, _COLOURS[i % len(_COLOURS)]))
-    return _draw(panels, Path(to))
+    panels: dict[tuple[str, str], list[Band]] = {}
+    for run, label in zip(paths, _labels(paths), strict=True):
+        clock, quantity, bands = _curves(Path(run), label)
+        panels.setdefault((clock, quantity), []).extend(bands)
+    shown = []
+    for (clock, quantity), bands in panels.items():
+        has_band = any(not np.isnan(band.low).all() for band in bands)
+        title = "mean of the latest episodes; band: least to greatest" if has_band else ""
+        shown.append(Panel(title, clock, quantity, bands))
+    return plot_panels(shown, Path(to))
 
 
 def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -80,7 +88,9 @@ def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     return ["/".join(p) for p in parts]
 
 
-def _curve(run: Path, label: str) -> Curve:
+def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
+    """The clock of a run, ``env_steps`` or ``updates``; what is drawn over it, ``episode return`` or ``loss``; and one
+    or two curves."""
     if not run.exists():
         raise DataError(f"{run}: there is no such run.")
     path = run / METRICS_FILE if run.is_dir() else run
@@ -93,19 +103,23 @@ def _curve(run: Path, label: str) -> Curve:
     x = _numbers(rows, clock)
     later = np.minimum.accumulate(np.where(np.isnan(x), np.inf, x)[::-1])[::-1]
     kept = x <= np.append(later[1:], np.inf)  # a resumed run writes some steps again: the newer rows count
-    mean, evaluated = _numbers(rows, "return_mean"), _numbers(rows, "eval_return_mean")
-    low, high = _numbers(rows, "return_min"), _numbers(rows, "return_max")
-    quantity = "return"
+    names = ("return_mean", "return_min", "return_max", "eval_return_mean")
+    quantity, (mean, low, high, evaluated) = "episode return", (_numbers(rows, name) for name in names)
     if np.isnan(mean[kept]).all() and np.isnan(evaluated[kept]).all():
-        quantity = "loss"
-        mean = np.array([_total_loss(row) for row in rows])
-    curve = Curve(label, clock, quantity, *(values[kept] for values in (x, mean, low, high, evaluated)))
-    if np.isnan(curve.mean).all() and np.isnan(curve.evaluated).all():
+        quantity, mean = "loss", np.array([_total_loss(row) for row in rows])
+    bands = []
+    if (known := kept & ~np.isnan(mean)).any():
+        bands.append(Band(label, x[known], mean[known], low[known], high[known]))
+    if (known := kept & ~np.isnan(evaluated)).any():
+        name, line = (f"{label}, evaluation", ":o") if bands else (label, "-o")
+        none = np.full(int(known.sum()), np.nan)
+        bands.append(Band(name, x[known], evaluated[known], none, none, line))
+    if not bands:
         raise DataError(
             f"{path} holds nothing to draw: no line has {clock} with return_mean, eval_return_mean or losses. "
             "Let the run finish an episode or an update first."
         )
-    return curve
+    return clock, quantity, bands
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
@@ -121,108 +135,41 @@ def _total_loss(row: Mapping[str, Any]) -> float:
     return float(losses["total"]) if isinstance(losses.get("total"), int | float) else float(sum(numbers))
 
 
-class Band(NamedTuple):
-    """A curve with an interval around it; float64 ``[num_points]`` each."""
-
-    label: str
-    x: NDArray[np.float64]
-    value: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-
-def plot_bands(panels: Mapping[str, Sequence[Band]], to: Path, *, x: str, y: str) -> Path:
-    """Plot curves with intervals into an image file, a panel for each title, with one scale over ``x``.
+def plot_panels(panels: Sequence[Panel], to: Path) -> Path:
+    """Plot curves with intervals into an image file, panels side by side.
 
     Raises:
         DataError: the image can't be written.
     """
-
-    def draw(axes: "Sequence[Axes]") -> None:
-        from matplotlib.ticker import EngFormatter
-
-        for ax, (title, bands) in zip(axes, panels.items(), strict=True):
-            for i, band in enumerate(bands):
-                colour = _COLOURS[i % len(_COLOURS)]
-                ax.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
-                marker = "o" if len(band.x) == 1 else None
-                ax.plot(band.x, band.value, color=colour, linewidth=1.8, marker=marker, label=band.label)
-            ax.set_title(title, loc="left", fontsize=10)
-            ax.set_xlabel(x.replace("_", " "))
-            ax.set_ylabel(y.replace("_", " "))
-            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-            ax.legend(frameon=False, loc="best")
-
-    return _pictured(len(panels), draw, to)
-
-
-def _draw(panels: Mapping[tuple[str, str], Sequence[tuple[Curve, str]]], to: Path) -> Path:
-    def draw(axes: "Sequence[Axes]") -> None:
-        for ax, ((quantity, clock), curves) in zip(axes, panels.items(), strict=True):
-            _draw_panel(ax, quantity, clock, curves)
-        returns = [ax for ax, (quantity, _) in zip(axes, panels, strict=True) if quantity == "return"]
-        for ax in returns[1:]:
-            ax.sharey(returns[0])
-        for ax in returns[:1]:
-            ax.autoscale_view()
-
-    return _pictured(len(panels), draw, to)
-
-
-def _pictured(num_panels: int, draw: "Callable[[Sequence[Axes]], None]", to: Path) -> Path:
-    """An image file of panels side by side, which ``draw`` fills."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
-    style: dict[Any, Any] = {
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "xtick.labelcolor": _INK,
-        "ytick.labelcolor": _INK,
-    }
+    style: dict[Any, Any] = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _INK
+    )
     style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999"}
     style |= {"text.parse_math": False}  # names of runs and envs may contain `$`
     style |= {"axes.grid": True, "grid.color": "#DDDDDD", "axes.axisbelow": True, "svg.hashsalt": "etude"}
     with rc_context(style):
-        figure = Figure(figsize=(2.2 + 5.4 * num_panels, 4.4), dpi=160, layout="constrained", facecolor="white")
+        figure = Figure(figsize=(2.2 + 5.4 * len(panels), 4.4), dpi=160, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
-        draw(figure.subplots(1, num_panels, squeeze=False)[0])
+        for ax, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            colours, colour = itertools.cycle(_COLOURS), _INK
+            for band in panel.bands:
+                colour = colour if band.line.startswith(":") else next(colours)
+                ax.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+                line = band.line if len(band.x) > 1 else "o"
+                ax.plot(band.x, band.value, line, color=colour, linewidth=1.8, markersize=4.5, label=band.label)
+            ax.set_title(panel.title, loc="left", fontsize=10)
+            ax.set_xlabel(panel.x.replace("_", " "))
+            ax.set_ylabel(panel.y.replace("_", " "))
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+            ax.legend(frameon=False, loc="best")
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(to)
         except (ValueError, OSError) as error:
             raise DataError(f"can't write the picture {to}: {error}. Give a path that ends in .png.") from error
     return to
-
-
-def _draw_panel(ax: "Axes", quantity: str, clock: str, curves: Sequence[tuple[Curve, str]]) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    for curve, colour in curves:
-        _draw_curve(ax, curve, colour)
-    ax.set_xlabel(clock.replace("_", " "))
-    ax.set_ylabel("episode return" if quantity == "return" else "loss")
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    ax.set_xlim(left=0)
-    if any(not np.isnan(curve.low + curve.high).all() for curve, _ in curves):
-        ax.set_title("mean of the latest episodes; band: least to greatest", loc="left", fontsize=8.5, color="#777777")
-    ax.margins(x=0.02, y=0.06)
-    ax.legend(frameon=False, loc="best")
-
-
-def _draw_curve(ax: "Axes", curve: Curve, colour: str) -> None:
-    known = ~np.isnan(curve.mean)
-    span = known & ~np.isnan(curve.low) & ~np.isnan(curve.high)
-    label = curve.label
-    if span.any():
-        ax.fill_between(curve.x[span], curve.low[span], curve.high[span], color=colour, alpha=0.13, linewidth=0)
-    if known.any():
-        marker = "o" if known.sum() == 1 else None
-        ax.plot(curve.x[known], curve.mean[known], color=colour, linewidth=1.8, marker=marker, label=label)
-    tested = ~np.isnan(curve.evaluated)
-    if tested.any():
-        name, line = (f"{label}, evaluation", ":o") if known.any() else (label, "-o")
-        x, y = curve.x[tested], curve.evaluated[tested]
-        ax.plot(x, y, line, color=colour, linewidth=1.2, markersize=4.5, markerfacecolor="white", label=name)

@@ -4,7 +4,7 @@
 from etude.modules.acting import Actor, NumPyActor
 from etude.modules.critics import FollowedModule
 from etude.modules.distributions import Distribution, EpsilonGreedy, distribution_for
-from etude.modules.module import Module, TorchActor, logp_of, make_module
+from etude.modules.module import Module, TorchActor, make_module
 from etude.modules.network import Network, NetworkConfig, Output
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "Output",
     "TorchActor",
     "distribution_for",
-    "logp_of",
     "make_module",
 ]

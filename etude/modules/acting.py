@@ -91,6 +91,17 @@ class SamplingActor:
         self._next = self._block = 0
         self._rng: np.random.Generator | None = None
 
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator to draw from.
+
+        Raises:
+            ModuleError: the actor was not started.
+        """
+        if self._rng is None:
+            raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+        return self._rng
+
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         """Draw from ``rng`` from now on, for about ``num_rows`` rows at a time."""
         self._rng = rng
@@ -104,9 +115,7 @@ class SamplingActor:
             return None
         start, stop = self._next, self._next + n
         if stop > len(self._pool):
-            if self._rng is None:
-                raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
-            self._pool = self._dist.noise(self._rng, (max(self._block, n),))
+            self._pool = self._dist.noise(self.rng, (max(self._block, n),))
             start, stop = 0, n
         self._next = stop
         return self._pool[start:stop]
@@ -117,15 +126,10 @@ class SamplingActor:
             return None
         if not self.explore:
             return np.zeros(len(dist_inputs), np.float32)
-        return logp_of_inputs(self._dist, dist_inputs, action)
-
-
-def logp_of_inputs(dist: Distribution, inputs: Floats, action: Columns) -> Floats:
-    """float32 ``[rows]``: the log-probabilities of actions by column, under ``inputs`` ``[rows, num_inputs]``."""
-    with torch.inference_mode():
-        actions = {name: as_tensor(column) for name, column in action.items()}
-        logp: Floats = dist.logp(as_tensor(inputs), actions).float().numpy()
-        return logp
+        with torch.inference_mode():
+            actions = {name: as_tensor(column) for name, column in action.items()}
+            logp: Floats = self._dist.logp(as_tensor(dist_inputs), actions).float().numpy()
+            return logp
 
 
 class NumPyActor(SamplingActor):

@@ -205,19 +205,15 @@ class TwinCritic(nn.Module):
             self.register_parameter(f"weight_{i}", nn.Parameter(weight.uniform_(-limit, limit)))
             self.register_parameter(f"bias_{i}", nn.Parameter(bias.uniform_(-limit, limit)))
 
-    def forward(
-        self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False, first_only: bool = False
-    ) -> Tensor:
+    def forward(self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False) -> Tensor:
         """The value of each critic, ``[2, B]``.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.
             action: ``[B, action_size]``.
             frozen: Let gradients flow only to ``action``.
-            first_only: Compute only the first critic: ``[1, B]``.
         """
-        encoded, _ = self.encode(obs, num=1 if first_only else NUM_CRITICS)
-        return self.values(encoded, action, frozen=frozen, first_only=first_only)
+        return self.values(self.encode(obs)[0], action, frozen=frozen)
 
     def initial_state(self) -> dict[str, Tensor]:
         """The state of the recurrent layers at the start of an episode: zeros; {} without such layers."""
@@ -228,18 +224,17 @@ class TwinCritic(nn.Module):
         return states
 
     def encode(
-        self, obs: Mapping[str, Tensor], state: Mapping[str, Tensor] | None = None, *, num: int = NUM_CRITICS
+        self, obs: Mapping[str, Tensor], state: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The encoded observations, ``[..., width]``, and the recurrent state after them.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``; with recurrent layers ``[B, T, *shape]``.
             state: The recurrent state before them.
-            num: Encode for the first ``num`` critics.
         """
         parts: list[Tensor] = []
         after: dict[str, Tensor] = {}
-        for i, encoder in enumerate(self.encoders[:num]):
+        for i, encoder in enumerate(self.encoders):
             x = encoder(obs)
             if self.memories:
                 memory = self.memories[i]

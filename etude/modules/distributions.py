@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from etude.columns import ACTION, Columns
+from etude.columns import ACTION
 from etude.errors import ModuleError, SpaceError
-from etude.experience.arrays import Array, Constant, cast, tensor_dtype
+from etude.experience.arrays import Array, Constant, cast, clip, copied, exp, tanh
 from etude.spaces import Flattener, Space, leaves
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -50,10 +50,10 @@ class Logits(NamedTuple):
 class Distribution(ABC):
     """A family of action distributions over one action space. It has no state.
 
-    Acting is NumPy (`act`), or torch where observations are tensors (`act_tensors`: the same actions for the same
-    noise). Learning (`logp`, `entropy`, `kl`) is torch and differentiable. The parameters of one distribution are the
-    last axis of ``inputs``; for learning, any axes may come before it (``[B]`` or ``[B, T]``). Logarithms are natural,
-    densities are with respect to the action's own units.
+    Acting (`act`) works on NumPy arrays, and on tensors where observations are tensors. Learning (`logp`, `entropy`,
+    `kl`) is torch and differentiable. The parameters of one distribution are the last axis of ``inputs``; for learning,
+    any axes may come before it (``[B]`` or ``[B, T]``). Logarithms are natural, densities are with respect to the
+    action's own units.
 
     Attributes:
         num_inputs: The number of parameters of the distribution of one action.
@@ -91,26 +91,20 @@ class Distribution(ABC):
         """Random numbers with which to sample ``rows`` actions, float32 ``[*rows, num_noise]``."""
 
     @abstractmethod
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
         """Actions by column, ``[N, ...]`` in the space's dtypes: samples, or modes if ``noise`` is None.
 
         Args:
-            inputs: float32 ``[N, num_inputs]``.
-            noise: float32 ``[N, num_noise]`` from `noise`; the same noise and inputs give the same actions.
+            inputs: float32 ``[N, num_inputs]``, a NumPy array or a tensor; the actions are of the same kind and device.
+            noise: float32 ``[N, num_noise]`` from `noise` or `noise_tensor`; the same noise and inputs give the same
+                actions.
         """
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
         """Like `noise`, from torch's random numbers: float32 ``[rows, num_noise]`` on the generator's device."""
-        raise self._needs_numpy("noise_tensor")
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        """Like `act`, with tensors on the device of ``inputs``, and without copying anything to the host."""
-        raise self._needs_numpy("act_tensors")
-
-    def _needs_numpy(self, method: str) -> ModuleError:
-        return ModuleError(
-            f"{type(self).__name__} can't act in an env of tensors, since it has no `{method}`: write the methods "
-            "`noise_tensor` and `act_tensors` (see `etude.modules.Distribution`)."
+        raise ModuleError(
+            f"{type(self).__name__} can't act in an env of tensors, since it has no `noise_tensor`: write this method, "
+            "and let `act` work on tensors, too (see `etude.modules.Distribution`)."
         )
 
     @abstractmethod
@@ -156,10 +150,7 @@ class Categorical(Choices):
         self._start = int(space.start)
         self._convert = self._dtype != np.int64
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
         return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
 
     def _chosen(self, index: Array) -> dict[str, Any]:
@@ -213,28 +204,22 @@ class EpsilonGreedy(Categorical):
         """Uniform numbers ``[*rows, 2]`` in [0, 1): whether to choose randomly, and which choice."""
         return rng.random((*rows, 2), dtype=np.float32)
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
         chosen = inputs.argmax(1)
-        if noise is not None:
-            rows = np.flatnonzero(noise[:, 0] < self.epsilon)
-            if len(rows):
-                allowed = inputs[rows] > ALLOWED_ABOVE
-                counts = np.count_nonzero(allowed, axis=1)
-                which = (noise[rows, 1].astype(np.float64) * counts).astype(np.int64)
-                chosen[rows] = (allowed.cumsum(1) > which[:, None]).argmax(1)
-        return self._chosen(chosen)
-
-    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
-        return torch.rand((rows, 2), generator=generator, device=generator.device)
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        chosen = inputs.argmax(1)
-        if noise is not None:
+        if isinstance(noise, Tensor):
             allowed = inputs > ALLOWED_ABOVE
             which = (noise[:, 1].double() * allowed.sum(1)).long()
             any_of_them = (allowed.cumsum(1) > which[:, None]).int().argmax(1)
             chosen = torch.where(noise[:, 0] < self.epsilon, any_of_them, chosen)
+        elif noise is not None and len(rows := np.flatnonzero(noise[:, 0] < self.epsilon)):
+            allowed = inputs[rows] > ALLOWED_ABOVE
+            counts = np.count_nonzero(allowed, axis=1)
+            which = (noise[rows, 1].astype(np.float64) * counts).astype(np.int64)
+            chosen[rows] = (allowed.cumsum(1) > which[:, None]).argmax(1)
         return self._chosen(chosen)
+
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return torch.rand((rows, 2), generator=generator, device=generator.device)
 
     def probabilities(self, inputs: Tensor) -> Tensor:
         """The probability of each choice, ``[..., n]``."""
@@ -265,45 +250,34 @@ class MultiCategorical(Choices):
         first = np.cumsum(sizes) - sizes
         logits = [Logits(int(start), int(size), True) for start, size in zip(first, sizes, strict=True)]
         super().__init__(space, root, num_inputs=total, num_noise=total, logits=logits)
-        self._start = np.asarray(space.start, np.int64)
-        self._first = Constant(self._start)
+        self._start = Constant(np.asarray(space.start, np.int64))
         self._groups = (len(sizes), int(sizes.max()))
         # If choices differ in size, each is padded to the largest: position `total` is the padding.
         place = np.arange(self._groups[1])
-        self._index = np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1)
-        self._place = Constant(self._index)
+        self._index = Constant(np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1))
         self._padded = bool((sizes != sizes[0]).any())
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        n = len(inputs)
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
         logits = inputs if noise is None else inputs + noise
-        if self._padded:
-            padding = np.full((n, 1), FORBIDDEN, np.float32)
-            logits = np.concatenate((logits, padding), axis=1).take(self._index, axis=1)
-        chosen = logits.reshape(n, *self._groups).argmax(2).reshape(n, *self._shape)
-        chosen += self._start
-        return {self._name: chosen.astype(self._dtype, copy=False)}
+        chosen = self._grouped(logits).argmax(-1).reshape(inputs.shape[0], *self._shape)
+        return {self._name: cast(chosen + self._start.like(chosen), self._dtype)}
 
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        logits = inputs if noise is None else inputs + noise
-        chosen = self._grouped(logits, self._place.like(inputs)).argmax(-1)
-        chosen = chosen.reshape(inputs.shape[0], *self._shape) + self._first.like(inputs)
-        return {self._name: chosen.to(tensor_dtype(self._dtype))}
-
-    def _grouped(self, inputs: Tensor, place: Tensor) -> Tensor:
+    def _grouped(self, inputs: Array) -> Array:
         """The inputs grouped by choice, ``[..., groups, widest]``."""
         lead = inputs.shape[:-1]
-        if self._padded:
-            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, place)
+        if self._padded and isinstance(inputs, Tensor):
+            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, self._index.like(inputs))
+        elif self._padded:
+            padding = np.full((*lead, 1), FORBIDDEN, np.float32)
+            inputs = np.concatenate((inputs, padding), axis=-1).take(self._index.value, axis=-1)
         return inputs.reshape(*lead, *self._groups)
 
     def _log_softmax(self, inputs: Tensor) -> Tensor:
-        return torch.log_softmax(self._grouped(inputs, torch.from_numpy(self._index).to(inputs.device)), -1)
+        return torch.log_softmax(self._grouped(inputs), -1)
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         lead = inputs.shape[:-1]
-        start = torch.from_numpy(self._start).to(inputs.device)
-        index = (action[self._name].long() - start).reshape(*lead, self._groups[0], 1)
+        index = (action[self._name].long() - self._start.like(inputs)).reshape(*lead, self._groups[0], 1)
         return self._log_softmax(inputs).gather(-1, index).squeeze(-1).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
@@ -331,18 +305,14 @@ class Bernoulli(Distribution):
         result -= np.log1p(draws, out=draws)
         return result
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        bits = (inputs > (0.0 if noise is None else noise)).astype(self._dtype)
-        return {self._name: bits.reshape(len(inputs), *self._shape)}
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
+        bits = cast(inputs > (0.0 if noise is None else noise), self._dtype)
+        return {self._name: bits.reshape(inputs.shape[0], *self._shape)}
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
         draws = torch.rand((rows, self.num_noise), generator=generator, device=generator.device)
         draws.clamp_(min=float(_SMALLEST))
         return draws.log() - torch.log1p(-draws)
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        bits = (inputs > (0.0 if noise is None else noise)).to(tensor_dtype(self._dtype))
-        return {self._name: bits.reshape(inputs.shape[0], *self._shape)}
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         bits = action[self._name].reshape(inputs.shape).to(inputs.dtype)
@@ -386,32 +356,24 @@ class DiagGaussian(Distribution):
         """Standard normal noise ``[*rows, size]``."""
         return rng.standard_normal((*rows, self._size), dtype=np.float32)
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        mean = inputs[:, : self._size]
-        if noise is None:
-            action = mean.copy()
-        else:
-            action = np.exp(inputs[:, self._size :])
-            action *= noise
-            action += mean
-        return {self._name: action.reshape(len(inputs), *self._shape).astype(self._dtype, copy=False)}
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
+        action = self._drawn(inputs, noise).reshape(inputs.shape[0], *self._shape)
+        return {self._name: cast(action, self._dtype)}
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
         return torch.randn((rows, self._size), generator=generator, device=generator.device)
 
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        action = self._drawn(inputs, noise).reshape(inputs.shape[0], *self._shape)
-        return {self._name: action.to(tensor_dtype(self._dtype))}
-
-    def _drawn(self, inputs: Tensor, noise: Tensor | None) -> Tensor:
+    def _drawn(self, inputs: Array, noise: Array | None) -> Array:
         """Samples of the normal variables, ``[N, size]``; the means without noise."""
         mean, log_std = self._normal(inputs)
-        return mean.clone() if noise is None else mean + torch.exp(log_std) * noise
+        return copied(mean) if noise is None else mean + exp(log_std) * noise
 
-    def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _normal(self, inputs: Array) -> tuple[Array, Array]:
         """Means and log standard deviations, ``[..., size]`` each."""
-        mean, log_std = inputs.chunk(2, -1)
-        return mean, log_std
+        if isinstance(inputs, Tensor):
+            mean, log_std = inputs.chunk(2, -1)
+            return mean, log_std
+        return inputs[:, : self._size], inputs[:, self._size :]
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         mean, log_std = self._normal(inputs)
@@ -419,14 +381,16 @@ class DiagGaussian(Distribution):
 
     def entropy(self, inputs: Tensor) -> Tensor:
         _, log_std = self._normal(inputs)
-        return log_std.sum(-1) + self._size * (0.5 + _HALF_LOG_2PI)
+        entropy: Tensor = log_std.sum(-1) + self._size * (0.5 + _HALF_LOG_2PI)
+        return entropy
 
     def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
         p_mean, p_log_std = self._normal(p_inputs)
         q_mean, q_log_std = self._normal(q_inputs)
         change = q_log_std - p_log_std
         shift = (p_mean - q_mean) * torch.exp(-q_log_std)
-        return (change + 0.5 * (torch.exp(-2.0 * change) + shift.square() - 1.0)).sum(-1)
+        divergence: Tensor = (change + 0.5 * (torch.exp(-2.0 * change) + shift.square() - 1.0)).sum(-1)
+        return divergence
 
     def rsample(self, inputs: Tensor, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Actions ``[..., *shape]`` by column and their log-density ``[...]``, both differentiable in ``inputs``.
@@ -467,21 +431,14 @@ class SquashedGaussian(DiagGaussian):
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         self._nodes, self._weights = nodes.reshape(-1, 1), weights / weights.sum()
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        drawn: Floats = inputs[:, : self._size]
-        if noise is not None:
-            drawn = drawn + np.exp(inputs[:, self._size :].clip(*LOG_STD_RANGE)) * noise
-        action = (self._middle + self._half * np.tanh(drawn)).reshape(len(inputs), *self._shape)
-        return {self._name: np.clip(action.astype(self._low.dtype), self._low, self._high)}
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
         middle, half, low, high = (part.like(inputs) for part in self._range)
-        action = (middle + half * torch.tanh(self._drawn(inputs, noise))).reshape(inputs.shape[0], *self._shape)
-        return {self._name: action.to(low.dtype).clamp(low, high)}
+        action = (middle + half * tanh(self._drawn(inputs, noise))).reshape(inputs.shape[0], *self._shape)
+        return {self._name: clip(cast(action, self._dtype), low, high)}
 
-    def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = inputs.chunk(2, -1)
-        return mean, log_std.clamp(*LOG_STD_RANGE)
+    def _normal(self, inputs: Array) -> tuple[Array, Array]:
+        mean, log_std = super()._normal(inputs)
+        return mean, clip(log_std, *LOG_STD_RANGE)
 
     def _log_slope(self, drawn: Tensor) -> Tensor:
         """log |d action / d u| for each number."""
@@ -534,20 +491,14 @@ class Composite(Distribution):
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
         return np.concatenate([part.noise(rng, rows) for part, _, _ in self._parts], axis=-1)
 
-    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        action: Columns = {}
+    def act(self, inputs: Array, noise: Array | None) -> dict[str, Any]:
+        action: dict[str, Any] = {}
         for part, of_inputs, of_noise in self._parts:
             action |= part.act(inputs[:, of_inputs], None if noise is None else noise[:, of_noise])
         return action
 
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
         return torch.cat([part.noise_tensor(generator, rows) for part, _, _ in self._parts], -1)
-
-    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        action: dict[str, Tensor] = {}
-        for part, of_inputs, of_noise in self._parts:
-            action |= part.act_tensors(inputs[:, of_inputs], None if noise is None else noise[:, of_noise])
-        return action
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         return _total(part.logp(inputs[..., at], action) for part, at, _ in self._parts)

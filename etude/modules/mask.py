@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from etude.columns import ACTION_MASK, OBS_MASK, Columns
 from etude.errors import EnvError, ModuleError
@@ -36,14 +37,11 @@ class ActionMask:
         self.size = int(sizes.sum())
         _check_space(space, dist, self.size)
         self._axes = len(leaf_shape(space))
-        self._at = np.concatenate([run.start + np.arange(run.copies * run.size) for run in dist.logits])
-        self._at_tensor = Constant(self._at)
-        self._whole = len(self._at) == dist.num_inputs
         starts = np.cumsum(sizes) - sizes
-        entries = [
-            np.tile(start + np.arange(run.size), run.copies) for start, run in zip(starts, dist.logits, strict=True)
-        ]
-        self._entries = Constant(np.concatenate(entries)) if len(self._at) != self.size else None  # of each input
+        entry = np.full(dist.num_inputs, self.size)  # of each input; the last stands for inputs that are not masked
+        for start, run in zip(starts, dist.logits, strict=True):
+            entry[run.start : run.start + run.copies * run.size] = np.tile(start + np.arange(run.size), run.copies)
+        self._entry = None if np.array_equal(entry, np.arange(self.size)) else Constant(entry)
         self._sizes: list[int] = sizes.tolist()
         self._starts = starts
         self._exclusive = np.array([run.exclusive for run in dist.logits])
@@ -51,23 +49,16 @@ class ActionMask:
     def apply(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """``inputs`` ``[..., num_inputs]`` masked by ``mask`` ``[..., *shape of its space]``."""
         forbidden = mask.reshape(*mask.shape[: mask.dim() - self._axes], self.size) == 0
-        if self._entries is not None:
-            forbidden = forbidden[..., self._entries.like(inputs)]
-        if not self._whole:
-            everywhere = torch.zeros(inputs.shape, dtype=torch.bool, device=inputs.device)
-            everywhere[..., self._at_tensor.like(inputs)] = forbidden
-            forbidden = everywhere
+        if self._entry is not None:
+            forbidden = F.pad(forbidden, (0, 1))[..., self._entry.like(inputs)]
         return inputs.masked_fill(forbidden, FORBIDDEN)
 
     def apply_in_place(self, inputs: Floats, obs: Columns, ends: NDArray[np.bool_] | None) -> None:
         """Mask ``inputs`` in place with NumPy, while acting; raises the errors of `check`."""
         forbidden = self.check(obs, ends)
-        if self._entries is not None:
-            forbidden = forbidden[:, self._entries.value]
-        if self._whole:
-            np.putmask(inputs, forbidden, FORBIDDEN)
-        else:
-            inputs[:, self._at] = np.where(forbidden, np.float32(FORBIDDEN), inputs[:, self._at])
+        if self._entry is not None:
+            forbidden = np.append(forbidden, np.zeros((len(forbidden), 1), bool), 1).take(self._entry.value, axis=1)
+        np.putmask(inputs, forbidden, FORBIDDEN)
 
     def check(self, obs: Columns, ends: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         """bool ``[N, size]``: the forbidden choices, after checking that each row has an allowed one.

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.display import short
 from etude.errors import CheckpointError, DataError, ModuleError
-from etude.experience import Experience, arrays
+from etude.experience import arrays
 from etude.modules.acting import (
     CHUNK,
     Actor,
@@ -21,7 +22,6 @@ from etude.modules.acting import (
     NumPyNetwork,
     SamplingActor,
     as_tensor,
-    logp_of_inputs,
     runs_in_numpy,
 )
 from etude.modules.distributions import Distribution, Floats, distribution_for
@@ -65,9 +65,12 @@ class Module(nn.Module):
         self.obs_space = obs_space
         self.action_space = action_space
         self.dist = dist
-        self._nest_obs = Nester(obs_space, OBS)
-        self._nest_action = Nester(action_space, ACTION)
-        self._flatten_obs = Flattener(obs_space, OBS)
+        self.obs_from = Nester(obs_space, OBS)
+        """The nested observation of flat columns ``obs...``."""
+        self.action_from = Nester(action_space, ACTION)
+        """The nested action of flat columns ``action...``."""
+        self.columns_of = Flattener(obs_space, OBS)
+        """The flat columns ``obs...`` of a nested observation: the inverse of `obs_from`."""
         self._float64 = {n for n, leaf in leaves(obs_space, OBS).items() if leaf_dtype(leaf) == np.float64}
         self._takes_state = "state" in inspect.signature(net.forward).parameters
         self._state = declared_state(net)
@@ -141,8 +144,8 @@ class Module(nn.Module):
 
     def _forward(self, obs: Any, state: dict[str, Tensor] | None) -> Output:
         if self._float64:
-            columns = self._flatten_obs(obs)
-            obs = self._nest_obs({n: c.float() if n in self._float64 else c for n, c in columns.items()})
+            columns = self.columns_of(obs)
+            obs = self.obs_from({n: c.float() if n in self._float64 else c for n, c in columns.items()})
         lead = self._sequences(obs) if self._state else None
         if lead is not None and state is None:
             state = {name: torch.zeros(lead[0], *shape, device=self.device) for name, shape in self._state.items()}
@@ -163,8 +166,8 @@ class Module(nn.Module):
 
     def _sequences(self, obs: Any) -> tuple[int, int]:
         """The sizes ``(B, T)`` of an observation's first axes."""
-        name, leaf = next(iter(self._flatten_obs.leaves.items()))
-        shape = tuple(self._flatten_obs(obs)[name].shape)
+        name, leaf = next(iter(self.columns_of.leaves.items()))
+        shape = tuple(self.columns_of(obs)[name].shape)
         lead = shape[: len(shape) - len(leaf_shape(leaf))]
         if len(lead) != 2:
             raise ModuleError(
@@ -177,13 +180,13 @@ class Module(nn.Module):
         """The error message for observations that are not tensors ``[B, *shape]``; empty if they are."""
         axes = ["B", "T"] if self._state else ["B"]
         try:
-            columns = self._flatten_obs(obs)
+            columns = self.columns_of(obs)
             shapes = {name: tuple(np.shape(column)) for name, column in columns.items()}
         except (LookupError, TypeError, ValueError):
             return (
                 f"the observation is a {type(obs).__name__}, but must be nested as {self.obs_space}, of torch tensors."
             )
-        for name, leaf in self._flatten_obs.leaves.items():
+        for name, leaf in self.columns_of.leaves.items():
             value, there, shape = columns[name], shapes[name], leaf_shape(leaf)
             fits = there[len(there) - len(shape) :] == shape and len(there) >= len(shape)
             if isinstance(value, Tensor) and fits and len(there) >= len(axes) + len(shape):
@@ -225,19 +228,6 @@ class Module(nn.Module):
                 f"the forward of {name} gave `value` of shape {tuple(value.shape)} for a batch of {lead}: it must have "
                 f"shape {lead} or {(*lead, 1)}, one number for each observation."
             )
-
-    def columns_of(self, obs: Any) -> dict[str, Tensor]:
-        """The flat columns ``obs...`` of a nested observation: the inverse of `obs_from`."""
-        columns: dict[str, Tensor] = self._flatten_obs(obs)
-        return columns
-
-    def obs_from(self, columns: Mapping[str, Any]) -> Any:
-        """The nested observation of flat columns ``obs...``."""
-        return self._nest_obs(columns)
-
-    def action_from(self, columns: Mapping[str, Any]) -> Any:
-        """The nested action of flat columns ``action...``."""
-        return self._nest_action(columns)
 
     def state_from(self, columns: Mapping[str, T]) -> dict[str, T]:
         """The state, by name, of flat columns ``state_in/...``.
@@ -317,39 +307,22 @@ class Module(nn.Module):
         first, last = next(iter(obs.values())), (slice(None), -1) if state else slice(None)
         n, is_host = len(first), isinstance(first, np.ndarray)
         logp: Any = np.zeros(n, np.float32) if is_host else torch.zeros(n, device=first.device)
-        value = logp.copy() if is_host else logp.clone()
-        give = arrays.host if is_host else _as_it_is
-        for rows, output in self._outputs(obs, state):
-            value[rows] = give(output.needed_value(self.net)[last].float())
-            if action is not None:
-                dist, inputs = output.bound()
-                taken = {name: as_tensor(column[rows]).to(self.device) for name, column in action.items()}
-                logp[rows] = give(dist.logp(inputs[last], taken).float())
-        return logp, value
-
-    def _outputs(self, obs: Columns, state: Columns) -> Iterator[tuple[slice, Output]]:
-        """The module's output for chunks of at most `CHUNK` rows, without gradients, in evaluation mode.
-
-        Args:
-            obs: Flat observation columns ``[n, ...]``; for a recurrent module ``[n, T, ...]``.
-            state: For a recurrent module: its state by name, ``[n, ...]``; otherwise {}.
-        """
-        n, device, was_training = len(next(iter(obs.values()))), self.device, self.training
+        value = arrays.copied(logp)
 
         def part(columns: Columns, rows: slice) -> dict[str, Tensor]:
-            return {name: as_tensor(column[rows]).to(device) for name, column in columns.items()}
+            return {name: as_tensor(column[rows]).to(self.device) for name, column in columns.items()}
 
-        if was_training:
-            self.eval()
-        try:
+        with evaluating(self), torch.inference_mode():
             for start in range(0, n, CHUNK):
                 rows = slice(start, start + CHUNK)
-                with torch.inference_mode():
-                    output: Output = self(self.obs_from(part(obs, rows)), part(state, rows) or None)
-                yield rows, output
-        finally:
-            if was_training:
-                self.train()
+                output: Output = self(self.obs_from(part(obs, rows)), part(state, rows) or None)
+                found = output.needed_value(self.net)[last].float()
+                value[rows] = arrays.host(found) if is_host else found
+                if action is not None:
+                    dist, inputs = output.bound()
+                    found = dist.logp(inputs[last], part(action, rows)).float()
+                    logp[rows] = arrays.host(found) if is_host else found
+        return logp, value
 
     def without_value(self) -> "Module":
         """The same module with shared parameters, but without the value function where possible: enough to act."""
@@ -366,26 +339,6 @@ class Module(nn.Module):
         if isinstance(self.net, Network) and runs_in_numpy(self.net):
             return NumPyActor(self.net, self.dist, self.mask, explore=explore)
         return TorchActor(self, explore=explore)
-
-
-def logp_of(module: Module, exp: Experience) -> Floats:
-    """The log-probabilities that the recorded actions had when they were chosen, float32 ``[num_steps]``.
-
-    They are computed from the recorded column ``dist_inputs``, without the weights, the connectors or the observations
-    of that time.
-
-    Args:
-        module: The module of the actions; its distribution is used.
-        exp: Steps with the columns ``dist_inputs`` and ``action``.
-
-    Raises:
-        DataError: one of these columns is missing.
-    """
-    missing = [name for name in (DIST_INPUTS, *module.dist.flatten.leaves) if name not in exp.steps]
-    if missing:
-        raise DataError(f"log-probabilities need the column `{missing[0]}`, but there is only {', '.join(exp.steps)}.")
-    action = {name: np.asarray(exp.steps[name]) for name in module.dist.flatten.leaves}
-    return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
 
 
 def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -453,8 +406,17 @@ class TorchActor(SamplingActor):
         return tensors
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+@contextmanager
+def evaluating(module: Module) -> Iterator[None]:
+    """Keep a module in evaluation mode within the ``with`` block."""
+    was_training = module.training
+    if was_training:
+        module.eval()
+    try:
+        yield
+    finally:
+        if was_training:
+            module.train()
 
 
 def make_module(

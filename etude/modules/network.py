@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from etude.columns import ACTION_MASK, OBS, OBS_MASK
 from etude.display import short
@@ -417,8 +416,7 @@ class Trunk(nn.Module):
         if self.memory is not None:
             x, after = self.memory(x, state)
         for layer in self.linears:
-            assert isinstance(layer, nn.Linear)
-            x = self.activation(F.linear(x, layer.weight, layer.bias))  # calling the layer would double the cost
+            x = self.activation(layer.forward(x))  # calling the layer would double the cost
         return x, after
 
 

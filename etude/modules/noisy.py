@@ -3,7 +3,6 @@
 arXiv 1706.10295)."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.columns import Columns
-from etude.modules.acting import Actor
 from etude.modules.module import Module, TorchActor
-from etude.modules.network import Network, State, Trunk
+from etude.modules.network import Network
 
 
 class NoisyLinear(nn.Linear):
@@ -69,34 +67,6 @@ def _signed_root(x: Tensor) -> Tensor:
     return x.sign() * x.abs().sqrt()
 
 
-class NoisyTrunk(Trunk):
-    """A trunk with noisy layers in place of the linear ones.
-
-    Args:
-        plain: The trunk whose encoder and recurrent layer it uses.
-    """
-
-    def __init__(self, plain: Trunk) -> None:
-        nn.Module.__init__(self)
-        self.encoder, self.memory, self.activation, self.width = (
-            plain.encoder,
-            plain.memory,
-            plain.activation,
-            plain.width,
-        )
-        self.linears = nn.ModuleList(noisy(layer) for layer in plain.linears)
-
-    def forward(self, columns: Mapping[str, Tensor], state: State | None = None) -> tuple[Tensor, State]:
-        """See `Trunk.forward`."""
-        x: Tensor = self.encoder(columns)
-        after: State = {}
-        if self.memory is not None:
-            x, after = self.memory(x, state)
-        for layer in self.linears:
-            x = self.activation(layer(x))
-        return x, after
-
-
 def noisy(layer: nn.Module) -> NoisyLinear:
     """A noisy layer of the same size as a linear one."""
     assert isinstance(layer, nn.Linear)
@@ -109,15 +79,16 @@ class NoisyNetwork(Network):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.policy = NoisyTrunk(self.policy)
-        self.policy_head = noisy(self.policy_head)
-        if self.critic is not None:
-            self.critic = NoisyTrunk(self.critic)
-        if self.value_head is not None:
-            self.value_head = noisy(self.value_head)
+        for trunk, head in ((self.policy, "policy_head"), (self.critic, "value_head")):
+            if trunk is not None:
+                linears = nn.ModuleList(map(noisy, trunk.linears))
+                del trunk.linears  # so that the parameters of a recurrent layer stay in front of these
+                trunk.linears = linears
+            if getattr(self, head) is not None:
+                setattr(self, head, noisy(getattr(self, head)))
 
 
-class NoisyActor:
+class NoisyActor(TorchActor):
     """Acts with new noise in each step, which is the same for all rows.
 
     Args:
@@ -125,27 +96,17 @@ class NoisyActor:
     """
 
     def __init__(self, module: Module) -> None:
-        self._actor: Actor = TorchActor(module, explore=True)
+        super().__init__(module, explore=True)
         self._layers = [part for part in module.net.modules() if isinstance(part, NoisyLinear)]
-        self._rng = np.random.default_rng()
-
-    def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """See `Actor.start`."""
-        self._rng = rng
-        self._actor.start(rng, num_rows)
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
         """See `Actor.step`."""
         for layer in self._layers:
-            layer.noise = layer.draw(self._rng)
+            layer.noise = layer.draw(self.rng)
         try:
-            return self._actor.step(obs, state, ends=ends)
+            return super().step(obs, state, ends=ends)
         finally:
             for layer in self._layers:
                 layer.noise = None
-
-    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        """See `Actor.logp`."""
-        return self._actor.logp(dist_inputs, action)

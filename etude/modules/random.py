@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude.columns import ACTION, STATE_OUT, Columns, is_under
-from etude.errors import ModuleError
-from etude.modules.acting import Actor
+from etude.modules.acting import Actor, SamplingActor
 from etude.modules.distributions import distribution_for
 from etude.modules.module import Module
 from etude.spaces import Space, leaves
@@ -34,36 +33,30 @@ class RandomModule(Module):
         return _RandomActor(self)
 
 
-class _RandomActor:
+class _RandomActor(SamplingActor):
     def __init__(self, module: Module) -> None:
-        self._dist = module.dist
+        super().__init__(module.dist, explore=True)
         self._mask = module.mask
         self._boxes = {
             n: copy.deepcopy(b) for n, b in leaves(module.action_space, ACTION).items() if isinstance(b, Box)
         }
-        self._rng: np.random.Generator | None = None
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        self._rng = rng
+        super().start(rng, num_rows)
         for box in self._boxes.values():
             box.seed(int(rng.integers(2**31)))
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        if self._rng is None:
-            raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
         count = len(next(iter(obs.values())))
         inputs = np.zeros((count, self._dist.num_inputs), np.float32)
         if self._mask is not None:
             self._mask.apply_in_place(inputs, obs, ends)
-        action = self._dist.act(inputs, self._dist.noise(self._rng, (count,)))
+        action = self._dist.act(inputs, self._dist.noise(self.rng, (count,)))
         for name, box in self._boxes.items():
             action[name] = np.stack([box.sample() for _ in range(count)]) if count else action[name]
         return action, {}
-
-    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        return None
 
 
 class RandomFirstModule(Module):

@@ -72,7 +72,7 @@ class TensorActor:
             before: dict[str, Any] = module.state_from(state or {})
             extras: dict[str, Any] = forward_step(module, seen, before)
             inputs = extras[DIST_INPUTS]
-            action: dict[str, Any] = module.dist.act_tensors(inputs, self._noise(len(inputs)))
+            action: dict[str, Any] = module.dist.act(inputs, self._noise(len(inputs)))
         return action, extras
 
     def _noise(self, rows: int) -> Tensor | None:

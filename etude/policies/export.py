@@ -106,7 +106,7 @@ class TracedPolicy(nn.Module):
             output = module(module.obs_from(obs))
         dist, inputs = output.bound()
         inputs = (inputs[:, 0] if module.recurrent else inputs).float()
-        return dist.act_tensors(inputs, None), {name: output.state[name].float() for name in memory}
+        return dist.act(inputs, None), {name: output.state[name].float() for name in memory}
 
     def samples(self, obs: Mapping[str, NDArray[Any]], num_rows: int) -> tuple[Tensor, ...]:
         """Inputs at the start of an episode, for these observations ``[num_rows, ...]``."""
@@ -278,7 +278,7 @@ def _compared(traced: TracedPolicy, obs_space: Space, act: Callable[..., Any]) -
         if differ.reshape(ROWS, -1).any(1).sum() > (0 if own.dtype.kind == "f" else ROWS // 4):
             raise ModuleError(
                 f"the exported policy would choose other actions than this one: `{name}` differs. A module with an "
-                "`actor` of its own, or a distribution whose `act_tensors` is not its `act`, can't be exported."
+                "`actor` of its own, or a distribution whose `act` differs for tensors, can't be exported."
             )
     return given
 

@@ -17,7 +17,7 @@ from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline
 from etude.display import short
 from etude.errors import SettingsError, SpaceError, UnknownNameError
-from etude.experience.arrays import first_not_finite, host, where_rows
+from etude.experience.arrays import host, not_finite, where_rows
 from etude.modules import Actor, Module
 from etude.policies.export import TracedPolicy, export
 from etude.spaces import (
@@ -443,14 +443,10 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 def _check(name: str, leaf: Space, batch: NDArray[Any], *, is_batch: bool) -> None:
     """Raise a SpaceError for NaN, infinity, and numbers that are no choices of their space."""
     inside = are_choices(leaf, batch)
-    if inside is None:
-        row = first_not_finite(batch)
-        fault = "is not finite"
-    else:
-        row = None if inside.all() else int(np.flatnonzero(~inside)[0])
-        fault = f"is outside its space {leaf}"
-    if row is not None:
-        raise SpaceError(f"`{name}`{f' of row {row}' if is_batch else ''} {fault}: {batch[row]}.")
+    rows = not_finite(batch) if inside is None else np.flatnonzero(~inside)
+    if len(rows):
+        fault = "is not finite" if inside is None else f"is outside its space {leaf}"
+        raise SpaceError(f"`{name}`{f' of row {rows[0]}' if is_batch else ''} {fault}: {batch[rows[0]]}.")
 
 
 def _tensors(columns: Columns, device: torch.device) -> dict[str, torch.Tensor]:

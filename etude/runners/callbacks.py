@@ -2,10 +2,10 @@
 """Callbacks: user code that is called while episodes run, the episodes it gets, and the runner that calls it."""
 
 import copy
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -180,45 +180,31 @@ class RunningEpisode:
         """The sum of the rewards of all agents."""
         return sum(agent.return_so_far for agent in self.agents.values())
 
-    @property
-    def obs(self) -> Any:
-        """`RunningAgent.obs` of the only agent."""
-        return self._only.obs
+    obs: Any
+    """`RunningAgent.obs` of the only agent."""
+    action: Any
+    """`RunningAgent.action` of the only agent."""
+    reward: float
+    """`RunningAgent.reward` of the only agent."""
+    info: Any
+    """`RunningAgent.info` of the only agent."""
+    terminated: bool
+    """`RunningAgent.terminated` of the only agent."""
+    truncated: bool
+    """`RunningAgent.truncated` of the only agent."""
 
-    @property
-    def action(self) -> Any:
-        """`RunningAgent.action` of the only agent."""
-        return self._only.action
+    if not TYPE_CHECKING:  # type checkers should find misspelled names
 
-    @property
-    def reward(self) -> float:
-        """`RunningAgent.reward` of the only agent."""
-        return self._only.reward
-
-    @property
-    def info(self) -> Any:
-        """`RunningAgent.info` of the only agent."""
-        return self._only.info
-
-    @property
-    def terminated(self) -> bool:
-        """`RunningAgent.terminated` of the only agent."""
-        return self._only.terminated
-
-    @property
-    def truncated(self) -> bool:
-        """`RunningAgent.truncated` of the only agent."""
-        return self._only.truncated
-
-    @property
-    def _only(self) -> RunningAgent:
-        if len(self.agents) != 1 or None not in self.agents:
-            raise EtudeError(
-                f"the episode has the agents {list(self.agents)}: choose one, as in episode.agents[name].obs."
-                if self.agents
-                else "no agent is in the episode yet: wait for on_episode_start."
-            )
-        return self.agents[None]
+        def __getattr__(self, name: str) -> Any:
+            if name not in RunningEpisode.__annotations__:
+                raise AttributeError(f"'RunningEpisode' object has no attribute {name!r}", name=name, obj=self)
+            if len(self.agents) != 1 or None not in self.agents:
+                raise EtudeError(
+                    f"the episode has the agents {list(self.agents)}: choose one, as in episode.agents[name].obs."
+                    if self.agents
+                    else "no agent is in the episode yet: wait for on_episode_start."
+                )
+            return getattr(self.agents[None], name)
 
     def render(self) -> Any:
         """Render the env and return the frame. The time is reported as ``render``.
@@ -371,7 +357,13 @@ def callback_from(spec: CallbackLike) -> Callback:
     Raises:
         SettingsError: it can't be found or made, or is not a callback.
     """
-    found: Any = _find(spec) if isinstance(spec, str) else spec
+    try:
+        found: Any = pkgutil.resolve_name(spec) if isinstance(spec, str) else spec
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"the callback {spec!r} can't be imported ({error}): write `module:Class`, with the module's folder on "
+            "PYTHONPATH."
+        ) from error
     if isinstance(found, type) and issubclass(found, Callback):
         try:
             return found()
@@ -383,20 +375,6 @@ def callback_from(spec: CallbackLike) -> Callback:
         raise SettingsError(
             f"{spec!r} is not a callback: give an object or a class derived from etude.Callback, or `module:Class`."
         )
-    return found
-
-
-def _find(name: str) -> Any:
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"the callback {name!r} can't be imported ({error}): write `module:Class`, with the module's folder on "
-            "PYTHONPATH."
-        ) from error
     return found
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks running episodes, and collects the returns and lengths of finished ones."""
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -57,17 +58,6 @@ class Finished(NamedTuple):
     """Images (PNG) and clips (GIF) that callbacks logged, the newest for each name."""
 
 
-class _AgentEnd(NamedTuple):
-    """One agent's part in an episode that ended for it."""
-
-    agent: str | None
-    module: str | None
-    total: float
-    length: int
-    began: float
-    ended: float
-
-
 class _Ends(NamedTuple):
     """Episodes that ended together: columns ``[n]``."""
 
@@ -76,11 +66,11 @@ class _Ends(NamedTuple):
     returns: Floats
     lengths: Ints
     durations: Floats
-    agents: list[list[_AgentEnd]]
-    """For each episode; empty if agents have no names."""
+    agents: list[list[list[Any]]]
+    """For each episode, the name, the module and the return of each of its agents; empty if agents have no names."""
 
     def select(self, which: NDArray[np.bool_]) -> "_Ends":
-        agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
+        agents = [own for own, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
         return _Ends._make([*(column[which] for column in self[:5]), agents])
 
 
@@ -95,7 +85,7 @@ class EpisodeTracker(Stateful):
         arena: The arena in which the episodes run.
     """
 
-    _state = ("prefix", "t", "total", "began", "module_of", "number", "clock", "results", "advance", "moves")
+    _state = ("prefix", "t", "total", "began", "inside", "module_of", "number", "clock", "results", "advance", "moves")
 
     def __init__(self, prefix: str, arena: Arena) -> None:
         self.prefix = prefix
@@ -111,6 +101,8 @@ class EpisodeTracker(Stateful):
         """``[num_slots]``: the sum of the rewards of these steps."""
         self.began = np.zeros(slots)
         """``[num_slots]``: when the episode began, in seconds of collecting."""
+        self.inside = np.zeros(slots, bool)
+        """``[num_slots]``: whether the slot has had a row in its env's running episode, if agents have names."""
         self.module_of: list[str | None] = [None] * slots
         """The module that acts for each slot."""
         self.number: Ints = np.full(envs, -1)
@@ -123,7 +115,7 @@ class EpisodeTracker(Stateful):
         """``[num_envs]``: the increase of ``clock`` with the newest turns."""
         self.moves = 0
         """The sum of ``advance`` over turns, since it was last set to 0."""
-        self._parts: dict[Key, list[_AgentEnd]] = {}  # running episodes that ended for some agents
+        self._slots_of = [np.flatnonzero(arena.env_of == env) for env in range(envs)]
         self._ended: list[_Ends] = []  # ended, but not yet finished: see `finish` and `finish_except`
         self._newest = 0  # index of the first of these that ended with the newest turns
         self._finished: list[_Ends] = []
@@ -157,14 +149,11 @@ class EpisodeTracker(Stateful):
             if turn.episode is None:
                 self.number[begun if is_all else self.env_of[begun]] += 1
                 turn.episode = self.number.copy() if is_all else self.number[self.env_of[slots]]
-        if done is None and turn.over is None:
-            return _NO_INTS, _NO_INTS
-        rows = _NO_INTS if done is None else done.nonzero()[0]
-        ended = rows if is_all else slots[rows]
         if self.named:
-            return self._end_for_agents(ended, turn.over, at)
-        if not len(ended):
+            return self._end_for_agents(turn.over, at)
+        if done is None or not len(rows := done.nonzero()[0]):
             return _NO_INTS, _NO_INTS
+        ended = rows if is_all else slots[rows]
         envs = ended if is_all else self.env_of[ended]
         numbers = self.number.take(envs)
         total, t, began = self.total.take(ended), self.t.take(ended), self.began.take(ended)
@@ -175,6 +164,8 @@ class EpisodeTracker(Stateful):
         """Process a turn of envs whose agents have names."""
         assert turn.env_t is not None
         envs = self.env_of[turn.slots]
+        if turn.first is not None:
+            self.inside[turn.slots[turn.first]] = True
         if turn.first is not None and turn.episode is not None:
             before = self.number.copy()
             np.maximum.at(self.number, envs[turn.first], turn.episode[turn.first])
@@ -187,35 +178,20 @@ class EpisodeTracker(Stateful):
         self.advance += self.clock - before
         self.moves += int((self.clock - before).sum())
 
-    def _end_for_agents(self, ended: Ints, over: Ints | None, at: float) -> tuple[Ints, Ints]:
-        for slot in ended.tolist():
-            env = int(self.env_of[slot])
-            end = _AgentEnd(
-                self.agents[slot],
-                self.module_of[slot],
-                float(self.total[slot]),
-                int(self.clock[env]),
-                float(self.began[slot]),
-                at,
-            )
-            self._parts.setdefault((env, int(self.number[env])), []).append(end)
+    def _end_for_agents(self, over: Ints | None, at: float) -> tuple[Ints, Ints]:
+        """End the episodes of the envs ``over``. What the tracker knows of their slots holds until their next rows."""
         if over is None:
             return _NO_INTS, _NO_INTS
-        numbers = self.number[over]
-        keys = [key for key in zip(over.tolist(), numbers.tolist(), strict=True) if key in self._parts]
-        if keys:
-            agents = [self._parts.pop(key) for key in keys]
-            self._ended.append(
-                _Ends(
-                    np.array([env for env, _ in keys], np.int64),
-                    np.array([number for _, number in keys], np.int64),
-                    np.array([sum(end.total for end in ends) for ends in agents], np.float64),
-                    np.array([max(end.length for end in ends) for ends in agents], np.int64),
-                    np.array([max(e.ended for e in ends) - min(e.began for e in ends) for ends in agents], np.float64),
-                    agents,
-                )
-            )
-        return over, numbers
+        slots = [own[self.inside[own]] for own in (self._slots_of[env] for env in over.tolist())]
+        there = np.array([len(own) > 0 for own in slots])
+        if there.any():
+            envs, slots = over[there], [own for own in slots if len(own)]
+            agents = [[[self.agents[s], self.module_of[s], float(self.total[s])] for s in own] for own in slots]
+            returns = np.array([self.total[own].sum() for own in slots])
+            durations = at - np.array([self.began[own].min() for own in slots])
+            self._ended.append(_Ends(envs, self.number[envs], returns, self.clock[envs], durations, agents))
+            self.inside[np.concatenate(slots)] = False
+        return over, self.number[over]
 
     def running(self, slots: Ints) -> tuple[Ints, Ints]:
         """The envs of ``slots``, and the indices of their running episodes."""
@@ -224,13 +200,12 @@ class EpisodeTracker(Stateful):
 
     def cut(self, envs: Ints) -> None:
         """Drop the running episodes of these envs, which failed."""
-        for key in zip(envs.tolist(), self.number[envs].tolist(), strict=True):
-            self._parts.pop(key, None)
+        self.inside[np.isin(self.env_of, envs)] = False
         self.clock[envs] = 0
 
     def abandon(self) -> None:
         """Drop all running episodes."""
-        self._parts.clear()
+        self.inside[:] = False
         self._ended.clear()
         self.clock[:] = self.advance[:] = 0
 
@@ -284,11 +259,11 @@ class EpisodeTracker(Stateful):
         by_module: dict[str, list[float]] = {}
         for parts in ended:
             own: dict[str, list[float]] = {}
-            for part in parts:
-                if part.agent is not None:
-                    by_agent.setdefault(part.agent, []).append(part.total)
-                if part.module is not None:
-                    own.setdefault(part.module, []).append(part.total)
+            for agent, module, total in parts:
+                if agent is not None:
+                    by_agent.setdefault(agent, []).append(total)
+                if module is not None:
+                    own.setdefault(module, []).append(total)
             for module, totals in own.items():
                 by_module.setdefault(module, []).append(sum(totals) / len(totals))
         agents, modules = (
@@ -300,18 +275,14 @@ class EpisodeTracker(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and arrays, for `load_state_dict`."""
-        return super().state_dict() | {
-            "parts": [[*key, [list(end) for end in ends]] for key, ends in self._parts.items()],
-            "ended": [_plain(ends) for ends in self._ended],
-            "newest": self._newest,
-            "finished": [_plain(ends) for ends in self._finished],
-        }
+        ends = {"ended": self._ended, "finished": self._finished}
+        plain = {name: [list(copy.deepcopy(one)) for one in given] for name, given in ends.items()}
+        return super().state_dict() | plain | {"newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         super().load_state_dict(state)
-        self._parts = {(env, number): [_AgentEnd(*end) for end in ends] for env, number, ends in state["parts"]}
-        self._ended, self._finished = ([_ends(ends) for ends in state[name]] for name in ("ended", "finished"))
+        self._ended, self._finished = (list(map(_Ends._make, state[name])) for name in ("ended", "finished"))
         self._newest = state["newest"]
 
     def renew(self, prefix: str) -> None:
@@ -323,11 +294,3 @@ class EpisodeTracker(Stateful):
 def _joined(parts: Sequence[_Ends]) -> _Ends:
     *columns, agents = zip(*parts, strict=True)
     return _Ends._make([*map(np.concatenate, columns), list(itertools.chain(*agents))])
-
-
-def _plain(ends: _Ends) -> list[Any]:
-    return [*(column.copy() for column in ends[:5]), [[list(end) for end in agents] for agents in ends.agents]]
-
-
-def _ends(state: list[Any]) -> _Ends:
-    return _Ends._make([*state[:5], [[_AgentEnd(*end) for end in ends] for ends in state[5]]])

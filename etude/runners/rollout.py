@@ -17,7 +17,7 @@ from etude.connectors.pipeline import refuse_unready
 from etude.envs import Turn
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience, Segments, arrays
-from etude.experience.arrays import first_not_finite, host_columns, ranges
+from etude.experience.arrays import host_columns, not_finite, ranges
 from etude.experience.experience import check_finite, offsets_of
 from etude.experience.ids import Ids
 from etude.modules import Actor
@@ -368,7 +368,7 @@ class Rollout:
             ModuleError: the module's ``dist_inputs`` are not finite.
         """
         inputs = self.rows.columns.get(col.DIST_INPUTS)
-        if inputs is not None and first_not_finite(inputs[: self.rows.size]) is not None:
+        if inputs is not None and len(not_finite(inputs[: self.rows.size])):
             raise ModuleError(
                 f"the module returned `{col.DIST_INPUTS}` that is not finite, and the env failed on the resulting "
                 f"action: the module's weights may have diverged ({error})"

@@ -107,7 +107,7 @@ def test_the_best_mean_is_chosen_of_those_that_are_allowed() -> None:
     dist = QuantileGreedy(spaces.Discrete(3, start=2), "action", 2)
     inputs = np.array([[0, 3, 9, 5, 3, -9], [0, 3, -1e30, 5, 3, -1e30], [8, 3, 0, 0, 3, 1]], np.float32)
     assert dist.act(inputs, None)["action"].tolist() == [3, 3, 2]  # means 2.5 3 0; 2.5 3; 4 3 0.5
-    assert dist.act_tensors(torch.from_numpy(inputs), None)["action"].tolist() == [3, 3, 2]
+    assert dist.act(torch.from_numpy(inputs), None)["action"].tolist() == [3, 3, 2]
     dist.epsilon = 1.0
     rows = np.repeat(inputs[1:2], 1000, 0)
     assert set(dist.act(rows, dist.noise(np.random.default_rng(0), (1000,)))["action"]) == {2, 3}

@@ -14,6 +14,7 @@ from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, Setting
 from etude.algorithms.off_policy import looked_ahead
 from etude.algorithms.sac import SoftModule
 from etude.experience import Experience, Segments
+from etude.experience.replay import without_blind
 from etude.learners import Batch, Loss
 from etude.modules import Module
 
@@ -208,7 +209,8 @@ def test_a_last_step_that_nothing_is_known_to_follow_is_left_out() -> None:
     segments = Segments.of(3, episode_id=["a", "b", "c"], lookback=np.array([2, 0, 1]))
     segments = segments.replace(has_final_obs=~np.array(blind))
     steps = {"obs": obs, "reward": np.ones(len(obs))}
-    exp = looked_ahead(Experience(steps, np.cumsum([0, *lengths]), segments, {"obs": final}), 2, 0.5)
+    exp = without_blind(Experience(steps, np.cumsum([0, *lengths]), segments, {"obs": final}))
+    exp = looked_ahead(exp, 2, 0.5)
     assert exp.lengths.tolist() == [5, 4]
     assert exp.segments.lookback.tolist() == [2, 1]
     assert exp.steps["obs"].tolist() == np.concatenate([obs[:5], obs[7:]]).tolist()

@@ -147,7 +147,7 @@ def test_noise_has_the_density_of_a_normal_in_units_of_the_action() -> None:
     dist = NoisyTanh(BOX, "action", std=0.2)
     inputs, other = torch.randn(2, 50, 2)
     noise = 0.1 * torch.randn(50, 2)
-    action = dist.act_tensors(inputs, noise)
+    action = dist.act(inputs, noise)
     np.testing.assert_allclose(
         action["action"], dist.act(inputs.numpy(), noise.numpy())["action"], rtol=1e-4, atol=1e-5
     )

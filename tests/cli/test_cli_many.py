@@ -124,7 +124,7 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
         (["--workers", "two"], "ppo.workers.num_workers is 'two', expected INT."),
         (["--workers", "2", "--workers.num-workers", "2"], "ppo: --workers and --workers.num-workers are one setting"),
         (["--min-batch", "0"], "`workers.min_batch` is 0, but must be at least 1, or none."),
-        (["--step-timeout", "3"], "Workers.step_timeout needs workers"),
+        (["--step-timeout", "3"], "Workers.step_timeout must be auto or none without workers"),
         (["--recurrent", "rnn"], "ppo.network.recurrent is 'rnn', expected {lstm,gru}|none"),
         (
             ["--count-steps-by", "steps"],

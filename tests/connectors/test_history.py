@@ -243,7 +243,7 @@ def test_bad_histories() -> None:
     for connector in (two, three):
         connector.spaces(BOX, CHOICE)
         connector.start(1)
-    with pytest.raises(CheckpointError, match="of another k than 3"):
+    with pytest.raises(CheckpointError, match="windows of history:k=3 have the shapes"):
         three.load_state_dict(two.state_dict())
 
 

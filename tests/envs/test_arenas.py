@@ -55,7 +55,7 @@ LIMITS: list[dict[str, Any]] = [
     {"max_steps": 7},
     {"min_batch": 1},
     {"cleanup_time": 1.0},
-    {"mode": "sync"},
+    {"mode": "thread"},
 ]
 
 

@@ -21,10 +21,6 @@ class Chain:
     truncated: bool = False
     known: bool = False
 
-    @property
-    def is_blind(self) -> bool:
-        return not self.known and not self.terminated
-
 
 class NaiveReplay:
     """Every step that was ever added, in order, as (chain, place in it)."""
@@ -38,8 +34,13 @@ class NaiveReplay:
         for segment in exp:
             own = segment.segments
             key = (own.episode_id[0], own.agent_id[0], own.module_id[0])
-            skipped = int(own.lookback[0])
-            if segment.num_steps == skipped:
+            skipped, num = int(own.lookback[0]), segment.num_steps
+            known, terminated, truncated = (bool(x[0]) for x in (own.has_final_obs, own.terminated, own.truncated))
+            final_obs = segment.final_obs["obs"][0]
+            if not known and not terminated:  # nothing to bootstrap the last step from
+                num, known, truncated = num - 1, True, False
+                final_obs = segment.steps["obs"][num]
+            if num <= skipped:
                 continue
             t = int(own.t_start[0]) + skipped
             chain = next((c for c in reversed(self.chains) if c.key == key), None)
@@ -47,30 +48,22 @@ class NaiveReplay:
             if ended or chain.steps[-1]["t"] + 1 != t:
                 chain = Chain(key, [])
                 self.chains.append(chain)
-            for row in range(skipped, segment.num_steps):
+            for row in range(skipped, num):
                 step = {name: column[row] for name, column in segment.steps.items()}
                 chain.steps.append({**step, "t": t + row - skipped})
                 self.steps.append((chain, len(chain.steps) - 1))
-            chain.final_obs = segment.final_obs["obs"][0]
-            chain.terminated, chain.truncated = bool(own.terminated[0]), bool(own.truncated[0])
-            chain.known = bool(own.has_final_obs[0])
+            chain.final_obs, chain.known = final_obs, known
+            chain.terminated, chain.truncated = terminated, truncated
 
     @property
     def stored(self) -> range:
         return range(max(0, len(self.steps) - self.capacity), len(self.steps))
 
-    @property
-    def drawable(self) -> list[int]:
-        return [i for i in self.stored if not self._is_blind(*self.steps[i])]
-
-    def _is_blind(self, chain: Chain, place: int) -> bool:
-        return place == len(chain.steps) - 1 and chain.is_blind
-
     def looked_ahead(self, index: int) -> dict[str, Any]:
         """What a sample of this step is."""
         chain, place = self.steps[index]
         first, total, k = chain.steps[place], 0.0, 0
-        while k < self.n_step and place < len(chain.steps) and not self._is_blind(chain, place):
+        while k < self.n_step and place < len(chain.steps):
             total += self.gamma**k * float(chain.steps[place]["reward"])
             k += 1
             place += 1

@@ -31,15 +31,14 @@ def test_each_step_that_can_be_drawn_is_drawn_with_what_followed_it(exps, capaci
     for replay, naive in both(exps, capacity, n_step, priorities):
         assert replay.num_steps == len(naive.stored)
         assert replay.num_added == len(naive.steps)
-        assert replay.num_blind == len(naive.stored) - len(naive.drawable)
-        assert replay.can_sample(len(naive.drawable))
-        assert not replay.can_sample(len(naive.drawable) + 1)
-        if not naive.drawable:
+        assert replay.can_sample(len(naive.stored))
+        assert not replay.can_sample(len(naive.stored) + 1)
+        if not naive.stored:
             with pytest.raises(DataError, match="no step to draw"):
                 replay.sample(1)
             continue
         batch = replay.sample(200)  # of at most 14
-        assert set(batch["index"].tolist()) == set(naive.drawable)
+        assert set(batch["index"].tolist()) == set(naive.stored)
         expected = [naive.looked_ahead(index) for index in batch["index"].tolist()]
         for name in expected[0]:
             column = np.array([one[name] for one in expected])
@@ -53,6 +52,8 @@ def test_each_step_that_can_be_drawn_is_drawn_with_what_followed_it(exps, capaci
 @given(lives(), st.integers(1, 14), st.integers(1, 6), st.integers(0, 3))
 def test_sequences_are_steps_of_one_episode_with_those_before_them(exps, capacity, length, lookback):
     for replay, naive in both(exps, capacity, 1):
+        if not naive.stored:
+            continue
         drawn = replay.sample_sequences(400, length, lookback)
         drawn.validate()
         places = {step["obs"]: i for i, (chain, place) in enumerate(naive.steps) for step in [chain.steps[place]]}
@@ -99,7 +100,7 @@ def test_pieces_or_all_at_once_are_the_same(exps, capacity, n_step, priorities):
     for exp in exps:
         one.add(exp)
     all_at_once.add(Experience.concat(exps))
-    assert one.num_blind == all_at_once.num_blind
+    assert one.num_steps == all_at_once.num_steps
     if one.can_sample(1):
         a, b = one.sample(30), all_at_once.sample(30)
         assert {n: bits(c) for n, c in a.items()} == {n: bits(c) for n, c in b.items()}
@@ -190,18 +191,18 @@ def test_settings_out_of_range_are_refused(settings, message) -> None:
 def test_what_can_not_be_added_is_refused_and_leaves_the_rest_as_it_was() -> None:
     exp = numbered([4])
     replay = Replay(10, seed=0)
-    with pytest.raises(DataError, match=r"needs observations, each with its final_obs, and `reward`"):
+    with pytest.raises(DataError, match=r"needs observations and `reward`, but there are the columns \['obs'\]"):
         replay.add(Experience({"obs": exp.steps["obs"]}, exp.offsets, exp.segments, exp.final_obs))
     with pytest.raises(DataError, match=r"`obs` is a Tensor, but a replay holds NumPy: use exp.numpy\(\)"):
         replay.add(exp.to("cpu"))
     with pytest.raises(DataError, match=r"`info/x` holds objects"):
         replay.add(exp.with_steps(**{"info/x": np.full(4, None, object)}))
-    with pytest.raises(DataError, match="final_obs `obs` is float64, but its column is float32"):
+    with pytest.raises(DataError, match="final_obs and observations differ: column `obs` is float64, not float32"):
         replay.add(Experience(exp.steps, exp.offsets, exp.segments, {"obs": np.zeros(1)}))
     replay.add(exp)
-    with pytest.raises(DataError, match=r"holds columns \['action', 'obs', 'reward'\], but .*'logp'"):
+    with pytest.raises(DataError, match="those in the replay differ: only one of them has column `logp`"):
         replay.add(exp.with_steps(logp=exp.steps["obs"]))
-    with pytest.raises(DataError, match=r"holds column `action` as int64, but in the experience it is float32\[2\]"):
+    with pytest.raises(DataError, match=r"column `action` is float32\[2\], not int64. Convert it first"):
         replay.add(exp.with_steps(action=np.zeros((4, 2), np.float32)))
     assert replay.num_steps == 4
     replay.add(exp[0:0])  # nothing is no error
@@ -217,10 +218,23 @@ def test_what_came_of_a_terminated_end_needs_no_final_observation() -> None:
     replay = Replay(4, n_step=2, gamma=0.5, seed=0)
     replay.add(Experience(steps, np.array([0, 2]), segments, {"obs": np.zeros(1, np.float32)}))
     batch = replay.sample(20)
-    assert replay.num_blind == 0
+    assert replay.num_steps == 2
     assert batch["terminated"].all()
     assert not batch["discount"].any()
     assert set(batch["reward"]) == {2.0}
+
+
+def test_steps_that_nothing_is_known_to_follow_are_not_stored() -> None:
+    exp, replay = numbered([3]), Replay(4, seed=0)
+    unknown = exp.with_segments(has_final_obs=np.array([False]))
+    replay.add(unknown[0:0])
+    replay.add(unknown.split(2)[1])
+    assert not replay.can_sample(1)
+    with pytest.raises(DataError, match="none is stored.* needs an observation after it"):
+        replay.sample(1)
+    replay.add(unknown)
+    batch = replay.sample(50)
+    assert set(zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True)) == {(0.0, 1.0), (1.0, 2.0)}
 
 
 def test_a_replay_larger_than_the_memory_is_refused_at_once() -> None:

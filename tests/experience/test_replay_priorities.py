@@ -78,14 +78,17 @@ def test_of_steps_given_twice_the_last_counts() -> None:
     assert np.bincount(replay.sample(400)["index"]).tolist() == [300, 100]
 
 
-def test_a_step_whose_outcome_is_not_known_waits_for_it() -> None:
+def test_a_step_whose_outcome_is_not_known_has_no_priority() -> None:
     replay = Replay(8, priorities=Priorities(alpha=1.0), seed=0)
     replay.add(numbered([2], has_final_obs=False))
     assert set(replay.sample(100)["index"]) == {0}
-    replay.update_priorities([0, 1], [5.0, 5.0])
-    assert set(replay.sample(100)["index"]) == {0}
+    replay.update_priorities([0], [5.0])
+    with pytest.raises(DataError, match="there is no step 1"):
+        replay.update_priorities([0, 1], [5.0, 5.0])
     replay.add(numbered([1], episode_id=["e0"], t_start=2))
-    assert np.bincount(replay.sample(300)["index"]).tolist() == [100, 100, 100]
+    batch = replay.sample(300)
+    assert np.bincount(batch["index"]).tolist() == [150, 150]
+    assert set(zip(batch["index"].tolist(), batch["next_obs"].tolist(), strict=True)) == {(0, 1.0), (1, 1.0)}
 
 
 @pytest.mark.parametrize("extreme", [0.0, 1e-300, 1e300])

@@ -175,15 +175,11 @@ def test_its_state_goes_on_exactly() -> None:
             DataError,
             "a step column can't be called `mask`: the dataset adds mask, terminated, truncated, next_obs itself",
         ),
-        (
-            lambda: _two({}, {"x": np.ones(2)}),
-            DataError,
-            r"column `x` is float64 in this collection, but missing in those before it",
-        ),
+        (lambda: _two({}, {"x": np.ones(2)}), DataError, "those before it differ: only one of them has column `x`"),
         (
             lambda: _two({"x": np.ones(2)}, {"x": np.ones((2, 3), np.float32)}),
             DataError,
-            r"column `x` is float32\[3\] in this collection, but float64 in those before it",
+            r"column `x` is float32\[3\], not float64. Convert it first",
         ),
         (
             lambda: next(ReplayDataset().batches(1, 1)),

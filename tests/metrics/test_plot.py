@@ -7,7 +7,7 @@ from matplotlib import image
 
 from etude.errors import DataError
 from etude.metrics import JSONLines, plot_runs
-from etude.metrics.plot import Band, _curve, _labels, plot_bands
+from etude.metrics.plot import Band, Panel, _curves, _labels, plot_panels
 
 
 def _run(path, rows):
@@ -48,7 +48,7 @@ def test_runs_of_all_kinds_make_one_picture(tmp_path):
 def test_names_are_drawn_as_they_are(tmp_path, name):
     assert plot_runs([_online(tmp_path / name, 3)], tmp_path / "c.png").stat().st_size > 1000
     band = Band(name, *np.ones((4, 2)))
-    text = plot_bands({name: [band]}, tmp_path / "c.svg", x="env_steps", y="return_mean").read_text()
+    text = plot_panels([Panel(name, "env_steps", "return_mean", [band])], tmp_path / "c.svg").read_text()
     assert f"<!-- {name} -->" in text
 
 
@@ -73,24 +73,32 @@ def test_a_run_of_one_row_can_be_drawn(tmp_path):
 
 
 def test_online_curves_stand_over_env_steps_and_offline_ones_over_updates(tmp_path):
-    online = _curve(_online(tmp_path / "a"), "a")
-    assert (online.clock, online.quantity) == ("env_steps", "return")
-    assert online.x.tolist() == [i * 100 for i in range(1, 20)]
-    assert online.low[3] == -1
-    assert online.high[3] == 9
-    offline = _curve(_offline(tmp_path / "b"), "b")
-    assert (offline.clock, offline.quantity) == ("updates", "return")
-    assert offline.evaluated[~np.isnan(offline.evaluated)].tolist() == [5, 10, 15]
-    bare = _curve(_run(tmp_path / "c", [{"updates": 1, "losses": {"a": 1.0, "b": 0.5}}]), "c")
-    assert (bare.quantity, bare.mean.tolist()) == ("loss", [1.5])
+    clock, quantity, (online,) = _curves(_online(tmp_path / "a"), "a")
+    assert (clock, quantity) == ("env_steps", "episode return")
+    assert online.x.tolist() == [i * 100 for i in range(2, 20)]  # without the row in which no episode had ended
+    assert online.low[2] == -1
+    assert online.high[2] == 9
+    clock, quantity, (offline,) = _curves(_offline(tmp_path / "b"), "b")
+    assert (clock, quantity) == ("updates", "episode return")
+    assert offline.value.tolist() == [5, 10, 15]
+    _, quantity, (bare,) = _curves(_run(tmp_path / "c", [{"updates": 1, "losses": {"a": 1.0, "b": 0.5}}]), "c")
+    assert (quantity, bare.value.tolist()) == ("loss", [1.5])
+
+
+def test_an_evaluation_is_a_second_curve(tmp_path):
+    rows = [{"env_steps": i, "return_mean": 1.0 * i} | ({"eval_return_mean": 7.0} if i == 2 else {}) for i in (1, 2)]
+    _, _, (mean, evaluation) = _curves(_run(tmp_path / "a", rows), "a")
+    assert (mean.label, mean.x.tolist(), mean.value.tolist()) == ("a", [1, 2], [1, 2])
+    assert (evaluation.label, evaluation.x.tolist(), evaluation.value.tolist()) == ("a, evaluation", [2], [7])
+    plot_runs([tmp_path / "a"], tmp_path / "c.png")
 
 
 def test_rows_that_a_resumed_run_wrote_anew_replace_the_old_ones(tmp_path):
     steps = [100, 200, 300, 400, 200, 300, 500]
     rows = [{"env_steps": x, "return_mean": i} for i, x in enumerate(steps)]
-    curve = _curve(_run(tmp_path / "r", rows), "r")
+    _, _, (curve,) = _curves(_run(tmp_path / "r", rows), "r")
     assert curve.x.tolist() == [100, 200, 200, 300, 500]
-    assert curve.mean.tolist() == [0, 1, 4, 5, 6]
+    assert curve.value.tolist() == [0, 1, 4, 5, 6]
 
 
 def test_labels_tell_runs_apart():

@@ -137,10 +137,10 @@ def test_acting_is_learning_for_every_shape_of_network(kind, config, action_spac
     obs_space.seed(1)
     rows = {1: 1, 70: 1, 5: 4}
     for n, steps in rows.items():
-        samples = [[module._flatten_obs(obs_space.sample()) for _ in range(steps)] for _ in range(n)]
+        samples = [[module.columns_of(obs_space.sample()) for _ in range(steps)] for _ in range(n)]
         obs = {
             name: np.array([[step[name] for step in row] for row in samples], leaf.dtype)
-            for name, leaf in module._flatten_obs.leaves.items()
+            for name, leaf in module.columns_of.leaves.items()
         }
         columns = acted(module.actor(explore=True), module, obs)
         out = module(module.obs_from({name: torch.from_numpy(column) for name, column in obs.items()}))

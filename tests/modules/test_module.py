@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from etude.errors import DataError, ModuleError
-from etude.experience import Experience, Segments
-from etude.modules import Module, Network, NetworkConfig, NumPyActor, Output, TorchActor, logp_of, make_module
+from etude.errors import ModuleError
+from etude.modules import Module, Network, NetworkConfig, NumPyActor, Output, TorchActor, make_module
 from etude.modules.acting import CHUNK
 from etude.modules.distributions import distribution_for
 from etude.spaces import Flattener
@@ -83,8 +82,6 @@ def test_every_combination_of_spaces_acts_and_learns(obs_space, action_space, sq
     np.testing.assert_allclose(extras["dist_inputs"], output.dist_inputs.detach(), atol=1e-5)
     np.testing.assert_allclose(module.value_of(obs), output.value.detach(), atol=1e-5)
     logp = output.logp(module.action_from(tensors(action)))
-    exp = Experience({**obs, **action, **extras}, np.array([0, 2, 5]), Segments.of(2, episode_id=["a", "b"]), {})
-    np.testing.assert_allclose(logp_of(module, exp), logp.detach(), atol=1e-3, rtol=1e-3)
     if explore:
         np.testing.assert_allclose(said, logp.detach(), atol=1e-3, rtol=1e-3)
     else:
@@ -350,14 +347,6 @@ def test_training_mode_is_of_all_parts_and_a_net_may_have_a_say() -> None:
             module.train(mode)
             parts = [module, net, net[0], net[1], net[1][0], net[1][1]]
             assert [part.training for part in parts] == [mode] * 3 + [mode and inner is not Frozen] * 3
-
-
-def test_log_probabilities_need_what_they_follow_from():
-    module = make_module(None, VECTOR, TWO)
-    steps = {"obs": np.zeros((1, 4), np.float32), "action": np.zeros(1, np.int64)}
-    exp = Experience(steps, np.array([0, 1]), Segments.of(1, episode_id=["a"]), {})
-    with pytest.raises(DataError, match="need the column `dist_inputs`, but there is only obs, action"):
-        logp_of(module, exp)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(10**13), spaces.MultiDiscrete([10**13, 2])])

@@ -48,7 +48,7 @@ def test_actions_are_those_of_numpy_for_the_same_noise(name: str, explores: bool
             inputs[::3, run.start] = FORBIDDEN
             inputs[::5, run.start : run.start + 2] = 1.0
     noise = dist.noise(rng, (ROWS,)) if explores else None
-    found = dist.act_tensors(torch.from_numpy(inputs), None if noise is None else torch.from_numpy(noise))
+    found = dist.act(torch.from_numpy(inputs), None if noise is None else torch.from_numpy(noise))
     wanted = dist.act(inputs, noise)
     assert found.keys() == wanted.keys()
     for part, column in host_columns(found).items():
@@ -205,5 +205,3 @@ def test_a_distribution_without_tensors_says_what_it_lacks() -> None:
     own = OnlyNumPy(spaces.Discrete(2), "action", num_inputs=2, num_noise=2, logits=())
     with pytest.raises(ModuleError, match="OnlyNumPy can't act in an env of tensors, since it has no `noise_tensor`"):
         own.noise_tensor(torch.Generator(), 1)
-    with pytest.raises(ModuleError, match="it has no `act_tensors`"):
-        own.act_tensors(torch.zeros(1, 2), None)

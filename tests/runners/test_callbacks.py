@@ -337,7 +337,7 @@ def test_media_are_pictures_and_clips_and_the_newest_of_a_name() -> None:
         (lambda e: e.log_histogram("h", "abc"), r"log_histogram\('h', ...\): the values must be finite"),
         (
             lambda e: e.log_media("m", np.zeros(3)),
-            r"log_media\('m', ...\) takes a frame, .*it is a frame of shape \(3,",
+            r"log_media\('m', ...\) takes a frame, .*it is ndarray of shape \(3,\), not a frame",
         ),
         (lambda e: e.log_media("m", []), r"log_media\('m', ...\) takes .*its frames have the shapes \[\]: give one"),
         (lambda e: e.log_media("m", [np.zeros((2, 2)), np.zeros((2, 3))]), r"shapes \[\(2, 2, 3\), \(2, 3, 3\)\]"),

@@ -95,7 +95,6 @@ def test_many_examples_reach_what_is_rare() -> None:
         finished += run.check_finished()
         late += any(life.results > run.given.get(key, 0) for key, life in run.arena.lives.items() if not life.void)
     lives = run.arena.lives.values()
-    assert len(run.runner.state_dict()["tracker"]["parts"]) <= 2 * run.arena.num_envs  # what broke off is forgotten
     assert finished > 20
     assert late > 5
     assert sum(life.is_cut and life.results > 0 for life in lives) > 10
