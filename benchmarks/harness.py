@@ -194,9 +194,9 @@ def expert(options: Options) -> Path:
     """
     path = options.folder / "expert"
     if not path.exists():
-        from etude import PPO, PPOConfig, Stop
+        from etude import PPO, Stop, preset
 
-        algorithm = PPO(PPOConfig(env=ENV, seed=0))
+        algorithm = PPO(preset("ppo", ENV, seed=0))
         algorithm.fit(Stop(return_mean=450, env_steps=400_000))
         algorithm.save(options.folder / "run")
         algorithm.record(path, 500, seed=1)

@@ -44,7 +44,7 @@ def _train(folder: Path, seed: int, *more: str) -> Finished:
     out = folder / f"ray-ppo-{seed}"
     shutil.rmtree(out, ignore_errors=True)
     settings = ("--env", ENV, "--seed", str(seed), "--stop.return-mean", "450", "--out", str(out))
-    return etude("train", "ppo", *settings, *more, "--quiet", "--json")
+    return etude("train", "ppo", "--preset", *settings, *more, "--quiet", "--json")
 
 
 def _result(finished: Finished) -> dict[str, Any]:

@@ -29,10 +29,10 @@ BC_REACH, MEMORY_REACH = 6 / 0.87, 600
 
 
 def ppo(options: Options) -> Iterator[Row]:
-    """PPO until the mean of the last 100 returns is 450 or more."""
+    """PPO with its preset until the mean of the last 100 returns is 450 or more."""
 
     def run(seed: int) -> Finished:
-        return _train("ppo", seed, options.folder / f"ppo-{seed}")
+        return _train("ppo", seed, options.folder / f"ppo-{seed}", "--preset")
 
     def peer(seed: int) -> Finished:
         return process([sys.executable, "-m", "benchmarks.sb3", str(seed)])

@@ -11,7 +11,7 @@ import etude
 
 folder = Path(tempfile.mkdtemp())
 
-expert = etude.PPO(etude.PPOConfig(env="CartPole-v1", seed=1))
+expert = etude.PPO(etude.preset("ppo", "CartPole-v1", seed=1))
 for result in expert.iterate(etude.Stop(return_mean=450, env_steps=200_000)):
     print(f"{result.env_steps:>7,} steps  return {result.return_mean:6.1f}")
 expert.save(folder / "expert")

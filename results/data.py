@@ -6,7 +6,6 @@ Gym-MuJoCo), with a smaller budget: SAC trains in parts. ``expert`` are episodes
 the first one with a third of that return, and ``medium-replay`` is everything that SAC did until then.
 """
 
-import dataclasses
 import json
 import shutil
 from contextlib import closing
@@ -53,7 +52,7 @@ def _part(folder: Path, env: str, k: int, env_steps: int) -> float:
         shutil.rmtree(begun, ignore_errors=True)
     record = etude.RecordConfig(path=str(replay))
     if k == 0:
-        algorithm: Any = etude.SAC(dataclasses.replace(etude.preset("sac", env), seed=0, record=record))
+        algorithm: Any = etude.SAC(etude.preset("sac", env, seed=0, record=record))
     else:
         algorithm = etude.load(folder / f"agent-{k - 1}", env=env, record=record)
     with closing(algorithm):

@@ -21,6 +21,14 @@ class PPOConfig(OnPolicyConfig):
 
     everyday: ClassVar[tuple[str, ...]] = ("clip", "entropy_weight")
 
+    lr: Schedule = 3e-4
+    """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: Schulman
+    et al. 2017, table 3. Small tasks such as CartPole are learned faster with 1e-3."""
+
+    minibatch_size: int = 64
+    """Steps in a minibatch, at least 1; each makes one gradient step. Default: Schulman et al. 2017, table 3. Larger
+    minibatches take less time for each step."""
+
     optimizer: OptimizerConfig = OptimizerConfig(eps=1e-5)
     """Settings of the optimizer. Default of `eps`: Huang et al. 2022, detail 3."""
 

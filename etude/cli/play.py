@@ -331,7 +331,7 @@ class Demo:
         shutil.rmtree(recording, ignore_errors=True)
         how = ["--env", "CartPole-v1", "--seed", "1", "--stop.return-mean", f"{GOAL:g}", "--overwrite"]
         for words in (
-            ["train", "ppo", *how, "--stop.env-steps", "400000", "--out", ppo],
+            ["train", "ppo", *how, "--preset", "--stop.env-steps", "400000", "--out", ppo],
             ["record", ppo, "--episodes", str(EPISODES), "--seed", "5", "--to", recording],
             ["train", "bc", *how, "--data", recording, "--stop.updates", "5000", "--out", bc],
             ["plot", ppo, bc, "--to", curves],

@@ -98,16 +98,17 @@ def find_preset(algorithm: str, env: str) -> Preset:
     raise SettingsError(f"{algorithm} has no preset for {env}. {hint} All of them: etude presets")
 
 
-def preset(algorithm: str, env: str) -> AlgorithmConfig:
-    """Settings that are known to work: ``etude.PPO(etude.preset("ppo", "HalfCheetah-v5"))``.
+def preset(algorithm: str, env: str, **changes: Any) -> AlgorithmConfig:
+    """Settings that are known to work: ``etude.PPO(etude.preset("ppo", "HalfCheetah-v5", seed=1))``.
 
-    What is to be different is changed with ``dataclasses.replace``. See `find_presets` for where they are from.
+    See `find_presets` for where they are from.
 
     Args:
         algorithm: Its name, such as ``ppo``.
         env: The task, such as ``HalfCheetah-v5`` or ``atari:Pong``.
+        changes: Settings that differ from the preset, as the algorithm's config takes them.
 
     Raises:
-        SettingsError: there is none for these; the nearest is named.
+        SettingsError: there is no preset for these, the nearest is named; or a change is no setting of the algorithm.
     """
-    return find_preset(algorithm, env).config()
+    return dataclasses.replace(find_preset(algorithm, env).config(), **changes)

@@ -9,6 +9,7 @@ import pytest
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop, load
 from etude.cli.main import main
 from etude.evaluation import FQEConfig, evaluate_on
+from etude.presets import preset
 from etude.recordings import Recording
 
 ENV = "CartPole-v1"
@@ -20,7 +21,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("cartpole")
     trained = {}
     for name, steps in (("worse", 2_000), ("middle", 8_000), ("better", 10_000)):
-        trained[name] = PPO(PPOConfig(env=ENV, seed=0))
+        trained[name] = PPO(preset("ppo", ENV, seed=0))
         trained[name].fit(Stop(env_steps=steps))
     trained["middle"].record(path / "held_out", 150, seed=1, explore=True)
     for name in ("worse", "better"):

@@ -55,6 +55,14 @@ def test_the_most_particular_of_them_are_taken_over():
     assert [p.env for p in etude.find_presets("impala")] == ["atari:Breakout", "atari:Pong"]
 
 
+def test_what_is_to_be_different_is_an_argument():
+    changed = etude.preset("ppo", "HalfCheetah-v5", seed=3, window=20)
+    assert changed == dataclasses.replace(etude.preset("ppo", "HalfCheetah-v5"), seed=3, window=20)
+    assert (changed.seed, changed.metrics.window, changed.clip) == (3, 20, 0.1)
+    with pytest.raises(etude.SettingsError, match="PPOConfig has no setting `learning_rate`. Here it is: `lr`"):
+        etude.preset("ppo", "HalfCheetah-v5", learning_rate=1e-3)
+
+
 def test_what_is_unknown_is_named():
     with pytest.raises(etude.SettingsError, match="ppo has no preset for HalfCheetah-v4. Nearest: HalfCheetah-v5"):
         etude.preset("ppo", "HalfCheetah-v4")

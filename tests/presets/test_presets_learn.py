@@ -38,8 +38,9 @@ class InThousandths(gym.RewardWrapper[Any, Any]):
 @pytest.mark.parametrize("normalizes", [True, False], ids=["right", "no normalisation"])
 def test_ppo_learns_from_small_rewards_because_advantages_are_normalised(normalizes: bool) -> None:
     """Else the entropy bonus outweighs them: the policy stays random, with episodes of about 95 steps."""
-    config = dataclasses.replace(
-        etude.preset("ppo", "CartPole-v1"),
+    config = etude.preset(
+        "ppo",
+        "CartPole-v1",
         env=lambda: InThousandths(gym.make("CartPole-v1")),
         entropy_weight=0.01,
         normalize_advantages=normalizes,

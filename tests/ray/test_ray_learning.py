@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import etude
-from etude import BC, DQN, MARWIL, PPO, BCConfig, DQNConfig, MARWILConfig, PPOConfig, Ray, Stop
+from etude import BC, DQN, MARWIL, PPO, BCConfig, DQNConfig, MARWILConfig, Ray, Stop
 from etude.algorithms.engine import Engine
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.learning]
@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.learning]
 def expert(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a PPO that learned from two runners, with a recording of its episodes beside the checkpoint."""
     folder = tmp_path_factory.mktemp("expert")
-    config = PPOConfig(env="CartPole-v1", seed=0, window=20, connectors=("normalize_obs",), engine=Ray(num_runners=2))
+    given = {"seed": 0, "window": 20, "connectors": ("normalize_obs",), "engine": Ray(num_runners=2)}
+    config = etude.preset("ppo", "CartPole-v1", **given)
     with closing(PPO(config)) as algorithm:
         result = algorithm.fit(Stop(return_mean=450, env_steps=100_000))
         assert result.return_mean >= 450
