@@ -12,7 +12,7 @@ from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of
 from etude.modules import Module
-from etude.settings import FloatAbove0, FloatFrom0, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, settings
 
 
 @settings
@@ -25,7 +25,7 @@ class PPOConfig(OnPolicyConfig):
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: Schulman
     et al. 2017, table 3. Small tasks such as CartPole are learned faster with 1e-3."""
 
-    minibatch_size: int = 64
+    minibatch_size: IntFrom1 = 64
     """Steps in a minibatch, at least 1; each makes one gradient step. Default: Schulman et al. 2017, table 3. Larger
     minibatches take less time for each step."""
 
