@@ -58,7 +58,9 @@ def data(tmp_path_factory: pytest.TempPathFactory, cluster: None) -> str:
 
 
 def bc(data: Any, **settings: Any) -> etude.BC:
-    return etude.BC(etude.BCConfig(data=data, **{"seed": 3, "batch_size": 14, "buffer_size": 64} | settings))
+    """An algorithm that reads nothing in this process."""
+    usual = {"seed": 3, "batch_size": 14, "buffer_size": 64, "engine": Ray(num_learners=1)}
+    return etude.BC(etude.BCConfig(data=data, **usual | settings))
 
 
 def taken(feed: Any, num: int) -> list[Any]:
@@ -222,7 +224,6 @@ def test_figures_of_the_flow(data: str) -> None:
     result = algorithm.train()
     algorithm.close()
     assert result.updates == 100
-    assert result.data["read"] > 0
     assert result.data["load"] > 0
     assert result.data["steps_per_s"] > 0
     assert result.bottleneck in ("load", "connectors", "shuffle", "update")
