@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from etude.columns import ACTION, ACTION_MASK
 from etude.errors import EnvError
-from etude.spaces import Space, leaves
+from etude.spaces import leaves
 
 
 class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -28,7 +28,8 @@ class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)
         gym.Wrapper.__init__(self, env)
-        self._size = sum(_choices(leaf) for leaf in leaves(env.action_space, ACTION).values())
+        parts = leaves(env.action_space, ACTION).values()
+        self._size = sum(spaces.flatdim(leaf) for leaf in parts if not isinstance(leaf, spaces.Box))
         if not self._size:
             raise EnvError(f"the action space {env.action_space} has no choices that a mask could forbid.")
         mask = spaces.MultiBinary(self._size)
@@ -58,11 +59,3 @@ class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructo
                 f"1, one for each choice of {self.env.action_space}."
             )
         return {"observation": obs, ACTION_MASK: mask.reshape(-1).astype(np.int8)}
-
-
-def _choices(leaf: Space) -> int:
-    if isinstance(leaf, spaces.Discrete):
-        return int(leaf.n)
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return int(leaf.nvec.sum())
-    return int(np.prod(leaf.shape)) if isinstance(leaf, spaces.MultiBinary) else 0
