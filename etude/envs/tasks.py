@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from etude.errors import EnvError, described
 from etude.settings import nearest
@@ -105,28 +104,11 @@ def no_velocity(env_id: str, render_mode: str | None = None) -> gym.Env[Any, Any
             f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
             f"known for {known}; wrap another env in gymnasium.ObservationWrapper yourself."
         )
-    return Positions(gym.make(env_id, render_mode=render_mode, disable_env_checker=True), _POSITIONS[name])
-
-
-class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """Keeps only some entries of an observation.
-
-    Args:
-        env: An env whose observations are a Box ``[N]``.
-        kept: The indices of the entries to keep.
-    """
-
-    def __init__(self, env: gym.Env[NDArray[Any], Any], kept: tuple[int, ...]) -> None:
-        super().__init__(env)
-        box = env.observation_space
-        assert isinstance(box, gym.spaces.Box)
-        self.kept = np.array(kept)
-        low, high = box.low[self.kept], box.high[self.kept]
-        self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
-
-    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """The kept entries."""
-        return np.asarray(observation[self.kept])
+    env, kept = gym.make(env_id, render_mode=render_mode, disable_env_checker=True), np.array(_POSITIONS[name])
+    box = env.observation_space
+    assert isinstance(box, gym.spaces.Box)
+    space = gym.spaces.Box(box.low[kept], box.high[kept], dtype=box.dtype.type)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[kept], space)
 
 
 _KINDS: Final[dict[str, Callable[[str], gym.Env[Any, Any]]]] = {"atari": atari, "no_velocity": no_velocity}
