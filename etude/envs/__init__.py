@@ -6,10 +6,10 @@ from etude.envs.arena import Arena, Kind, Turn
 from etude.envs.backends import kill_workers
 from etude.envs.inline import InlineArena
 from etude.envs.make import make_arena
-from etude.envs.masks import InfoActionMask
 from etude.envs.multi_agent import MultiAgentEnv
 from etude.envs.pool import PoolArena
 from etude.envs.registry import EnvLike, env_name, names_module
+from etude.envs.tasks import InfoActionMask
 from etude.envs.vector import VectorArena, make_vector_env
 from etude.envs.workers import Workers
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks with names of their own in Etude: Atari games with their usual wrappers, and envs that hide velocities."""
+"""Wrapped envs: tasks with names of their own (Atari games, envs that hide velocities), and action masks from infos."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
+from etude.columns import ACTION, ACTION_MASK
 from etude.errors import EnvError, described
 from etude.settings import nearest
+from etude.spaces import leaves
 
 _POSITIONS: Final = {
     "CartPole": (0, 2),
@@ -105,28 +106,60 @@ def no_velocity(env_id: str, render_mode: str | None = None) -> gym.Env[Any, Any
             f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
             f"known for {known}; wrap another env in gymnasium.ObservationWrapper yourself."
         )
-    return Positions(gym.make(env_id, render_mode=render_mode, disable_env_checker=True), _POSITIONS[name])
-
-
-class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
-    """Keeps only some entries of an observation.
-
-    Args:
-        env: An env whose observations are a Box ``[N]``.
-        kept: The indices of the entries to keep.
-    """
-
-    def __init__(self, env: gym.Env[NDArray[Any], Any], kept: tuple[int, ...]) -> None:
-        super().__init__(env)
-        box = env.observation_space
-        assert isinstance(box, gym.spaces.Box)
-        self.kept = np.array(kept)
-        low, high = box.low[self.kept], box.high[self.kept]
-        self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
-
-    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """The kept entries."""
-        return np.asarray(observation[self.kept])
+    env, kept = gym.make(env_id, render_mode=render_mode, disable_env_checker=True), np.array(_POSITIONS[name])
+    box = env.observation_space
+    assert isinstance(box, gym.spaces.Box)
+    space = gym.spaces.Box(box.low[kept], box.high[kept], dtype=box.dtype.type)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[kept], space)
 
 
 _KINDS: Final[dict[str, Callable[[str], gym.Env[Any, Any]]]] = {"atari": atari, "no_velocity": no_velocity}
+
+
+class InfoActionMask(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Moves ``info["action_mask"]``, which Taxi has for example, into the observation, where modules apply it.
+
+    The observation becomes ``Dict(observation=..., action_mask=...)``, as in PettingZoo. The mask is MultiBinary, int8,
+    with one number for each choice of the discrete parts of the action space, in their order: 1 if it is allowed.
+
+    Args:
+        env: Its ``info`` must contain the mask after each reset and step.
+
+    Raises:
+        EnvError: the action space has no discrete part; or the mask is missing, or does not fit the action space.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+        parts = leaves(env.action_space, ACTION).values()
+        self._size = sum(gym.spaces.flatdim(leaf) for leaf in parts if not isinstance(leaf, gym.spaces.Box))
+        if not self._size:
+            raise EnvError(f"the action space {env.action_space} has no choices that a mask could forbid.")
+        mask = gym.spaces.MultiBinary(self._size)
+        self.observation_space = gym.spaces.Dict({"observation": env.observation_space, ACTION_MASK: mask})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the env; the observation includes the mask."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._masked(obs, info, "reset"), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env; the observation includes the mask."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._masked(obs, info, "step"), reward, terminated, truncated, info
+
+    def _masked(self, obs: Any, info: dict[str, Any], method: str) -> dict[str, Any]:
+        name = type(self.env.unwrapped).__name__
+        if ACTION_MASK not in info:
+            raise EnvError(
+                f"the info that {method} of {name} returns has no {ACTION_MASK!r} (it has {sorted(info)}): "
+                "InfoActionMask is for envs that return one after each reset and step."
+            )
+        mask = np.asarray(info[ACTION_MASK])
+        if mask.size != self._size or not ((mask == 0) | (mask == 1)).all():
+            raise EnvError(
+                f"info[{ACTION_MASK!r}] that {method} of {name} returns is {mask}: it needs {self._size} numbers, 0 or "
+                f"1, one for each choice of {self.env.action_space}."
+            )
+        return {"observation": obs, ACTION_MASK: mask.reshape(-1).astype(np.int8)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from etude.envs.masks import InfoActionMask
+from etude.envs import InfoActionMask
 from etude.errors import EnvError
 from etude.modules import distribution_for
 
