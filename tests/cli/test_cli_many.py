@@ -23,7 +23,8 @@ def config(out):
 def test_workers_and_memory(tmp_path, capsys):
     out = tmp_path / "run"
     args = ["train", "ppo", "--env", "cli_runs:make_env", "--num-steps", "128", "--epochs", "1", "--hidden", "8"]
-    assert main([*args, *WORKERS, "--recurrent", "lstm", "--updates", "2", "--out", str(out), "--json"]) == 0
+    args += ["--minibatch-size", "128", *WORKERS, "--recurrent", "lstm"]
+    assert main([*args, "--updates", "2", "--out", str(out), "--json"]) == 0
     last = json.loads(capsys.readouterr().out)
     assert (last["updates"], last["env_steps"]) == (2, 256)
     found = config(out)
