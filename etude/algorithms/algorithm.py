@@ -30,7 +30,7 @@ from etude.algorithms.checkpoint import (
     what_fits,
     write_components,
 )
-from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import Recorder, learned_by_connectors, play, record, runner_for, seed_after
@@ -409,6 +409,12 @@ class Algorithm(Generic[C]):
             before = self._counts()
             self.learner.set_env_steps(self.env_steps)
             update = self.training_step()
+            if not self.engine.is_asked:
+                raise SettingsError(
+                    f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step "
+                    "made its gradient steps in this process, without asking self.engine: leave `num_learners` out, "
+                    "or call super().training_step(), which asks them. Runners work all the same."
+                )
             self.after_update(self.env_steps)
             self.iteration += 1
             self.evaluate_when_due()

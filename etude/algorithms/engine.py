@@ -128,6 +128,11 @@ class Engine:
     def push(self) -> None:
         """Send the state here to remote learners, after loading or after modules were added or removed."""
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the learners that the settings ask for were used; always True for learners in this process."""
+        return True
+
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:

@@ -98,6 +98,11 @@ class RayEngine(Engine):
         self._start()
         return self._kept(Learners(self._algorithm, self.settings))
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the learners have been started; False if there are none."""
+        return not self.settings.num_learners or "learners" in vars(self)
+
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""
         algorithm, learners = self._algorithm, self.learners
