@@ -98,7 +98,7 @@ def find_preset(algorithm: str, env: str) -> Preset:
     raise SettingsError(f"{algorithm} has no preset for {env}. {hint} All of them: etude presets")
 
 
-def preset(algorithm: str, env: str, **changes: Any) -> AlgorithmConfig:
+def preset(algorithm: str, env: str, /, **changes: Any) -> AlgorithmConfig:
     """Settings that are known to work: ``etude.PPO(etude.preset("ppo", "HalfCheetah-v5", seed=1))``.
 
     See `find_presets` for where they are from.
@@ -106,7 +106,8 @@ def preset(algorithm: str, env: str, **changes: Any) -> AlgorithmConfig:
     Args:
         algorithm: Its name, such as ``ppo``.
         env: The task, such as ``HalfCheetah-v5`` or ``atari:Pong``.
-        changes: Settings that differ from the preset, as the algorithm's config takes them.
+        changes: Settings that differ from the preset, as the algorithm's config takes them. ``env`` may be an env of
+            your own that is like the task.
 
     Raises:
         SettingsError: there is no preset for these, the nearest is named; or a change is no setting of the algorithm.

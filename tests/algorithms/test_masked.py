@@ -66,8 +66,8 @@ def score(masked: bool, seed: int) -> float:
         gamma=0.0,
     )
     algorithm = PPO(config)
-    algorithm.fit(Stop(return_mean=9.0, env_steps=10_000))  # masked, 3,000 are enough; at random: 5
-    both = algorithm.figures.returns.mean, algorithm.evaluate(50, seed=1).return_mean
+    trained = algorithm.fit(Stop(return_mean=9.0, env_steps=10_000))  # masked, 3,000 are enough; at random: 5
+    both = trained.return_mean, algorithm.evaluate(50, seed=1).return_mean
     return min(both) if masked else max(both)
 
 

@@ -59,6 +59,7 @@ def test_what_is_to_be_different_is_an_argument():
     changed = etude.preset("ppo", "HalfCheetah-v5", seed=3, window=20)
     assert changed == dataclasses.replace(etude.preset("ppo", "HalfCheetah-v5"), seed=3, window=20)
     assert (changed.seed, changed.metrics.window, changed.clip) == (3, 20, 0.1)
+    assert etude.preset("ppo", "HalfCheetah-v5", env="Ant-v5").env == "Ant-v5"
     with pytest.raises(etude.SettingsError, match="PPOConfig has no setting `learning_rate`. Here it is: `lr`"):
         etude.preset("ppo", "HalfCheetah-v5", learning_rate=1e-3)
 
