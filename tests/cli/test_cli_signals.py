@@ -182,12 +182,17 @@ def test_a_signal_saves_and_ends_an_offline_run_whose_data_hangs(tmp_path, start
     ppo.close()
     words = ["train", "bc", "--data", data, "--mode", "stream", "--batch-size", "16", "--updates-per-iteration", "5"]
     words += ["--prelearner", "hanging_code:prelearner", "--out", str(out), "--stop.updates", "1000000", *workers]
-    child, _ = start("Quiet", first=f"import sys; sys.argv[1:] = {words}; {SOONER}")
+    (child,) = start("Quiet", first=f"import sys; sys.argv[1:] = {words}; {SOONER}", told=0)
+    waits_for = {"hangs", "updates"}  # the data hangs, perhaps already while it is opened, and the run has begun
+    for line in child.stderr:
+        waits_for -= {line.partition(" ")[0]}
+        if not waits_for:
+            break
     child.send_signal(signal.SIGHUP)
     err = ended(child)
     assert child.returncode == 130, err
     assert "the checkpoint is in" in err
-    assert etude.load(out, prelearner=None).iteration >= 0
+    assert etude.load(out, prelearner=None).iteration >= 1
 
 
 @pytest.mark.parametrize(
