@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -454,22 +454,24 @@ class Prefetched(Iterator[Item]):
         return sum(item.done() for item in self._ahead)
 
     def __next__(self) -> Item:
-        item: Item = _END
+        if not self.close.alive:
+            raise StopIteration
+        first = self._ahead.popleft()
         try:
-            with contextlib.suppress(IndexError, CancelledError):  # it was closed
-                item = self._ahead.popleft().result() if self.close.alive else _END
-            with contextlib.suppress(RuntimeError):
-                self._ahead.append(self._submit())
-        except Exception:
-            self.close()
-            raise
+            item = first.result()
         except BaseException as error:
             self.close()
+            if first.cancelled():  # another thread has closed it
+                raise StopIteration from None
+            if isinstance(error, Exception):
+                raise
             # Raised unchanged, it would end this thread, or the whole process, without a message.
             raise DataError(
                 f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
                 "must raise an Exception instead, and may not call sys.exit."
             ) from error
+        with contextlib.suppress(RuntimeError):  # another thread has closed it
+            self._ahead.append(self._submit())
         if item is _END:
             self.close()
             raise StopIteration

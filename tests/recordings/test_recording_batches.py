@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pyarrow as pa
@@ -265,3 +266,16 @@ def test_who_waits_for_a_batch_is_woken_where_another_thread_closes():
             assert not taking.is_alive()
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("kind", [IndexError, RuntimeError, CancelledError])
+def test_what_makes_a_batch_never_ends_them_silently_by_an_error(kind):
+    def batches():
+        yield 1
+        raise kind("a mistake")
+
+    ahead = Prefetched(batches(), 2)
+    assert next(ahead) == 1
+    with pytest.raises(kind, match="a mistake"):
+        next(ahead)
+    assert list(ahead) == []
