@@ -196,6 +196,7 @@ class Signals:
         global _is_pausing
         if self.conclude is None:
             if seconds > CLOSING:
+                _say("error: interrupted.\n")
                 self._end(INTERRUPTED)
         elif since_second is not None:
             if since_second > AT_ONCE:

@@ -90,6 +90,12 @@ class WhenMade(CartPoleEnv):
         threading.Event().wait()
 
 
+class IsDeafWhenMade(IsDeaf):
+    def __init__(self):
+        tell()
+        self.hang()
+
+
 class Walks(CartPoleEnv):
     """Never hangs; says when it has made some steps."""
 

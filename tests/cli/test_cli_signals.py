@@ -108,6 +108,14 @@ def test_a_signal_saves_and_ends_it_however_an_env_hangs_in_process(tmp_path, st
     assert_saved(tmp_path / "run", child, err)
 
 
+def test_a_run_that_hangs_before_it_begins_is_ended_and_says_so(tmp_path, start):
+    child, _ = start("IsDeafWhenMade", first="import etude.interruption as i; i.CLOSING = 0.5")
+    child.send_signal(signal.SIGTERM)
+    err = ended(child)
+    assert (child.returncode, err) == (130, "error: interrupted.\n")
+    assert not (tmp_path / "run" / "checkpoint.json").exists()
+
+
 @pytest.mark.parametrize("mode", ["process", "thread"])
 def test_an_env_that_hangs_in_a_worker(tmp_path, start, mode):
     child, pid = start("Waits", "--workers", "2", "--workers.mode", mode)
@@ -228,7 +236,7 @@ def test_an_env_that_is_never_made(tmp_path, start):
         assert child.returncode == 130
         assert err.endswith("error: interrupted.\n")
         assert_ends(pid)
-        assert not (tmp_path / "run").exists()
+        assert not (tmp_path / "run" / "checkpoint.json").exists()
 
 
 def test_nohup_is_respected(tmp_path, start):
