@@ -30,8 +30,6 @@ _MERGES: Final = {
     **{"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum},
     **{"any": np.maximum, "all": np.minimum},
 }
-_CLOCK: Final = {"first step": "min", "last step": "max"}
-"""Columns of the env's clock."""
 
 
 class EpisodeTable:
@@ -79,14 +77,12 @@ class EpisodeTable:
         part |= {name: getattr(exp.segments, name) for name in (col.TERMINATED, col.TRUNCATED)}
         if col.REWARD in exp.steps:
             part[RETURN] = exp.returns()
-        of_steps = dict.fromkeys(_CLOCK, exp.steps[col.ENV_T]) if col.ENV_T in exp.steps else {}
-        if self._where is not None:
-            columns = step_values(exp, [col.T_INDEX, *self._where.columns])
-            of_steps |= {text: self._where.of_steps(text, columns) for text in self._reductions}
         if exp.num_segments:
-            for name, values in of_steps.items():
-                merge = _MERGES[_CLOCK.get(name) or self._reductions[name].how]
-                part[name] = merge.reduceat(np.asarray(values), exp.offsets[:-1])
+            if self._where is not None:
+                columns = step_values(exp, [col.T_INDEX, *self._where.columns])
+                for text, reduction in self._reductions.items():
+                    values = self._where.of_steps(text, columns)
+                    part[text] = _MERGES[reduction.how].reduceat(np.asarray(values), exp.offsets[:-1])
             self._parts.append(part)
         return codes
 
@@ -102,17 +98,6 @@ class EpisodeTable:
         out = np.full(len(self._codes), _STARTS[how])
         _MERGES[how].at(out, self._columns["code"], self._columns[name])
         return out
-
-    @property
-    def num_env_steps(self) -> int:
-        """The number of env steps, if several agents that act at the same time take one step.
-
-        They are counted by the env's clock if it was recorded, else by each episode's longest-acting agent.
-        """
-        if "last step" not in self._columns:
-            return int(self.figures[LENGTH].sum())
-        first, last = (self._merged(name, how) for name, how in _CLOCK.items())
-        return int(np.maximum(last - first + 1, 0).sum())
 
     @cached_property
     def figures(self) -> dict[str, NDArray[Any]]:
@@ -153,20 +138,29 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
 
 
 def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
-    """Return counts of episodes, agents and steps, and the returns, of ``pieces``, as JSON data.
+    """Return counts and sums of episodes, agents, steps and returns of ``pieces``, as JSON data.
 
-    They are over steps that are not lookback. ``return_*`` are over episodes (each the sum over its agents), including
-    unfinished ones.
+    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the final observations of episodes
+    that ended. ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of
+    observations and actions are float64, over all numbers in them as recorded.
     """
-    table = EpisodeTable()
+    table, env_steps = EpisodeTable(), _EnvSteps()
+    sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
     for exp in pieces:
-        table.add(exp)
+        trained, segments = exp.trained(), exp.segments
+        env_steps.add(exp, table.add(exp), trained)
+        for root in (col.OBS, col.ACTION):
+            for values in col.subtree(exp.steps, root).values():
+                sums[root] += _sum(values if trained.all() else values[trained])
+        ends = segments.done & segments.has_final_obs
+        for values in exp.final_obs.values():
+            sums[col.FINAL_OBS] += _sum(values[ends])
     figures, num = table.figures, len(table)
     returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
     return {
         "episodes": num,
         "agents": sorted(agent for agent in table.agents if agent is not None),
-        "env_steps": table.num_env_steps,
+        "env_steps": env_steps.total(),
         "agent_steps": int(figures[STEPS].sum()),
         "terminated": int(figures[col.TERMINATED].sum()),
         "truncated": int(figures[col.TRUNCATED].sum()),
@@ -175,7 +169,57 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
         "return_mean": _or_none(returns.mean()),
         "return_min": _or_none(returns.min()),
         "return_max": _or_none(returns.max()),
+        "obs_sum": sums[col.OBS],
+        "final_obs_sum": sums[col.FINAL_OBS],
+        "action_sum": sums[col.ACTION],
     }
+
+
+class _EnvSteps:
+    """Counts env steps: several agents that act at the same time take one step."""
+
+    def __init__(self) -> None:
+        self._spans: list[Index] = []
+        """Spans of the env's clock, ``[n, 3]``: episode, first, last + 1."""
+
+    def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
+        """Add experience, the episode code of each segment, and a mask of the steps that are not lookback."""
+        if col.ENV_T in exp.steps:
+            clock = np.asarray(exp.steps[col.ENV_T])[trained]
+            episode = codes[exp.segment_of_step()][trained]
+            self._spans.append(np.stack([episode, clock, clock + 1], axis=1).astype(np.int64))
+        else:
+            first = exp.segments.t_start + exp.segments.lookback
+            stop = exp.segments.t_start + exp.lengths
+            self._spans.append(np.stack([codes, first, stop], axis=1)[stop > first])
+        if len(self._spans) > 256:
+            self._spans = [_united(np.concatenate(self._spans))]
+
+    def total(self) -> int:
+        """The number of env steps."""
+        spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
+        return int((spans[:, 2] - spans[:, 1]).sum())
+
+
+def _sum(values: Any) -> float:
+    if values.dtype == object:
+        return 0.0
+    return float(np.asarray(values).sum(dtype=np.float64))
+
+
+def _united(spans: Index) -> Index:
+    """Merge the spans of each episode that touch or overlap."""
+    spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
+    if not len(spans):
+        return spans
+    # Episodes are laid one after another on a single line, so that one running maximum serves all of them.
+    width = int(spans[:, 2].max()) + 2
+    starts, stops = spans[:, 0] * width + spans[:, 1], spans[:, 0] * width + spans[:, 2]
+    reach = np.maximum.accumulate(stops)
+    heads = np.flatnonzero(np.append(True, starts[1:] > reach[:-1]))
+    tails = np.append(heads[1:], len(spans)) - 1
+    episode = spans[heads, 0]
+    return np.stack([episode, starts[heads] - episode * width, reach[tails] - episode * width], axis=1)
 
 
 def _or_none(value: float) -> float | None:

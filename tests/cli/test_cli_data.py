@@ -129,6 +129,7 @@ def test_recordings_of_others_are_read_and_converted(suffix, tmp_path, capsys):
     assert main(["data", "info", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["episodes"], found["agent_steps"], found["return_total"], found["terminated"]) == (2, 10, 45.0, 2)
+    assert found["obs_sum"] == pytest.approx(float(arrays["observations"].sum(dtype=np.float64)))
     assert main(["data", "convert", str(path), str(tmp_path / "ours")]) == 0
     assert main(["data", "validate", str(tmp_path / "ours")]) == 0
     exp = Recording.open(tmp_path / "ours").read(columns=["obs", "reward"])

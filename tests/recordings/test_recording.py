@@ -426,7 +426,7 @@ def test_folders_with_nothing_that_is_known(tmp_path):
 # -- info ----------------------------------------------------------------------------------------------------------
 
 
-def test_info_counts(tmp_path):
+def test_info_counts_and_sums(tmp_path):
     exp = numbered([30, 3, 5], truncated=[False, True, False])
     record(tmp_path, exp, max_rows_per_file=8)
     info = Recording.open(tmp_path).info()
@@ -437,6 +437,9 @@ def test_info_counts(tmp_path):
     assert info["return_total"] == pytest.approx(sum(returns))
     assert info["return_mean"] == pytest.approx(np.mean(returns))
     assert (info["return_min"], info["return_max"]) == pytest.approx((min(returns), max(returns)))
+    assert info["obs_sum"] == pytest.approx(sum(sum(row) for row in exp.steps["obs"].tolist()))
+    assert info["final_obs_sum"] == pytest.approx(sum(sum(row) for row in exp.final_obs["obs"].tolist()))
+    assert info["action_sum"] == sum(exp.steps["action"].tolist())
     assert info["files"] == len(list(tmp_path.glob("*.parquet"))) == 5
     assert info["bytes"] == sum(f.stat().st_size for f in tmp_path.glob("*.parquet"))
     json.dumps(info)
@@ -452,6 +455,12 @@ def test_info_of_several_agents_counts_env_steps_once(tmp_path):
     info = Recording.open(tmp_path).info()
     assert (info["episodes"], info["agents"]) == (2, ["a", "b"])
     assert (info["agent_steps"], info["env_steps"]) == (15, 11)
+
+
+def test_info_counts_the_env_steps_of_an_agent_that_comes_after_another(tmp_path):
+    record(tmp_path, numbered([6], agent_id="a"), numbered([4], agent_id="b", t_start=[7]))
+    info = Recording.open(tmp_path).info()
+    assert (info["agent_steps"], info["env_steps"]) == (10, 10)
 
 
 def test_info_leaves_lookback_out(tmp_path):
