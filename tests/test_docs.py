@@ -85,7 +85,9 @@ def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path
     for part in run(preloaded, tmp_path, script).split(_BLOCK)[1:]:
         number, _, output = part.partition("\n")
         printed[int(number)] = output.strip()
-    shown = {f"line {block.line}": (i - 1, block.code.strip()) for i, block in enumerate(found) if block.mark == "output"}
+    shown = {
+        f"line {block.line}": (i - 1, block.code.strip()) for i, block in enumerate(found) if block.mark == "output"
+    }
     assert {line: printed[i] for line, (i, _) in shown.items()} == {line: code for line, (_, code) in shown.items()}
 
 
