@@ -51,11 +51,11 @@ def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -
     """
     if pa.types.is_struct(array.type):
         _check_depth(name.count("/"), name, place)
-        _check_nulls(array, name, place)
+        check_nulls(array, name, place)
         parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place, coded) for i, f in enumerate(array.type)]
         return {path: values for part in parts for path, values in part.items()}
     if coded is not None and is_text(array.type):
-        _check_nulls(array, name, place)
+        check_nulls(array, name, place)
         return {name: coded(array, name)}
     return {name: numbers(array, name, place)}
 
@@ -69,7 +69,7 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    _check_nulls(array, name, place)
+    check_nulls(array, name, place)
     if is_list(kind):
         _check_depth(_lists_in_lists(kind), name, place)
         inside = _inside(array, name, place)
@@ -152,7 +152,8 @@ def _check_depth(depth: int, name: str, place: Place) -> None:
         raise DataError(f"{place(0)}: column `{name[:80]}` is nested more than {MOST_AXES} deep. Leave it out.")
 
 
-def _check_nulls(array: pa.Array, name: str, place: Place) -> None:
+def check_nulls(array: pa.Array, name: str, place: Place) -> None:
+    """Raise a DataError that names the first row where a column is empty, if there is one."""
     if array.null_count:
         row = int(np.argmax(np.asarray(array.is_null())))
         more = f" ({array.null_count:,} rows like it)" if array.null_count > 1 else ""

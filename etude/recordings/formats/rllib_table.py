@@ -10,16 +10,16 @@ their storage and the field's metadata, so that Ray is not needed. The metadata 
 pickle, which is not read: the shape is then derived from the lengths.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -32,7 +32,8 @@ from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.arrow import is_bytes, is_list, is_number, is_text, one_array
+from etude.recordings.formats.arrow import Place as RowPlace
+from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
@@ -46,6 +47,7 @@ from etude.recordings.formats.rllib_rows import (
     segments_of,
     without_copies,
 )
+from etude.recordings.formats.table_index import key_codes
 from etude.recordings.layout import Header
 
 # -- the encodings of a column ---------------------------------------------------------------------------------------
@@ -56,135 +58,68 @@ _VARIABLE: Final = "ray.data.arrow_variable_shaped_tensor"
 _PICKLED: Final = "ray.data.arrow_pickled_object"
 
 
-class RowError(DataError):
-    """A row of a column can't be read; ``row`` is its index in the input, from 0."""
-
-    def __init__(self, row: int, message: str) -> None:
-        super().__init__(message)
-        self.row = row
-
-
-def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
+def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> Columns:
     """Convert a column to flat NumPy columns ``[N, ...]`` under ``root``.
 
     Raises:
-        DataError: it does not hold numbers, or has rows of different shapes; a `RowError` if one row is the cause.
+        DataError: it does not hold numbers, or has rows of different shapes; the message names the row.
     """
-    name, metadata = _extension(field)
-    array = one_array(values)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise RowError(row, f"`{root}` is empty in this row")
-    if name in _TENSORS:
-        return {root: _tensor(array, _shape(metadata), root)}
-    if name == _VARIABLE:
-        return {root: _variable(array, root)}
-    if name == _PICKLED:
-        return flat_columns(_each(array, unpickle, root), None, root)
-    return _plain(array, root)
+    name, shape = _extension(field)
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    check_nulls(array, root, place)
+    is_struct = pa.types.is_struct(array.type)
+    if name == _VARIABLE and is_struct and {"data", "shape"} <= {own.name for own in array.type} and len(array):
+        shapes = numbers(array.field("shape"), root, place)
+        if (shapes != shapes[0]).any():
+            row = int((shapes != shapes[0]).any(axis=1).argmax())
+            raise DataError(f"{place(row)}: `{root}` has the shape {shapes[row]}, but {shapes[0]} before. {REMEDY}.")
+        array, shape = array.field("data"), shapes[0].tolist()
+    elif is_struct:
+        parts = [columns_of(array.field(i), own, f"{root}/{own.name}", place) for i, own in enumerate(array.type)]
+        return {path: values for part in parts for path, values in part.items()}
+    if is_text(array.type) or is_bytes(array.type):
+        values = _unpacked(array, unpickle if name == _PICKLED else unpack, root, place)
+        try:
+            return flat_columns(values, None, root)
+        except DataError as error:
+            raise DataError(f"{place(0)}: {error}. {REMEDY}.") from error
+    flat = numbers(array, root, place)
+    if shape is None or not len(flat):
+        return {root: flat}
+    if math.prod(shape) != flat[0].size:
+        raise DataError(f"{place(0)}: `{root}` has {flat[0].size} numbers a row, but its shape is {shape}. {REMEDY}.")
+    return {root: flat.reshape(len(flat), *shape)}
 
 
-def _extension(field: pa.Field) -> tuple[str, bytes]:
-    """The name and the metadata of a field's extension type; empty if it has none."""
+def _extension(field: pa.Field) -> tuple[str, list[int] | None]:
+    """The name of a field's extension type, and the shape of one row; None if the metadata is not JSON."""
     if isinstance(field.type, pa.FixedShapeTensorType):
-        return field.type.extension_name, json.dumps({"shape": field.type.shape}).encode()
+        return field.type.extension_name, field.type.shape
     if isinstance(field.type, pa.ExtensionType):
-        return field.type.extension_name, field.type.__arrow_ext_serialize__()
-    metadata = field.metadata or {}
-    name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
-    return name, metadata.get(b"ARROW:extension:metadata", b"")
-
-
-def _shape(metadata: bytes) -> tuple[int, ...] | None:
-    """The shape of one row; None if the metadata is not JSON."""
+        name, about = field.type.extension_name, field.type.__arrow_ext_serialize__()
+    else:
+        metadata = field.metadata or {}
+        name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
+        about = metadata.get(b"ARROW:extension:metadata", b"")
     try:
-        data = json.loads(metadata)
+        data = json.loads(about)
     except (ValueError, UnicodeDecodeError, RecursionError):
-        return None
+        return name, None
     shape = data.get("shape") if isinstance(data, dict) else data
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        return None
-    return tuple(shape)
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    return name, shape if is_shape and name in _TENSORS else None
 
 
-def _tensor(array: pa.Array, shape: tuple[int, ...] | None, root: str) -> NDArray[Any]:
-    flat = _plain(array, root)[root]
-    if shape is None:
-        return flat
-    if math.prod(shape) != math.prod(flat.shape[1:]) and len(flat):
-        raise DataError(f"`{root}` has {math.prod(flat.shape[1:])} numbers a row, but its shape is {list(shape)}")
-    return flat.reshape(len(flat), *shape)
-
-
-def _variable(array: pa.Array, root: str) -> NDArray[Any]:
-    if not pa.types.is_struct(array.type) or {"data", "shape"} - {f.name for f in array.type}:
-        raise DataError(f"`{root}` is said to be a tensor of variable shape, but is {array.type}")
-    if not len(array):
-        return np.zeros(0, np.float32)
-    shapes = _plain(array.field("shape"), root)[root]
-    different = (shapes != shapes[0]).any(axis=1)
-    if different.any():
-        row = int(different.argmax())
-        raise RowError(
-            row, f"`{root}` has the shape {shapes[row].tolist()} in this row, but {shapes[0].tolist()} before"
-        )
-    if (shapes[0] < 0).any():
-        raise DataError(f"`{root}` has the shape {shapes[0].tolist()}")
-    return _tensor(array.field("data"), tuple(shapes[0].tolist()), root)
-
-
-def _plain(array: pa.Array, root: str) -> Columns:
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.dictionary_decode(), kind.value_type
-    if pa.types.is_struct(kind):
-        out: Columns = {}
-        for i in range(kind.num_fields):
-            child = pa.chunked_array([array.field(i)])
-            out |= columns_of(child, kind.field(i), f"{root}/{kind.field(i).name}")
-        return out
-    if is_list(kind):
-        return {root: _lists(array, root)}
-    if is_text(kind) or is_bytes(kind):
-        return flat_columns(_packed(array, root), None, root)
-    if is_number(kind):
-        return {root: np.asarray(array.to_numpy(zero_copy_only=False))}
-    raise DataError(f"`{root}` is of the type {kind}, which holds no numbers")
-
-
-def _lists(array: pa.Array, root: str) -> NDArray[Any]:
-    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-    if len(lengths) and lengths.min() != lengths.max():
-        row = int((lengths != lengths[0]).argmax())
-        raise RowError(row, f"`{root}` has {lengths[row]} entries in this row, but {lengths[0]} before")
-    inner = array.flatten()
-    if inner.null_count:
-        row = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0]) // int(lengths[0])
-        raise RowError(row, f"`{root}` has an empty entry in this row")
-    flat = _plain(inner, root)
-    if list(flat) != [root]:
-        raise DataError(f"`{root}` is a list of {inner.type}, which is no array")
-    values = flat[root]
-    return values.reshape(len(array), int(lengths[0]) if len(lengths) else 0, *values.shape[1:])
-
-
-def _packed(array: pa.Array, root: str) -> list[Any]:
-    texts = array.to_pylist()
-    try:
-        return unpack_rows(texts)
-    except DataError:
-        return _each(array, unpack, root)
-
-
-def _each(array: pa.Array, decode: Any, root: str) -> list[Any]:
+def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: RowPlace) -> list[Any]:
+    if decode is unpack:
+        with contextlib.suppress(DataError):
+            return unpack_rows(array.to_pylist())
     values = []
     for row, value in enumerate(array.to_pylist()):
         try:
             values.append(decode(value))
         except DataError as error:
-            raise RowError(row, f"`{root}`: {error}") from error
+            raise DataError(f"{place(row)}: `{root}`: {error}. {REMEDY}.") from error
     return values
 
 
@@ -251,13 +186,7 @@ class TableFiles:
         wanted = [n for n in (*KEYS, *ENDS) if n in self.fields and not pa.types.is_null(self.fields[n].type)]
         for group in range(len(self.parquet.groups)):
             table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
-            try:
-                own = self._codes(table, codes, modules, group)
-            except (pa.ArrowException, UnicodeDecodeError) as error:
-                where = self.parquet.place(group, 0).words
-                raise DataError(
-                    f"{where} or a later one: its `eps_id` can't be decoded ({error}). {REMEDY}."
-                ) from error
+            own = self._codes(table, codes, modules, group)
             done = np.zeros(table.num_rows, bool)
             for name in ENDS:
                 if name in wanted:
@@ -271,21 +200,12 @@ class TableFiles:
         self, table: pa.Table, codes: dict[tuple[str, str | None], int], modules: dict[int, str | None], group: int
     ) -> NDArray[np.int64]:
         """int64 ``[rows]``: the code of the episode and agent of each row."""
-        texts: list[tuple[NDArray[np.int32], list[str | None]]] = []
-        for name in KEYS[:3]:
-            if name not in table.schema.names or (name != "eps_id" and table[name].null_count == table.num_rows):
-                texts.append((np.zeros(table.num_rows, np.int32), [None]))
-                continue
-            coded = one_array(table[name])
-            coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
-            if coded.null_count and name == "eps_id":
-                row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self.parquet.place(group, row).words}: column `eps_id` is empty. {REMEDY}.")
-            coded.validate(full=True)
-            index = coded.indices.fill_null(-1) if coded.null_count else coded.indices
-            texts.append(
-                (index.to_numpy().astype(np.int32, copy=False), [*(str(v) for v in coded.dictionary.to_pylist()), None])
-            )
+        texts = [
+            key_codes(table[name], own, partial(self._row_place, name, group))
+            if name in table.schema.names
+            else (np.zeros(table.num_rows, np.int64), np.array([None], object))
+            for name, own in zip(KEYS[:3], (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), strict=True)
+        ]
         (eps, eps_names), (agent, agent_names), (module, module_names) = texts
         if not len(eps):
             return np.zeros(0, np.int64)
@@ -293,7 +213,7 @@ class TableFiles:
         if len(agent_names) > 1:
             new |= agent[1:] != agent[:-1]
         heads = np.append(0, np.flatnonzero(new) + 1)
-        both = eps[heads].astype(np.int64) * len(agent_names) + agent[heads] % len(agent_names)
+        both = eps[heads] * len(agent_names) + agent[heads]
         distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
         own = np.empty(len(distinct), np.int64)
         for i in np.argsort(first):
@@ -340,15 +260,18 @@ class TableFiles:
             DataError: it can't be read as numbers; the message names the file and row.
         """
         root = OWN.get(name) or _OTHERS.get(name) or (name if name in (*KEYS, *ENDS) else None)
+
+        def place(row: int) -> str:
+            return self._row_place(name, group, int(index[row]) if index is not None else first + row)
+
         try:
-            return columns_of(table[name], table.schema.field(name), root or words.own_name(name))
-        except DataError as error:
-            row = error.row if isinstance(error, RowError) else 0
-            place = self.parquet.place(group, int(index[row]) if index is not None else first + row)
-            raise DataError(f"{place.words}, column `{name}`: {error}. {REMEDY}.") from error
+            return columns_of(one_array(table[name]), table.schema.field(name), root or words.own_name(name), place)
         except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
             file = self.paths[self.parquet.groups[group][0]]
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
+
+    def _row_place(self, name: str, group: int, row: int) -> str:
+        return f"{self.parquet.place(group, row).words}, column `{name}`"
 
     def ranges(self, name: str) -> dict[str, Range]:
         """The ranges of integers in a column, over all rows, by Etude's names."""

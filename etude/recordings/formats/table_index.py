@@ -308,7 +308,7 @@ class _KeyReader:
         return {name: own[code] for (name, own), code in zip(words.items(), codes, strict=True)}
 
     def _coded(self, column: pa.ChunkedArray, name: str, place: Place) -> Ints:
-        codes, words = _codes(column, name, place)
+        codes, words = key_codes(column, name, place)
         known = self._known.setdefault(name, {})
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
@@ -393,12 +393,14 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
     return values.astype(np.int64)
 
 
-def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
+def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
     """Convert a key to codes, in order of first appearance, and the texts that they stand for."""
     array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
-    if array.null_count and (name == col.EPISODE_ID or pa.types.is_dictionary(array.type)):
+    if pa.types.is_dictionary(array.type) and array.null_count:
+        array = array.dictionary_decode()
+    if array.null_count and name == col.EPISODE_ID:
         row = int(np.argmax(np.asarray(array.is_null())))
         raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
     try:

@@ -32,11 +32,11 @@ BROKEN = [
     ({"without": ("actions",)}, "has no column `actions`, which a table of steps needs"),
     ({"obs": text_obs}, "row 0, column `obs`: `obs`: 'not packed at all' is not a packed array"),
     ({"obs": evil}, "a pickle holds the name `builtins.eval`"),
-    ({"obs": lambda r: pa.array([[1.0, 2.0]] * 3 + [[1.0]] * 4)}, "row 3, column `obs`: `obs` has 1 entries in this"),
-    ({"obs": lambda r: pa.array([None] + [[1.0, 2.0]] * 6)}, "row 0, column `obs`: `obs` is empty in this row"),
-    ({"obs": lambda r: pa.array([[1.0, None]] * 7)}, "row 0, column `obs`: `obs` has an empty entry"),
+    ({"obs": lambda r: pa.array([[1.0, 2.0]] * 3 + [[1.0]] * 4)}, "row 3, column `obs`: column `obs` has 1 numbers"),
+    ({"obs": lambda r: pa.array([None] + [[1.0, 2.0]] * 6)}, "row 0, column `obs`: column `obs` is empty"),
+    ({"obs": lambda r: pa.array([[1.0, None]] * 7)}, "row 0, column `obs`: column `obs` is empty or NaN"),
     ({"rewards": lambda r: pa.array(["x"] * 7)}, "row 0, column `rewards`: `reward`: 'x' is not a packed array"),
-    ({"eps_id": lambda r: pa.array(["a"] * 5 + [None] * 2)}, "row 5: column `eps_id` is empty"),
+    ({"eps_id": lambda r: pa.array(["a"] * 5 + [None] * 2)}, "row 5, column `eps_id`: the column of `episode_id`"),
     ({"obs": lambda r: pa.array([packed(pickle.dumps({"a": i})) for i in range(7)])}, "has another structure"),
 ]  # fmt: skip
 
