@@ -8,10 +8,11 @@ an object for each entry: their bytes repeat with a fixed stride, so that each n
 Source: the formats of msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md) and of msgpack-numpy 0.4.
 """
 
+import contextlib
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -164,11 +165,22 @@ def unpack(data: bytes) -> Any:
     Raises:
         DataError: it is not valid msgpack, or contains an object array, which would need unpickling.
     """
-    return MsgpackReader(data).value()
+    with well_formed():
+        return MsgpackReader(data).value()
+
+
+@contextlib.contextmanager
+def well_formed() -> Iterator[None]:
+    """Raise a DataError if a document that is read inside is invalid."""
+    try:
+        yield
+    except MALFORMED as error:
+        text = str(error) or type(error).__name__
+        raise DataError(f"not valid msgpack of numbers and arrays ({text[:200]})") from error
 
 
 class MsgpackReader:
-    """Reads a document from beginning to end. Every method raises a DataError if the document is invalid."""
+    """Reads a document from beginning to end, inside `well_formed`."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -213,26 +225,17 @@ class MsgpackReader:
 
     def map_size(self) -> int:
         """Read the header of a map and return its number of entries; their keys and values follow."""
-        try:
-            return int(self._unpacker.read_map_header())
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        return int(self._unpacker.read_map_header())
 
     def list_size(self) -> int:
         """Read the header of a list and return its number of entries, which follow."""
-        try:
-            return int(self._unpacker.read_array_header())
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        return int(self._unpacker.read_array_header())
 
     def key(self) -> str | int:
         """Read the next value as a key of a map."""
         at = self._unpacker.tell()
         is_short_text = at < len(self.data) and self.data[at] & 0xE0 == 0xA0
-        try:
-            value = self._unpacker.unpack() if is_short_text else self.scalar()
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        value = self._unpacker.unpack() if is_short_text else self.scalar()
         if not isinstance(value, str | int):
             raise DataError(f"a map has the key {str(value)[:40]!r}, which is neither text nor an integer")
         return value
@@ -242,47 +245,29 @@ class MsgpackReader:
         at = self._unpacker.tell()
         if at < len(self.data) and (0x80 <= self.data[at] <= 0x9F or 0xDC <= self.data[at] <= 0xDF):
             return self.value()
-        try:
-            return self._unpacker.unpack()
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        return self._unpacker.unpack()
 
     def skip(self) -> None:
         """Skip the next value."""
-        try:
-            self._unpacker.skip()
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        self._unpacker.skip()
 
     def value(self) -> Any:
         """Read the next value."""
         data = self.raw()  # checks that every size is backed by bytes, before anything is allocated
-        try:
-            return msgpack.unpackb(
-                data,
-                raw=False,
-                strict_map_key=False,
-                object_hook=_value_of,
-                ext_hook=_refuse,
-            )
-        except MALFORMED as error:
-            raise _malformed(error) from error
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, object_hook=_value_of, ext_hook=_refuse)
 
-    def entries(self, template: Template | None = None) -> tuple[Columns | list[Any], Template | None]:
-        """Read the next list: as columns by path if its entries have the same layout, else as values.
+    def entries(self, template: Template | None = None) -> tuple[Columns | None, Template | None]:
+        """Read the next list as columns by path, if its entries have the same layout; else skip it.
 
         Args:
             template: The layout of entries of an earlier such list; tried first.
 
         Returns:
-            The columns ``[N, ...]`` (the path of a bare number or array is ``()``) or the list of values, and the
-            template that fitted, if any.
+            The columns ``[N, ...]`` (the path of a bare number or array is ``()``), and the template that fitted.
         """
-        start = self.place
-        num = self.list_size()
-        first = self.place
+        num, first = self.list_size(), self.place
         if num == 0:
-            return [], template
+            return None, None
         columns = self._fitted(first, num, template) if template else None
         if columns is None:
             template = template_of(self.data, first)
@@ -290,10 +275,9 @@ class MsgpackReader:
         if columns is not None and template is not None:
             self._unpacker.read_bytes(num * template.size)
             return columns, template
-        values = MsgpackReader(self.data[start:]).value() if start else unpack(self.data)
         for _ in range(num):
             self.skip()
-        return values, None
+        return None, None
 
     def _fitted(self, first: int, num: int, template: Template) -> Columns | None:
         """The columns, if all entries match the template."""
@@ -340,11 +324,6 @@ def _value_of(value: dict[Any, Any]) -> Any:
 
 def _refuse(code: int, data: bytes) -> Any:
     raise ValueError(f"it holds an extension value of type {code}")
-
-
-def _malformed(error: BaseException) -> DataError:
-    text = str(error) or type(error).__name__
-    return DataError(f"not valid msgpack of numbers and arrays ({text[:200]})")
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

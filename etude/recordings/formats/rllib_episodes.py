@@ -7,7 +7,8 @@ counted in ``header.meta["duplicates"]``.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
-from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, unpack
+from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, unpack, well_formed
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import Schema, space_of
 from etude.recordings.layout import Header
@@ -47,11 +48,17 @@ _PLAIN: Final = (
 class Buffer:
     """The data of one list of an episode, before flattening."""
 
-    data: Any = None
-    """Columns by path if ``alike``; else a list of values, or one value whose arrays are whole columns."""
-    alike: bool = False
+    columns: Mapping[Path, NDArray[Any]] | None = None
+    """The entries as columns by path, if their layout is the same."""
+    raw: bytes | memoryview = b"\xc0"
+    """The undecoded bytes, at first those of None: a list of values, or one value whose arrays are whole columns."""
     finalized: bool = False
     lookback: int = 0
+
+    @cached_property
+    def data(self) -> Any:
+        """The decoded data."""
+        return unpack(bytes(self.raw))
 
 
 @dataclasses.dataclass
@@ -116,10 +123,11 @@ class DocumentReader:
         Raises:
             DataError: it is not such a document.
         """
-        reader = MsgpackReader(data)
-        if not reader.next_is_map():
-            raise DataError("the document is not a map, as RLlib's episodes are")
-        episodes = self._document(reader)
+        with well_formed():
+            reader = MsgpackReader(data)
+            if not reader.next_is_map():
+                raise DataError("the document is not a map, as RLlib's episodes are")
+            episodes = self._document(reader)
         rest = len(data) - reader.place
         if rest and episodes:
             episodes[0].notes.append(("trailing_bytes", f"{rest:,} bytes after the episode are left out"))
@@ -179,8 +187,6 @@ class DocumentReader:
             self._entries_of(reader, name, buffer, reader.map_size())
         else:
             raise DataError(f"`{name}` is not a buffer with the keys data, lookback, finalized, space")
-        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, read as a list of entries
-            buffer.data, buffer.alike = _unrolled(buffer.data), False
         return buffer
 
     def _entries_of(self, reader: MsgpackReader, name: str, buffer: Buffer, num: int) -> None:
@@ -198,11 +204,12 @@ class DocumentReader:
             raise DataError(f"`{name}` has the lookback {str(buffer.lookback)[:40]!r}")
 
     def _data(self, reader: MsgpackReader, name: str, buffer: Buffer) -> None:
-        if not reader.next_is_list():
-            buffer.data, buffer.alike = reader.value(), False
-            return
-        data, template = reader.entries(self._templates.get(name))
-        buffer.data, buffer.alike = data, isinstance(data, dict)
+        start, template = reader.place, None
+        if reader.next_is_list():
+            buffer.columns, template = reader.entries(self._templates.get(name))
+        else:
+            reader.skip()
+        buffer.raw = memoryview(reader.data)[start : reader.place]  # rarely decoded, so not copied
         if template is not None:
             self._templates[name] = template
 
@@ -260,18 +267,6 @@ def _own_steps(buffer: Any) -> NDArray[np.int64] | None:
     return np.flatnonzero([entry != "S" for entry in buffer["data"][int(buffer.get("lookback") or 0) :]])
 
 
-def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
-    """Turn the entries of a list that was read as columns into values again."""
-    if list(columns) == [()]:
-        return list(columns[()])
-    keys = list(dict.fromkeys(path[0] for path in columns))
-    parts = {key: _unrolled({p[1:]: c for p, c in columns.items() if p[0] == key}) for key in keys}
-    num = len(next(iter(parts.values())))
-    if keys == [str(i) for i in range(len(keys))]:
-        return [[parts[key][i] for key in keys] for i in range(num)]
-    return [{key: parts[key][i] for key in keys} for i in range(num)]
-
-
 def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
     """Flatten a buffer to columns under ``root``, without the entries before ``t_started``.
 
@@ -279,13 +274,11 @@ def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
         DataError: it does not fit its space, or does not hold numbers.
     """
     space = spaces.by_root.get(root) if spaces else None
-    if buffer.alike:
-        columns = {"/".join((root, *path)): column for path, column in buffer.data.items()}
+    if buffer.columns is not None and not buffer.finalized:  # else a Tuple's list of whole columns
+        columns = {"/".join((root, *path)): column for path, column in buffer.columns.items()}
         if (space is None and not _has_list(columns)) or (spaces and columns.keys() == spaces.names.get(root)):
             return _without(columns, buffer.lookback)
-        data: Any = _unrolled(buffer.data)
-    else:
-        data = buffer.data
+    data = buffer.data
     if data is None or isinstance(data, bool | int | float | str | bytes):
         raise DataError(f"`{root}` has no data")
     whole = buffer.finalized or not isinstance(data, list)
@@ -308,11 +301,10 @@ def info_columns(buffer: Buffer | None) -> Columns:
     """The numbers among the infos after each step that are present at every step, under ``info``."""
     if buffer is None:
         return {}
-    if buffer.alike:
-        return {"/".join((col.INFO, *p)): c[buffer.lookback + 1 :] for p, c in buffer.data.items()}
-    if not isinstance(buffer.data, list):
-        return {}
-    return _infos_of(buffer.data[buffer.lookback + 1 :], col.INFO)
+    if buffer.columns is not None:
+        return {"/".join((col.INFO, *p)): c[buffer.lookback + 1 :] for p, c in buffer.columns.items()}
+    data = buffer.data
+    return _infos_of(data[buffer.lookback + 1 :], col.INFO) if isinstance(data, list) else {}
 
 
 def _infos_of(infos: list[Any], root: str) -> Columns:
@@ -334,9 +326,9 @@ def _infos_of(infos: list[Any], root: str) -> Columns:
 
 def info_names(buffer: Buffer | None) -> set[str]:
     """The names of all infos after the steps, whatever their type."""
-    if buffer is None or buffer.alike or not isinstance(buffer.data, list):
+    if buffer is None or buffer.columns is not None or not isinstance(data := buffer.data, list):
         return set(info_columns(buffer))
-    own = [info for info in buffer.data[buffer.lookback + 1 :] if isinstance(info, dict)]
+    own = [info for info in data[buffer.lookback + 1 :] if isinstance(info, dict)]
     return {f"{col.INFO}/{key}" for info in own for key in info}
 
 
@@ -404,6 +396,8 @@ def num_steps(episode: AgentEpisode) -> int:
     buffer = episode.buffers.get(col.ACTION)
     if buffer is None:
         raise DataError("it has no `actions`")
+    if buffer.columns and not buffer.finalized:
+        return max(0, len(next(iter(buffer.columns.values()))) - buffer.lookback)
     data: Any = buffer.data
     whole = buffer.finalized or not isinstance(data, list)
     while whole and isinstance(data, dict | list | tuple) and len(data):

@@ -57,9 +57,9 @@ def test_lists_read_as_columns_hold_what_the_values_are(make, num):
     assert reader.list_size() == 2
     got, _ = reader.entries()
     assert reader.scalar() == "after"
-    if isinstance(got, list):  # integers of several widths have no common stride
+    if got is None:  # integers of several widths have no common stride
         assert num > 20
-        assert got == values
+        assert unpack(data)[0] == values
         return
     for path, column in got.items():
         for value, found in zip(values, column, strict=True):
@@ -76,7 +76,8 @@ def test_a_template_that_no_longer_fits_is_left():
     assert first[()].shape == (4, 3)
     assert second[()].shape == (3, 2)
     assert template != other
-    assert reader.entries(other) == ([1, "a"], None)
+    assert reader.entries(other) == (None, None)
+    assert reader.place == len(reader.data)
 
 
 def nd(**changes):
