@@ -3,7 +3,6 @@
 
 import base64
 import io
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -194,7 +193,7 @@ def space_of(data: Any) -> Space:
         return _space_of(data)
     except RecursionError as error:  # nor can such a deep value be shown
         raise DataError("a space can't be read: its spaces are nested too deep") from error
-    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, MemoryError) as error:
         raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
 
 
@@ -240,21 +239,10 @@ def _array_of(text: Any) -> NDArray[Any]:
             raise ValueError(f"its bounds are not zlib data ({error})") from error
         if unzip.unconsumed_tail:
             raise ValueError(f"its bounds take more than {_MAX_BYTES:,} bytes")
-        array = _npy(raw)
+        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"its bounds are of type {array.dtype}")
     return array
-
-
-def _npy(raw: bytes) -> NDArray[Any]:
-    """Read a ``.npy`` file; its shape is checked against its size before memory is allocated."""
-    file = io.BytesIO(raw)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(raw) - file.tell():
-        raise ValueError(f"its bounds say shape {shape} of {dtype}, which is not what their bytes hold")
-    return np.frombuffer(raw, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 
 def map_of(space: Space) -> dict[str, Any]:

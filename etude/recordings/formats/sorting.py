@@ -34,53 +34,30 @@ ROW: Final = "row in etude"
 """The column with the original index of each row."""
 TABLE: Final = "sorted.arrow"
 _TRACK, _WHEN = "track in etude", "time in etude"
+_TRACK_COLUMNS: Final = ["track", "rows", "first", "last"]
 
 
 class TrackTable:
     """The tracks (an agent in an episode, as a number) with their numbers of rows and their first and last times."""
 
     def __init__(self) -> None:
-        self._merged = np.zeros((4, 0), np.int64)
-        self._waiting: list[Ints] = []
-        self._num_waiting = 0
+        self._found: list[pa.Table] = []
 
     def add(self, track: Ints, when: Ints) -> None:
         """Add rows, given the track and the time of each."""
-        if not len(track):
-            return
-        heads = np.flatnonzero(np.append(True, track[1:] != track[:-1]))
-        size = np.diff(heads, append=len(track))
-        low, high = np.minimum.reduceat(when, heads), np.maximum.reduceat(when, heads)
-        found = _merged(np.stack([track[heads], size, low, high]))
-        self._waiting.append(found)
-        self._num_waiting += found.shape[1]
-        if self._num_waiting > max(2**18, self._merged.shape[1]):
-            self._merge()
+        self._found.append(_tracks(pa.table([track, np.ones(len(track), np.int64), when, when], _TRACK_COLUMNS)))
+        if sum(table.num_rows for table in self._found[1:]) > max(2**18, self._found[0].num_rows):
+            self._found = [_tracks(pa.concat_tables(self._found))]
 
     @property
-    def columns(self) -> NDArray[np.int64]:
-        """int64 ``[4, tracks]``: track number, number of rows, first time, last time; sorted by track number."""
-        self._merge()
-        return self._merged
-
-    def _merge(self) -> None:
-        self._merged = _merged(np.concatenate([self._merged, *self._waiting], axis=1))
-        self._waiting, self._num_waiting = [], 0
+    def columns(self) -> list[Ints]:
+        """Track number, number of rows, first time, last time; sorted by track number."""
+        return [np.asarray(column) for column in _tracks(pa.concat_tables(self._found)).sort_by(_TRACK_COLUMNS[0])]
 
 
-def _merged(found: NDArray[np.int64]) -> NDArray[np.int64]:
-    if not found.shape[1]:
-        return found
-    track, size, low, high = found[:, np.argsort(found[0], kind="stable")]
-    heads = np.flatnonzero(np.append(True, track[1:] != track[:-1]))
-    return np.stack(
-        [
-            track[heads],
-            np.add.reduceat(size, heads),
-            np.minimum.reduceat(low, heads),
-            np.maximum.reduceat(high, heads),
-        ]
-    )
+def _tracks(found: pa.Table) -> pa.Table:
+    merged = found.group_by("track").aggregate([("rows", "sum"), ("first", "min"), ("last", "max")])
+    return merged.select(["track", "rows_sum", "first_min", "last_max"]).rename_columns(_TRACK_COLUMNS)
 
 
 class KeyedRows(NamedTuple):
