@@ -86,6 +86,14 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
+def list_array(values: NDArray[Any]) -> pa.Array:
+    """Convert numbers ``[rows, ...]`` to an Arrow array without copying: nested lists of fixed length."""
+    array = pa.array(values.reshape(-1))
+    for size in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
 def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
     """Convert a column to text; None where it is empty.
 

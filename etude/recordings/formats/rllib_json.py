@@ -9,6 +9,7 @@ into the cache. Rows of an agent that are repeated on a later line are read once
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,13 +28,14 @@ from etude.recordings import cache
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats import sorting
+from etude.recordings.formats.arrow import list_array
 from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
 from etude.recordings.formats.rllib_columns import Schema, flat_columns, numbers, own_name
 from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
-from etude.recordings.formats.table import Sorted, contents_of, read_rows, row_place
+from etude.recordings.formats.table import contents_of, read_rows, row_place
 from etude.recordings.formats.table_inputs import Group
 from etude.recordings.layout import Header, loads
 
@@ -88,7 +90,7 @@ def _batch(policy: str | None, columns: Any) -> LineBatch:
         raise DataError(f"has no column `{missing[0]}`; it has {', '.join(list(columns)[:20])}")
     if not any(name in columns for name in ENDS):
         raise DataError("has no `terminateds`, `truncateds` or `dones`, one of which tells where episodes end")
-    rewards = column(columns["rewards"], col.REWARD)[col.REWARD]
+    rewards = column(columns["rewards"], col.REWARD).get(col.REWARD, np.zeros(()))
     if rewards.ndim != 1:
         raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
     return LineBatch(policy, columns, len(rewards))
@@ -246,7 +248,6 @@ class Trajectories:
 
 
 _HEAD: Final = 1 << 16
-_LACKING: Final = "which other lines have; read without that column"
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
@@ -287,13 +288,12 @@ class RLlibJson(FileFormat):
             found = json.loads(file.read())
         header = Header.from_json(found["header"], self.files[0])
         lines = [_FileLines(pa.schema([]), n, file, 0) for file, n in zip(self.files, found["lines"], strict=True)]
-        groups = sorting.SortedTable(lines, made, f"{_LACKING}. {_REMEDY}.").groups()
+        groups = sorting.SortedTable(lines, made).groups()
         spaces = header.obs_space, header.action_space
         source = Source([str(file) for file in self.files], {}, ETUDE, *spaces)
-        shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (dtype, shape) in found["schema"].items()}
-        contents = contents_of(source, groups, Sorted(self.files, shapes))
+        contents = contents_of(source, groups, is_sorted=True)
         problems = [Problem(**problem) for problem in found["problems"]]
-        return dataclasses.replace(contents, header=header, problems=problems)
+        return dataclasses.replace(contents, header=header, files=self.files, problems=problems)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each agent's episode, or for each piece of it."""
@@ -330,6 +330,7 @@ class _Scan:
         self._shapes: Columns = {}  # an array of the right dtype for each column, by Etude's names
         self._ranges: dict[str, Range] = {}
         self._dropped: set[str] = set()
+        self._counts: Counter[str] = Counter()  # in how many batches each column is, and "" for all of them
         self._has_begun = False
 
     def looked_through(self) -> Iterator[tuple[Ints, Ints]]:
@@ -361,8 +362,7 @@ class _Scan:
         try:
             batches = batches_of(line)
             columns = [self._columns(batch) for batch in batches]  # first, so that a line that fails has no effect
-            for own in columns:
-                self._check_shapes(own)
+            self._check_spaces(columns)
             place = f"{self.files[file].stem}-{number}"
             keys = [row_keys(batch) for batch in batches]
             for own in columns:
@@ -386,32 +386,43 @@ class _Scan:
                         self._dropped.add(name)
         return _columns(batch, self._dropped)
 
-    def _check_shapes(self, columns: Columns) -> None:
-        """Raise a DataError if observations or actions have other shapes than on earlier lines."""
+    def _check_spaces(self, columns: Sequence[Columns]) -> None:
+        """Raise a DataError if observations or actions differ from those of earlier batches in names or shapes."""
         for root in (col.OBS, col.ACTION):
-            for name, values in col.subtree(columns, root).items():
-                known = self._shapes.get(name, values)
-                if len(values) and known.shape[1:] != values.shape[1:]:
-                    here, there = list(values.shape[1:]), list(known.shape[1:])
-                    raise DataError(
-                        f"`{name}` has the shape {here} at each step, but {there} on lines before: spaces differ"
-                    )
+            known = col.subtree(self._shapes, root)
+            for own in (col.subtree(batch, root) for batch in columns if len(batch[col.REWARD])):
+                known = known or own
+                here, there = ({name: list(c.shape[1:]) for name, c in some.items()} for some in (own, known))
+                for name in [*here, *there]:
+                    if here.get(name) != there.get(name):
+                        now = f"the shape {here[name]}" if name in here else "no shape"
+                        before = there.get(name, "none")
+                        raise DataError(f"`{name}` has {now} at each step, but {before} on lines before: spaces differ")
 
     def _widen(self, columns: Columns) -> None:
-        """Widen the dtype and range of each column to those of a line."""
-        if not len(next(iter(columns.values()), ())):
+        """Widen the dtype and range of each column to those of a batch."""
+        if not len(columns[col.REWARD]):
             return
+        self._counts.update(["", *columns])
         for name, values in columns.items():
-            known = self._shapes.get(name, values[:0])
-            self._shapes[name] = known.astype(np.promote_types(known.dtype, values.dtype))
+            known = self._shapes.setdefault(name, values[:0])
+            if known.shape == values[:0].shape:
+                self._shapes[name] = known.astype(np.promote_types(known.dtype, values.dtype))
+            else:
+                self._counts[name] -= 1  # as if it were not there
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
     def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
-        """Return what all lines share, and the header."""
-        steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
-        header, schema = words.described(RLlibJson.name, steps, self._ranges, sorted(self._dropped), num_repeated)
-        return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
+        """Return what all lines share, and the header; columns that some of them lack are dropped."""
+        found = {n: c for n, c in self._shapes.items() if self._counts[n] == self._counts[""] and 0 not in c.shape[1:]}
+        nexts = col.subtree(found, col.NEXT_OBS)
+        steps = {name: c for name, c in found.items() if name not in nexts}
+        has_next_obs = col.renamed(nexts, col.NEXT_OBS, col.OBS).keys() == col.subtree(steps, col.OBS).keys()
+        kept = found if has_next_obs else steps
+        dropped = sorted(self._dropped | self._shapes.keys() - kept.keys())
+        header, schema = words.described(RLlibJson.name, steps, self._ranges, dropped, num_repeated)
+        return _JsonPlan(schema, self._dropped, has_next_obs), header
 
 
 def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
@@ -450,7 +461,7 @@ def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
 # -- sorting --------------------------------------------------------------------------------------------------------
 
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Version of the sorted files; changing it invalidates cache entries."""
 _CONTENTS: Final = "contents.json"
 _BATCH_ROWS: Final = 16_384
@@ -478,10 +489,8 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
     problems = [*scan.problems, *_repeated(files, repeated)]
-    stored = {name: plan.schema[col.as_obs(name)] for name in _stored(plan)}
     found = {
         "header": header.to_json(),
-        "schema": {name: [dtype.str, shape] for name, (dtype, shape) in stored.items()},
         "lines": scan.num_lines,
         "problems": [dataclasses.asdict(problem) for problem in problems],
     }
@@ -499,10 +508,15 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
             if number > scan.num_lines[file]:
                 break  # the rest could not be read
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
+                if not batch.num:
+                    continue
                 keys, own = row_keys(batch), _columns(batch, plan.dropped)
                 code, t = trajectories.rows_of(batch, keys, f"{path.stem}-{number}")
                 row = np.full(batch.num, first[file] + number - 1)
-                arrays = {name: _as_arrow(own.get(name), batch.num, plan, name) for name in names}
+                try:
+                    arrays = {n: list_array(words.cast(own[n], *plan.schema[col.as_obs(n)], n)) for n in names}
+                except DataError as error:  # next observations that are unlike the observations
+                    raise DataError(f"{path}: line {number}: {error}. {_REMEDY}.") from error
                 for name, values in {**keys.flags, col.T_INDEX: t, sorting.ROW: row}.items():
                     arrays[name] = pa.array(values)
                 table = pa.table(arrays)
@@ -529,23 +543,3 @@ def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) ->
     for name, own in zip(TABLE_KEYS, named, strict=True):
         table = table.append_column(name, pa.array(own, pa.string()).take(pa.array(inverse)))
     return sorting.KeyedRows(track, when, table)
-
-
-def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
-    """Convert a column of a line; empty if it is missing or unlike that of other lines, which reading reports."""
-    dtype, shape = plan.schema[col.as_obs(name)]
-    kind = pa.from_numpy_dtype(dtype)
-    for size in reversed(shape):
-        kind = pa.list_(kind, size)
-    try:
-        values = None if values is None else words.cast(values, dtype, shape, name)
-    except DataError:
-        values = None
-    if values is None:
-        return pa.nulls(num, kind)
-    if not values.size:
-        return pa.array(values.tolist(), kind)
-    array = pa.array(values.reshape(-1))
-    for size in reversed(shape):
-        array = pa.FixedSizeListArray.from_arrays(array, size)
-    return array

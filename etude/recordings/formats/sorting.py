@@ -12,11 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from etude.errors import DataError
 from etude.recordings import cache
 from etude.recordings.format import grouped
 from etude.recordings.formats.arrow import plain, write_batches
-from etude.recordings.formats.source import KEYS
 from etude.recordings.formats.table_inputs import Group, is_in_memory
 
 Ints = NDArray[np.int64]
@@ -183,11 +181,10 @@ class SortedTable:
     Args:
         groups: The unsorted rows.
         made: Contains the file `TABLE`, which gives the original index of each row; see `write_sorted`.
-        empty: The end of the error message for a row that lacks a value in a non-key column; None allows that.
     """
 
-    def __init__(self, groups: Sequence[Group], made: cache.Made, empty: str | None = None) -> None:
-        self._unsorted, self._first, self.made, self.empty = groups, bounds_of(groups), made, empty
+    def __init__(self, groups: Sequence[Group], made: cache.Made) -> None:
+        self._unsorted, self._first, self.made = groups, bounds_of(groups), made
 
     @classmethod
     def of(
@@ -252,10 +249,6 @@ class _SortedGroup(Group):
         with self.table.made.opened(TABLE) as source:
             batch = pa.ipc.open_file(source).get_batch(self.index).select(list(names))
             batch.validate(full=True)
-            for name in names if self.table.empty else ():
-                if name not in KEYS and batch[name].null_count:
-                    row = np.flatnonzero(np.asarray(batch[name].is_null()))[0]
-                    raise DataError(f"{self.place(int(row))}: has no `{name}`, {self.table.empty}")
             return pa.Table.from_batches([batch])
 
     def origin(self, row: int) -> tuple[Group, int]:

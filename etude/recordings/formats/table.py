@@ -118,13 +118,10 @@ def _texts_apart(
 class TableColumns:
     """Columns of groups of rows, decoded on demand."""
 
-    def __init__(
-        self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source,
-        known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
         self._groups, self._schema, self._plan = groups, schema, plan
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
-        self._found = dict(known or {})
+        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._texts: dict[str, set[str]] = {}  # by column, all texts found
         self._named: dict[str, NamedDiscrete] = {}
         self.date_order = self._date_order(source)
@@ -138,8 +135,7 @@ class TableColumns:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
-        if known is None:
-            self._look()
+        self._look()
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
             self.action_space = self._space(col.ACTION, source.action_space)
@@ -478,18 +474,9 @@ class Table(Format):
         return row_place(unit, row)
 
 
-class Sorted(NamedTuple):
-    """What is known of a table whose rows were sorted."""
-
-    files: Sequence[AnyPath]
-    """The files that it was made from."""
-    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    """The row shape and dtype of each column, including next observations."""
-
-
-def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = None) -> Contents:
-    """Return the contents of a table; see `Table.describe`."""
-    files = list(known.files if known else dict.fromkeys(group.file for group in groups if group.file))
+def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
+    """Return the contents of a table, whose rows may be known to be in order; see `Table.describe`."""
+    files = list(dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
         raise no_rows(source.data, groups)
@@ -499,14 +486,14 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
         plan = ColumnMap.of(schema, source.mapped(schema.names))
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
-    columns = TableColumns(groups, schema, plan, source, known.shapes if known else None)
+    columns = TableColumns(groups, schema, plan, source)
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
     has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
     common = _Common(where, groups, bounds_of(groups), columns, has_next, has_finals)
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    index = index_of(ordered, has_next, common.words, is_sorted=known is not None, **how)
+    index = index_of(ordered, has_next, common.words, is_sorted=is_sorted, **how)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)

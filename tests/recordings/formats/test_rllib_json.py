@@ -226,11 +226,37 @@ def test_broken_lines_are_named(tmp_path, line, message):
         read(path)
 
 
-def test_lines_with_other_columns_can_be_read_without_them(tmp_path):
-    path = write(tmp_path / "a.json", sample_batch(rows_of(3)), without("vf_preds"))
-    with pytest.raises(DataError, match="line 2: has no `value`, which other lines have; read without that column"):
-        read(path)
-    assert set(Recording.open(path, on_bad=None).part(0, ["obs"]).steps) == {"obs"}
+@pytest.mark.parametrize("lacking", [0, 1])
+@pytest.mark.parametrize("name", ["vf_preds", "new_obs"])
+def test_columns_that_some_lines_lack_are_left_out(tmp_path, name, lacking):
+    first, second = rows_of(3), rows_of(2, eps_id=7, seed=1)
+    lines = [sample_batch(first), sample_batch(second)]
+    del lines[lacking][name]
+    recording, exp = read(write(tmp_path / "a.json", *lines))
+    assert recording.meta["dropped"] == ["infos", {"vf_preds": "value", "new_obs": "next_obs"}[name]]
+    assert set(exp.steps) == {"obs", "action", "reward", "value"} - {"value" if name == "vf_preds" else ""}
+    np.testing.assert_array_equal(exp.steps["obs"], np.array(first["obs"] + second["obs"], np.float32))
+    assert exp.next_obs()["obs"][:2].tolist() == np.array(first["new_obs"][:2], np.float32).tolist()
+
+
+def test_columns_of_other_shapes_or_of_no_numbers_are_left_out(tmp_path):
+    first, second = rows_of(3), rows_of(2, eps_id=7)
+    first |= {"state_in_0": [[]] * 3}
+    second |= {"state_in_0": [[]] * 2, "vf_preds": [[1.0, 2.0]] * 2}
+    recording, exp = read(write(tmp_path / "a.json", *map(sample_batch, (first, second))))
+    assert recording.meta["dropped"] == ["infos", "state_in_0", "value"]
+    assert exp.steps["reward"].tolist() == first["rewards"] + second["rewards"]
+
+
+def test_lines_whose_observations_have_other_parts_are_problems(tmp_path):
+    first, second = rows_of(3), rows_of(2, eps_id=7)
+    for rows, parts in ((first, ("x", "y")), (second, ("x",))):
+        for name in ("obs", "new_obs"):
+            rows[name] = [dict.fromkeys(parts, 0.5)] * len(rows["t"])
+    recording = Recording.open(write(tmp_path / "a.json", *map(sample_batch, (first, second))), on_bad="skip")
+    (problem,) = recording.validate().problems
+    assert "line 2: `obs/y` has no shape at each step, but [] on lines before: spaces differ" in problem.message
+    assert recording.num_steps == 3
 
 
 def test_numbers_that_are_not_finite_are_told(tmp_path):
