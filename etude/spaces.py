@@ -96,10 +96,11 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
     Raises:
         SpaceError: a part is not Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple; the part is named.
     """
-    return {name: leaf for name, _, leaf in _walk(space, root, ())}
+    return {name: leaf for name, _, leaf in walk(space, root)}
 
 
-def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
+def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Space]]:
+    """The simple spaces inside ``space``: each one's column name, its keys, and itself; raises like `leaves`."""
     _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
         raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts.")
@@ -107,10 +108,10 @@ def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
         for key in space.spaces:
             if SEPARATOR in str(key):
                 raise SpaceError(f"`{name}`: the key {key!r} holds a {SEPARATOR!r}, which separates parts of a path.")
-        parts = [_walk(sub, f"{name}{SEPARATOR}{key}", (*path, key)) for key, sub in space.spaces.items()]
+        parts = [walk(sub, f"{name}{SEPARATOR}{key}", (*path, key)) for key, sub in space.spaces.items()]
         return [leaf for part in parts for leaf in part]
     if isinstance(space, spaces.Tuple):
-        parts = [_walk(sub, f"{name}{SEPARATOR}{i}", (*path, i)) for i, sub in enumerate(space.spaces)]
+        parts = [walk(sub, f"{name}{SEPARATOR}{i}", (*path, i)) for i, sub in enumerate(space.spaces)]
         return [leaf for part in parts for leaf in part]
     if isinstance(space, _LEAVES):
         return [(name, path, space)]
@@ -136,7 +137,7 @@ def _remedy(name: str, path: Keys) -> str:
 def is_handled(space: Space) -> bool:
     """Whether Etude supports all parts of a space."""
     try:
-        return bool(_walk(space, "", ()))
+        return bool(walk(space, ""))
     except SpaceError:
         return False
 
@@ -202,7 +203,7 @@ class Flattener:
     def __init__(self, space: Space, root: str) -> None:
         self.leaves: dict[str, Space] = {}
         self._getters: list[tuple[str, Callable[[Any], Any]]] = []
-        for name, path, leaf in _walk(space, root, ()):
+        for name, path, leaf in walk(space, root):
             self.leaves[name] = leaf
             self._getters.append((name, _getter(path)))
         self._single = root if list(self.leaves) == [root] else None
@@ -350,7 +351,8 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
         raise
     except Exception as error:
         raise SpaceError(f"this does not describe a space: {reprlib.repr(data)} ({error}).") from error
-    raise SpaceError(f"unknown kind of space: {reprlib.repr(kind)}.")
+    known = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+    raise SpaceError(f"unknown kind of space: {reprlib.repr(kind)}. Etude handles {known}.")
 
 
 def _dtype(name: Any, kinds: str) -> np.dtype[Any]:

@@ -4,7 +4,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -237,3 +237,17 @@ def cut_long(
     nth = np.arange(len(parent)) - np.repeat(np.cumsum(count) - count, count)
     start = offsets[:-1][parent] + nth * limit
     return parent, start, np.minimum(start + limit, offsets[1:][parent])
+
+
+def lost_rows(path: AnyPath, said: Mapping[str, Any], found: Mapping[str, int]) -> list[Problem]:
+    """Problems for counts in a dataset's metadata, in the file ``path``, that differ from what is there."""
+    return [
+        Problem(
+            "lost_rows",
+            f"{path}: {name} is {said[name]:,}, but {count:,} are there. Was it copied in part? Restore it.",
+            str(path),
+            repairable=True,
+        )
+        for name, count in found.items()
+        if isinstance(said.get(name), int) and said[name] != count
+    ]

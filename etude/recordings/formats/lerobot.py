@@ -12,10 +12,9 @@ import io
 import itertools
 import math
 import re
-import string
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from etude.errors import DataError, SettingsError, SpaceError, how_to_install
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, lost_rows, most_rows
 from etude.recordings.formats.arrow import is_bytes, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parquet_files import ParquetFiles
@@ -129,15 +128,6 @@ class LeRobot(Format):
         dataset, whole = unit.data
         if exp.num_steps == unit.rows:
             return dataset.place(whole, row)
-        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
-        frame = int(exp.segments.t_start[i]) + row - int(exp.offsets[i])
-        for span in dataset.episodes_in(whole):
-            try:
-                found = np.flatnonzero((dataset.frames(span) == [int(exp.segments.episode_id[i]), frame]).all(axis=1))
-            except DataError:
-                continue  # it was left out
-            if len(found):
-                return dataset.place(span, int(found[0]))
         return super().place(unit, row, exp)
 
 
@@ -454,20 +444,10 @@ class Dataset:
         _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
-    def frames(self, span: FrameSpan) -> NDArray[np.int64]:
-        """The episode and the frame number of each row, ``[rows, 2]``."""
-        table = self._table(span, [EPISODE, FRAME])
-        return np.stack([self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)], axis=1)
-
     def lost(self) -> list[Problem]:
         """Problems for steps and episodes that ``info.json`` counts but that are missing."""
-        path, problems = self.folder / INFO, []
-        for what, found in (("frames", self.rows.sum()), ("episodes", len(self.episodes[EPISODE]))):
-            said = self.info.get(f"total_{what}")
-            if isinstance(said, int) and said != found:
-                text = f"{path}: total_{what} is {said:,}, but {found:,} are there. Was it copied in part? Restore it."
-                problems.append(Problem("lost_rows", text, str(path), repairable=True))
-        return problems
+        found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
+        return lost_rows(self.folder / INFO, self.info, found)
 
     def place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
@@ -481,25 +461,9 @@ class Dataset:
     # -- frames of videos -------------------------------------------------------------------------------------
 
     def video(self, key: str, at: int) -> AnyPath:
-        """Return the video with a camera's frames for the episode at index ``at`` of `episodes`.
-
-        Raises:
-            DataError: ``video_path`` in ``info.json`` leads out of the folder, or has other fields than LeRobot's.
-        """
-        template, where = str(self.info.get("video_path")), f"{self.folder / INFO}: `video_path`"
-        numbered = {f"{name}_index": int(self.episodes[f"videos/{key}/{name}_index"][at]) for name in ("chunk", "file")}
-        try:
-            fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(template) if name is not None]
-            if not all(
-                name in (*numbered, "video_key") and re.fullmatch(r"(0?\dd)?", spec or "") for name, spec in fields
-            ):
-                raise ValueError(f"it has the fields {fields}")
-            path = PurePosixPath(template.format(video_key=key, **numbered))
-        except (ValueError, IndexError, KeyError, AttributeError) as error:
-            raise DataError(f"{where} is {template!r}, which names no videos: {error}.") from None
-        if path.is_absolute() or ".." in path.parts or not str(path).isprintable() or "\\" in str(path):
-            raise DataError(f"{where} is {template!r}, which leads out of the dataset. Nothing outside it is read.")
-        return self.folder / str(path)
+        """Return the video with a camera's frames for the episode at index ``at`` of `episodes`."""
+        chunk, file = (int(self.episodes[f"videos/{key}/{name}_index"][at]) for name in ("chunk", "file"))
+        return self.folder / f"videos/{key}/chunk-{chunk:03d}/file-{file:03d}.mp4"
 
     def _frames(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
         """The frames of a camera; ``at`` are the indices of the rows' episodes."""

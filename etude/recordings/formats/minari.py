@@ -8,7 +8,7 @@ env's infos at reset belong to no step and are left out: ``info/<name>`` holds t
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,12 +17,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath, relative
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, most_rows
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, lost_rows, most_rows
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_episodes import (
     FILE,
@@ -34,7 +33,7 @@ from etude.recordings.formats.minari_episodes import (
 )
 from etude.recordings.layout import Header, loads, read_json
 from etude.settings import choice
-from etude.spaces import Space, leaf_shape, leaves
+from etude.spaces import Space, leaf_shape, leaves, space_from_json, walk
 
 # -- metadata.json: spaces (JSON inside of JSON), the env's id -------------------------------------------------------
 
@@ -67,20 +66,6 @@ def is_image(leaf: Space) -> bool:
     return bool(min(leaf.shape[:2]) >= 32 and (leaf.low == 0).all() and (leaf.high == 255).all())
 
 
-def leaves_of(
-    space: Space, name: str, path: tuple[str, ...], tuple_member: Callable[[int], str]
-) -> Iterator[tuple[str, tuple[str, ...], Space]]:
-    """Yield the leaf spaces inside ``space``: each one's column name, path in Minari, and space."""
-    if isinstance(space, spaces.Dict):
-        for key, sub in space.spaces.items():
-            yield from leaves_of(sub, f"{name}{SEPARATOR}{key}", (*path, str(key)), tuple_member)
-    elif isinstance(space, spaces.Tuple):
-        for i, sub in enumerate(space.spaces):
-            yield from leaves_of(sub, f"{name}{SEPARATOR}{i}", (*path, tuple_member(i)), tuple_member)
-    else:
-        yield name, path, space
-
-
 def space_of(text: Any, where: str) -> Space:
     """Parse a space from Minari's JSON.
 
@@ -88,34 +73,29 @@ def space_of(text: Any, where: str) -> Space:
         DataError: it does not describe a space, or one that Etude does not support.
     """
     try:
-        space = _made(loads(text, parse_constant=float) if isinstance(text, str) else text)
+        space = space_from_json(_as_own(loads(text, parse_constant=float) if isinstance(text, str) else text))
         leaves(space, "space")
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, RecursionError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{where} does not describe a space: {str(text)[:200]} ({error!r}).") from error
     except SpaceError as error:
         raise DataError(f"{where}: {error}") from error
     return space
 
 
-def _made(data: Any) -> Space:
-    kind = data["type"]
-    if kind == "Box":
-        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
-        low, high = (np.asarray(data[side], dtype).reshape(shape) for side in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
-    if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data.get("start", 0), dtype=np.dtype(data.get("dtype", "int64")).type)
-    if kind == "MultiDiscrete":
-        dtype = np.dtype(data.get("dtype", "int64"))
-        start = np.asarray(data["start"], dtype) if "start" in data else None
-        return spaces.MultiDiscrete(np.asarray(data["nvec"], dtype), dtype.type, start=start)
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(data["n"])
-    if kind == "Dict":
-        return spaces.Dict([(key, _made(sub)) for key, sub in data["subspaces"].items()])
-    if kind == "Tuple":
-        return spaces.Tuple([_made(sub) for sub in data["subspaces"]])
-    raise SpaceError(f"a {kind} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple.")
+def _as_own(data: Any) -> dict[str, Any]:
+    """Minari's description of a space as Etude's."""
+    out = {"start": 0, "dtype": "int64", **data}
+    if data["type"] == "Box":
+        out |= {side: np.asarray(data[side]).reshape(-1).tolist() for side in ("low", "high")}
+    elif data["type"] == "MultiBinary":
+        out["n"] = np.atleast_1d(data["n"]).tolist()
+    elif data["type"] == "MultiDiscrete":
+        out["start"] = data.get("start", [0] * len(data["nvec"]))
+    elif data["type"] == "Dict":
+        out["spaces"] = [[key, _as_own(sub)] for key, sub in data["subspaces"].items()]
+    elif data["type"] == "Tuple":
+        out["spaces"] = [_as_own(sub) for sub in data["subspaces"]]
+    return out
 
 
 def json_of(space: Space) -> dict[str, Any]:
@@ -308,7 +288,8 @@ class _DatasetDescription:
         if text is None:
             raise DataError(f"{where} is missing. Minari omits it if only the env was given: add it.")
         space = space_of(text, where)
-        for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self.reader.tuple_member):
+        for name, keys, leaf in walk(space, root):
+            path = (ROOTS[root], *(self.reader.tuple_member(k) if isinstance(k, int) else k for k in keys))
             image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)
             if image and self._kind == "hdf5" and not self._is_packed(path):
                 image = False
@@ -372,17 +353,8 @@ class _DatasetDescription:
 
     def lost(self) -> list[Problem]:
         """Problems for episodes or steps that the metadata counts but that are missing."""
-        totals = (len(self.episodes.names), int(self.episodes.lengths.sum()))
-        problems = []
-        for what, found in zip(("total_episodes", "total_steps"), totals, strict=True):
-            said = self._metadata.get(what)
-            if isinstance(said, int) and said != found:
-                text = (
-                    f"{self.folder}: {METADATA} says {what} {said:,}, but {found:,} are there. Was the dataset copied "
-                    "in part? Restore it, or correct the file."
-                )
-                problems.append(Problem("lost_rows", text, str(self.folder / METADATA), repairable=True))
-        return problems
+        found = {"total_episodes": len(self.episodes.names), "total_steps": int(self.episodes.lengths.sum())}
+        return lost_rows(self.folder / METADATA, self._metadata, found)
 
 
 def _id(name: str) -> str:

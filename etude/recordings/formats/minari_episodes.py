@@ -20,7 +20,7 @@ from PIL import Image
 from etude.errors import DataError
 from etude.files import AnyPath, input_file
 from etude.recordings import footers
-from etude.recordings.formats.arrow import check_names, is_number, one_array
+from etude.recordings.formats.arrow import check_names, numbers, one_array
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.layout import read_json
 from etude.urls import first_line
@@ -225,21 +225,7 @@ class ArrowEpisodes:
     def _values(self, table: pa.Table, path: Sequence[str], name: str) -> NDArray[Any]:
         """A column as ``[rows]`` or ``[rows, n]``; arrays of several axes are stored flat in Arrow."""
         where = f"{self.where(name)}: column `{'/'.join(path)}`"
-        array = _member(table, path, where)
-        if array.null_count:
-            row = int(np.argmax(np.asarray(array.is_null())))
-            raise DataError(f"{where} has {array.null_count} empty rows, the first of them row {row}.")
-        width = None
-        if pa.types.is_fixed_size_list(array.type):
-            width, array = array.type.list_size, array.flatten()
-            if not width:
-                raise DataError(f"{where} has rows of no numbers.")
-        if not is_number(array.type):
-            raise DataError(f"{where} is of Arrow type {array.type}, not plain numbers.")
-        if array.null_count:
-            raise DataError(f"{where} has {array.null_count} empty numbers inside of its rows.")
-        values = array.to_numpy(zero_copy_only=False)
-        return np.asarray(values if width is None else values.reshape(-1, width))
+        return numbers(_member(table, path, where), "/".join(path), lambda row: f"{self.where(name)}, row {row}")
 
 
 def _member(table: pa.Table, path: Sequence[str], where: str) -> pa.Array:

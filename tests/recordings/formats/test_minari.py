@@ -302,7 +302,7 @@ def broken(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("text", r"metadata.json: `observation_space`: a Text space\. Etude handles Box"),
+        ("text", r"metadata.json: `observation_space`: unknown kind of space: 'Text'\. Etude handles Box"),
         ("no space", "`action_space` is missing"),
         ("format", "`data_format` is 'zarr'; known are hdf5, arrow and parquet"),
         ("json", "can't be read as JSON"),
@@ -330,7 +330,7 @@ def test_problems_are_all_found(tmp_path: Path) -> None:
     broken(folder, "missing")
     found = Recording.open(folder).validate().problems
     assert [p.kind for p in found] == ["lost_rows", "unreadable", "nan", "nan"]
-    assert "says total_steps 9, but 7 are there" in found[0].message
+    assert "metadata.json: total_steps is 9, but 7 are there" in found[0].message
     assert "episode_0, step 1: column `reward` holds inf" in found[2].message
     assert "episode_2, step 1: column `final_obs` holds NaN in component 1" in found[3].message
     assert (found[3].row, found[3].column) == (1, "final_obs")
@@ -341,8 +341,8 @@ def test_an_arrow_file_with_empty_rows_or_other_widths_is_refused(tmp_path: Path
     path = folder / "1" / "part-0.arrow"
     whole = pa.ipc.open_file(path).read_all()
     for column, message in (
-        (pa.array([1.0, None, 2.0, 0.0]), "column `rewards` has 1 empty rows, the first of them row 1"),
-        (pa.array(["a"] * 4), "column `rewards` is of Arrow type string, not plain numbers"),
+        (pa.array([1.0, None, 2.0, 0.0]), "1, row 1: column `rewards` is empty"),
+        (pa.array(["a"] * 4), "column `rewards` is of type string, for instance 'a', not of numbers"),
     ):
         table = whole.set_column(2, "rewards", column)
         with pa.ipc.new_file(path, table.schema) as file:
