@@ -18,6 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings.format import grouped
 from etude.recordings.formats.lerobot import EPISODE, FRAME, INDEX, INFO, TASK, TIME, is_image, key_of
+from etude.recordings.formats.parquet_files import ParquetFolder
 from etude.recordings.layout import Header
 
 FPS: Final = 30
@@ -75,7 +76,7 @@ class LeRobotWriter:
             raise DataError(f"several columns would be called {', '.join(sorted(twice))} in LeRobot. Rename them.")
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, _Stats] = {}
-        self._data, self._meta = _Files(folder / "data"), _Files(folder / "meta/episodes")
+        self._data, self._meta = _files(folder / "data"), _files(folder / "meta/episodes")
         self._episodes = self._steps = 0
 
     def write(self, exp: Experience) -> None:
@@ -105,7 +106,8 @@ class LeRobotWriter:
         fields = [_field(key, column, self._features[key]["dtype"]) for key, column in values.items()]
         hub = {"info": {"features": {key: _hub(said) for key, said in self._features.items()}}}
         schema = pa.schema([field for field, _ in fields], {"huggingface": json.dumps(hub)})
-        place = self._data.add(pa.Table.from_arrays([array for _, array in fields], schema=schema))
+        place = _place(self._data.number)
+        self._data.add(pa.Table.from_arrays([array for _, array in fields], schema=schema))
         stats = {}
         for key, column in values.items():
             as_image = self._features[key]["dtype"] == "image"
@@ -122,8 +124,9 @@ class LeRobotWriter:
             "dataset_from_index": exp.offsets[:-1] + self._steps,
             "dataset_to_index": exp.offsets[1:] + self._steps,
             **{f"stats/{key}/{n}": v.tolist() for key, own in stats.items() for n, v in own.items()},
+            **{f"meta/episodes/{name}": np.full(count, at) for name, at in _place(self._meta.number).items()},
         }
-        self._meta.add(pa.table({key: pa.array(column) for key, column in about.items()}), "meta/episodes/")
+        self._meta.add(pa.table({key: pa.array(column) for key, column in about.items()}))
         self._episodes, self._steps = self._episodes + count, self._steps + len(frame)
 
     def close(self) -> None:
@@ -163,35 +166,17 @@ class LeRobotWriter:
         return {"dtype": str(column.dtype), "shape": shape, "names": named}
 
 
-class _Files:
-    """Parquet files of limited size, in numbered folders."""
+def _files(folder: Path) -> ParquetFolder:
+    def path(number: int) -> Path:
+        return folder / f"{_PATH.format(**_place(number))}.parquet"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._next = folder, 0
-        self._writer: pq.ParquetWriter | None = None
-        self._path = folder
+    return ParquetFolder(path, FILE_MEGABYTES * 2**20, compression="snappy")
 
-    def add(self, table: pa.Table, prefix: str = "") -> dict[str, int]:
-        """Write a row group and return its location. With ``prefix``, the table gets columns for it, too."""
-        if self._writer and self._path.stat().st_size + table.nbytes > FILE_MEGABYTES * 2**20:
-            self.close()
-        self._next += self._writer is None
-        chunk, file = divmod(self._next - 1, CHUNK_FILES)
-        place = {"chunk_index": chunk, "file_index": file}
-        for name in place if prefix else ():
-            table = table.append_column(prefix + name, pa.array(np.full(len(table), place[name])))
-        if self._writer is None:
-            self._path = self._folder / f"{_PATH.format(**place)}.parquet"
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._path, table.schema, compression="snappy")
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        return place
 
-    def close(self) -> None:
-        """Finish the open file."""
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = None
+def _place(number: int) -> dict[str, int]:
+    """The place of a file in LeRobot's numbered folders."""
+    chunk, file = divmod(number, CHUNK_FILES)
+    return {"chunk_index": chunk, "file_index": file}
 
 
 # -- columns ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -139,35 +139,36 @@ class ParquetFiles:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-MAX_BYTES: Final = 64 << 20
-"""A file is closed once it has this many bytes before compression, because Ray Data reads files in parallel."""
-
-
 class ParquetFolder:
-    """Writes tables with one schema to ``part-00000.parquet`` and so on, as one row group each."""
+    """Writes tables with one schema to numbered Parquet files of limited size, as one row group each.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        path: Returns the path of a file, given its number, from 0.
+        max_bytes: A file is closed once its tables have this many bytes before compression.
+        options: Options of `pyarrow.parquet.ParquetWriter`.
+    """
+
+    def __init__(self, path: Callable[[int], Path], max_bytes: int, **options: Any) -> None:
+        self._path, self._max_bytes, self._options = path, max_bytes, options
         self._writer: pq.ParquetWriter | None = None
-        self._next = 0
         self._size = 0
+        self.number = 0
+        """The number of the file that the next table goes to."""
 
     def add(self, table: pa.Table) -> None:
         """Write a table as a row group."""
         if self._writer is None:
-            path = self._folder / f"part-{self._next:05d}.parquet"
-            self._writer = pq.ParquetWriter(
-                path, table.schema, compression="zstd", compression_level=1, use_dictionary=["eps_id"],
-                write_page_checksum=True,
-            )  # fmt: skip
-            self._next += 1
+            path = self._path(self.number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(path, table.schema, **self._options)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._size += table.nbytes
-        if self._size >= MAX_BYTES:
+        if self._size >= self._max_bytes:
             self.close()
 
     def close(self) -> None:
         """Finish the open file."""
         if self._writer is not None:
             self._writer.close()
+            self.number += 1
         self._writer, self._size = None, 0

@@ -74,6 +74,17 @@ def outputs(columns: Columns) -> dict[str, Any]:
     return out | (others if isinstance(others, dict) else {_EXTRA: others})
 
 
+MAX_BYTES: Final = 64 << 20
+"""A file is closed once it has this many bytes before compression, because Ray Data reads files in parallel."""
+
+
+def _files(folder: Path) -> ParquetFolder:
+    return ParquetFolder(
+        lambda number: folder / f"part-{number:05d}.parquet", MAX_BYTES, compression="zstd", compression_level=1,
+        use_dictionary=["eps_id"], write_page_checksum=True,
+    )  # fmt: skip
+
+
 # -- episodes --------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +108,7 @@ class RLlibEpisodesWriter:
 
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         self.notes: list[str] = []
-        self._files = ParquetFolder(folder)
+        self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
         self._extras = extras(columns, header)
         self._spaces = {root: packed(map_of(space)) for root, space in header.spaces.items()}
@@ -231,7 +242,7 @@ class RLlibTableWriter:
         for root, space in header.spaces.items():
             _check(space, root)
         self.notes: list[str] = []
-        self._files = ParquetFolder(folder)
+        self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
         self._extras = extras(columns, header)
 

@@ -494,7 +494,7 @@ def test_statistics_are_those_of_lerobot(tmp_path: Path) -> None:
 def test_files_roll_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from etude.recordings.formats import lerobot_writer
 
-    monkeypatch.setattr(lerobot_writer, "FILE_MEGABYTES", 0.004)
+    monkeypatch.setattr(lerobot_writer, "FILE_MEGABYTES", 0.002)
     monkeypatch.setattr(lerobot_writer, "CHUNK_FILES", 2)
     monkeypatch.setattr(lerobot_writer, "_GROUP_BYTES", 2000)
     exp = episodes(BOX, MOVE, [30, 40, 20, 50])

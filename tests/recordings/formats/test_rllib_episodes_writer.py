@@ -121,7 +121,7 @@ def test_an_episode_that_lacks_its_beginning(tmp_path: Path) -> None:
 
 
 def test_many_files_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.recordings.formats.parquet_files.MAX_BYTES", 20_000)
+    monkeypatch.setattr("etude.recordings.formats.rllib_writers.MAX_BYTES", 20_000)
     monkeypatch.setattr("etude.recordings.formats.rllib_writers.GROUP_BYTES", 5_000)
     exp = episodes(BOX, MOVE, [20] * 12)
     written = converted(tmp_path, "rllib-episodes", BOX, MOVE, exp)

@@ -98,7 +98,7 @@ def test_what_ray_would_read_otherwise(tmp_path: Path) -> None:
 
 
 def test_many_files_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.recordings.formats.parquet_files.MAX_BYTES", 3_000)
+    monkeypatch.setattr("etude.recordings.formats.rllib_writers.MAX_BYTES", 3_000)
     monkeypatch.setattr("etude.recordings.converting.MAX_ROWS", 30)
     exp = episodes(BOX, MOVE, [20] * 6)
     exp.steps.pop("state_out/h")
