@@ -2,6 +2,7 @@
 """User-defined sources: files of any kind, converted to experience by a function."""
 
 import dataclasses
+import itertools
 import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath, RemotePath, Systems, absolute, expanded, visible_files
-from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
+from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit, grouped
 from etude.recordings.formats.inferring import reserved
 from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
@@ -59,17 +60,9 @@ class ByteSpan(NamedTuple):
 
 def parts_of(units: Sequence[Sequence[ByteSpan]], budget: int, *, cut: bool) -> list[list[Sequence[ByteSpan]]]:
     """Group units into parts of about ``budget`` bytes, at least one unit each; with ``cut``, units may be divided."""
-    parts: list[list[Sequence[ByteSpan]]] = [[]]
-    size = 0
-    for unit in units:
-        for piece in _cut(unit, budget) if cut else [unit]:
-            own = sum(span.stop - span.start for span in piece)
-            if parts[-1] and size + own > budget:
-                parts.append([])
-                size = 0
-            parts[-1].append(piece)
-            size += own
-    return parts
+    pieces = [piece for unit in units for piece in (_cut(unit, budget) if cut else [unit])]
+    sizes = np.array([sum(span.stop - span.start for span in piece) for piece in pieces], np.int64)
+    return [pieces[a:b] for a, b in itertools.pairwise(grouped(sizes, budget).tolist())]
 
 
 def _cut(unit: Sequence[ByteSpan], budget: int) -> Iterator[Sequence[ByteSpan]]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from etude.errors import DataError
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Place
+from etude.recordings.format import Place, Problem
 from etude.urls import first_line
 
 T = TypeVar("T")
@@ -122,6 +122,11 @@ class ParquetFiles:
         """Locate a row of a row group; rows are counted from 0 in their file."""
         file, at = str(self.file_of(group)), self.file_row(group, row)
         return Place(f"{file}: row {at}", file, at)
+
+    def note(self, kind: str, what: str, group: int, row: int, column: str, count: int = 1) -> Problem:
+        """Return a harmless problem in a row of a row group."""
+        words, file, at, _ = self.place(group, row)
+        return Problem(kind, f"{words}: {what}.", file, at, column, count, True, harmless=True)
 
     def group_at(self, file: int, row: int) -> int:
         """Return the row group that holds a row of a file: its index in `groups`."""

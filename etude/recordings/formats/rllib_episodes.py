@@ -559,7 +559,7 @@ def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]
             first = seen.setdefault((len(item), hash(item)), (group, row))
             if first != (group, row):
                 what = f"repeats the episode in {parquet.place(*first).words}, byte by byte; it is read once"
-                copies.append(_note(parquet, "duplicate", f"{what}. Nothing needs to be done", (group, row)))
+                copies.append(parquet.note("duplicate", f"{what}. Nothing needs to be done", group, row, ITEM))
                 continue
             if unit and not is_whole and size + len(item) > UNIT_BYTES:
                 yield unit
@@ -689,25 +689,20 @@ def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at
     """Yield the harmless oddities of an agent's episode."""
     who = _who(episode)
     for kind, what in episode.notes:
-        yield _note(parquet, kind, what, at)
+        yield parquet.note(kind, what, *at, ITEM)
     if piece is None:
-        yield _note(parquet, "no_steps", f"{who} has no steps; it is left out", at)
+        yield parquet.note("no_steps", f"{who} has no steps; it is left out", *at, ITEM)
         return
     last = piece.t_start + piece.num
     if episode.plain.get("t", last) != last:
         said = str(episode.plain["t"])[:20]
         what = f"{who} states that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
-        yield _note(parquet, "other_t", what, at)
+        yield parquet.note("other_t", what, *at, ITEM)
     if not any(piece.ends):
         what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"
-        yield _note(parquet, "not_done", what, at)
+        yield parquet.note("not_done", what, *at, ITEM)
     if episode.plain.get("hanging"):
-        yield _note(parquet, "hanging", f"{who} acted at the end and observed nothing more; that is left out", at)
-
-
-def _note(parquet: ParquetFiles, kind: str, what: str, at: At) -> Problem:
-    words, file, row, _ = parquet.place(*at)
-    return Problem(kind, f"{words}: {what}.", file, row, ITEM, 1, True, harmless=True)
+        yield parquet.note("hanging", f"{who} acted at the end and observed nothing more; that is left out", *at, ITEM)
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

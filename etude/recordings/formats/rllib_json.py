@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience import Experience
 from etude.files import AnyPath
 from etude.recordings import cache
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, UnreadableError
+from etude.recordings.format import Contents, FileFormat, Problem, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats import sorting
 from etude.recordings.formats.arrow import list_array
@@ -35,7 +34,7 @@ from etude.recordings.formats.rllib_columns import Schema, flat_columns, numbers
 from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
-from etude.recordings.formats.table import contents_of, read_rows, row_place
+from etude.recordings.formats.table import TableRows, contents_of
 from etude.recordings.formats.table_inputs import Group
 from etude.recordings.layout import Header, loads
 
@@ -259,7 +258,7 @@ class _JsonPlan(NamedTuple):
     has_next_obs: bool
 
 
-class RLlibJson(FileFormat):
+class RLlibJson(TableRows, FileFormat):
     """A recording of RLlib's JSON lines."""
 
     name = "rllib-json"
@@ -294,14 +293,6 @@ class RLlibJson(FileFormat):
         contents = contents_of(source, groups, is_sorted=True)
         problems = [Problem(**problem) for problem in found["problems"]]
         return dataclasses.replace(contents, header=header, files=self.files, problems=problems)
-
-    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read a segment for each agent's episode, or for each piece of it."""
-        return read_rows(unit, columns, problems)
-
-    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row: its line."""
-        return row_place(unit, row)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ pickle, which is not read: the shape is then derived from the lengths.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from etude.experience.arrays import hashes_of, ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, most_rows, not_chained
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, grouped, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
@@ -363,7 +364,7 @@ class RLlibTable(FileFormat):
         for code, run in copies:
             count = run.stop - run.start
             what = f"{count} rows of episode {names[code][0]!r} are copies of earlier ones; they are read once"
-            problems.append(_note(table, "duplicate", what, run, "eps_id", count))
+            problems.append(table.parquet.note("duplicate", what, run.group, run.start, "eps_id", count))
         return Contents(header, list(plan.schema), units, self.files, problems)
 
     def _first_run(self, table: TableFiles, episodes: Mapping[int, list[Run]]) -> Run:
@@ -399,23 +400,17 @@ def _parts_of(
     if "eps_id" not in table.fields:
         starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, most)]
         return [[(-1, Run(g, a, min(a + most, n), False, 0))] for g, a, n in starts]
-    parts: list[list[tuple[int, Run]]] = [[]]
-    size, has_t = 0, table.has_t
+    has_t = table.has_t
     found = {code: without_copies(runs, has_t) for code, runs in episodes.items()}
     mixed = table.not_the_same({code: episodes[code] for code, (_, again, _) in found.items() if again})
     in_order = {code: sorted(episodes[code], key=lambda run: run.t) if has_t else episodes[code] for code in mixed}
     found |= {code: (runs, [], not has_t) for code, runs in in_order.items()}
-    for code, (kept, again, is_suspect) in found.items():
-        copies += [(code, copy) for copy in again]
-        if is_suspect:
-            suspect.add(code)
-        rows = sum(run.stop - run.start for run in kept)
-        if size and size + rows > most:
-            parts.append([])
-            size = 0
-        parts[-1] += [(code, run) for run in kept]
-        size += rows
-    return parts
+    copies += [(code, copy) for code, (_, again, _) in found.items() for copy in again]
+    suspect |= {code for code, (_, _, is_suspect) in found.items() if is_suspect}
+    whole = [[(code, run) for run in kept] for code, (kept, _, _) in found.items()]
+    rows = np.array([sum(run.stop - run.start for _, run in kept) for kept in whole], np.int64)
+    bounds = itertools.pairwise(grouped(rows, most).tolist())
+    return [list(itertools.chain(*whole[first:stop])) for first, stop in bounds]
 
 
 def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
@@ -565,14 +560,15 @@ def _notes(unit: _TableUnit, exp: Experience, rows: SegmentedRows) -> Iterator[P
     table = unit.plan.table
     if rows.repeated:
         what = f"{rows.repeated} rows are copies of others; they are read once"
-        yield _note(table, "duplicate", what, unit.runs[0][1], "eps_id")
+        first = unit.runs[0][1]
+        yield table.parquet.note("duplicate", what, first.group, first.start, "eps_id")
     for i in np.flatnonzero(~exp.segments.done) if "eps_id" in table.fields else ():
         run = _run_of(rows, unit.runs, int(exp.offsets[i + 1]) - 1)
         what = (
             f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor truncated, "
             "and no row continues it"
         )
-        yield _note(table, "not_done", what, run, "terminateds")
+        yield table.parquet.note("not_done", what, run.group, run.start, "terminateds")
 
 
 def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
@@ -582,8 +578,3 @@ def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> R
     i = int(np.searchsorted(starts, at, side="right")) - 1
     run = runs[i][1]
     return run._replace(start=run.start + at - int(starts[i]))
-
-
-def _note(table: TableFiles, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
-    words, file, row, _ = table.parquet.place(run.group, run.start)
-    return Problem(kind, f"{words}: {what}.", file, row, column, count, True, harmless=True)

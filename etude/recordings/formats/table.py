@@ -446,7 +446,35 @@ class RowsUnit(NamedTuple):
     common: _Common
 
 
-class Table(Format):
+class TableRows(Format):
+    """A format whose units are rows of a table, as `contents_of` describes them."""
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
+        own: RowsUnit = unit.data
+        common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
+        obs = col.under(columns, col.OBS) if common.has_next else []
+        nexts = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in obs}
+        found = _rows(own, stop + own.follows, [*columns, *nexts.values()])
+        known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
+        final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
+        if common.has_finals:
+            known |= _add_finals(own, final_obs)
+        segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
+        exp = Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
+        if problems is not None:
+            for name, after in nexts.items():
+                place = partial(self.place, unit, exp=exp)
+                problems += not_chained(place, name, found[name], found[after], offsets)
+        return exp
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Locate a row, by the row count of its file."""
+        own: RowsUnit = unit.data
+        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
+
+
+class Table(TableRows):
     """A table described by a `Source`. Its rows come in order of time, whatever their order in the files."""
 
     name: Final = "table"
@@ -462,16 +490,6 @@ class Table(Format):
         """
         source = self._source
         return contents_of(source, groups_of(source.data, source.filesystem))
-
-    # -- reading ----------------------------------------------------------------------------------------------
-
-    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
-        return read_rows(unit, columns, problems)
-
-    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row, by the row count of its file."""
-        return row_place(unit, row)
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
@@ -528,30 +546,6 @@ def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
             for schema in schemas
         ]
         return pa.unify_schemas(plain, promote_options="permissive")
-
-
-def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-    """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
-    own: RowsUnit = unit.data
-    common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-    obs = col.under(columns, col.OBS) if common.has_next else []
-    nexts = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in obs}
-    found = _rows(own, stop + own.follows, [*columns, *nexts.values()])
-    known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
-    final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
-    if common.has_finals:
-        known |= _add_finals(own, final_obs)
-    segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
-    if problems is not None:
-        for name, after in nexts.items():
-            problems += not_chained(partial(row_place, unit), name, found[name], found[after], offsets)
-    return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
-
-
-def row_place(unit: Unit, row: int) -> Place:
-    """Locate a row of a unit, by the row count of its file."""
-    own: RowsUnit = unit.data
-    return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
