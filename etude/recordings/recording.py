@@ -2,6 +2,7 @@
 """Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
 
 import reprlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -125,9 +126,7 @@ class Recording(Screened):
     @property
     def num_steps(self) -> int:
         """The number of rows, including lookback. Other tools' recordings may have to be decoded once to count them."""
-        if self._num_steps is None:
-            self._num_steps = sum(self._rows(k) for k in range(len(self._units)))
-        return self._num_steps
+        return self.rows_up_to(sys.maxsize)
 
     def rows_up_to(self, most: int) -> int:
         """Like `num_steps`, but stop counting at the first part with which the count exceeds ``most``.

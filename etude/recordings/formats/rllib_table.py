@@ -504,16 +504,14 @@ def _naming(unit: _TableUnit) -> Any:
 
 def _gathered(plan: _TablePlan, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
     """The columns of a unit's rows, in the order of its runs, and the flags."""
-    by_group: dict[int, list[int]] = {}
-    for i, (_, run) in enumerate(part):
-        by_group.setdefault(run.group, []).append(i)
-    pieces: list[Columns] = []
-    for group, which in by_group.items():
-        pieces.append(_rows_of(plan, group, [part[i][1] for i in which], sources))
+    order = sorted(range(len(part)), key=lambda i: part[i][1].group)
+    pieces = [
+        _rows_of(plan, group, [part[i][1] for i in which], sources)
+        for group, which in itertools.groupby(order, key=lambda i: part[i][1].group)
+    ]
     whole = pieces[0]
     if len(pieces) > 1:
         whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in whole}
-    order = [i for which in by_group.values() for i in which]
     if order != sorted(order):
         lengths = np.array([part[i][1].stop - part[i][1].start for i in order])
         starts = offsets_of(lengths)[:-1]
@@ -536,9 +534,7 @@ def _rows_of(plan: _TablePlan, group: int, runs: list[Run], sources: list[str]) 
     out: Columns = {}
     for name in sources:
         columns = plan.table.column(table, name, group, first, index)
-        own = name if name in ENDS else None
-        for key, column in columns.items():
-            out[key] = column if own else _as_elsewhere(plan, key, column, group)
+        out |= columns if name in ENDS else {n: _as_elsewhere(plan, n, c, group) for n, c in columns.items()}
     return out
 
 
