@@ -169,6 +169,11 @@ def unpack(data: bytes) -> Any:
         return MsgpackReader(data).value()
 
 
+def decoded(raw: bytes | memoryview) -> Any:
+    """Decode the bytes of a value that a `MsgpackReader` has read, and so found that bytes back every size in it."""
+    return msgpack.unpackb(raw, raw=False, strict_map_key=False, object_hook=_value_of, ext_hook=_refuse)
+
+
 @contextlib.contextmanager
 def well_formed() -> Iterator[None]:
     """Raise a DataError if a document that is read inside is invalid."""
@@ -253,8 +258,7 @@ class MsgpackReader:
 
     def value(self) -> Any:
         """Read the next value."""
-        data = self.raw()  # checks that every size is backed by bytes, before anything is allocated
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, object_hook=_value_of, ext_hook=_refuse)
+        return decoded(self.raw())
 
     def entries(self, template: Template | None = None) -> tuple[Columns | None, Template | None]:
         """Read the next list as columns by path, if its entries have the same layout; else skip it.

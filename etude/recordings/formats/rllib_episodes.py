@@ -25,7 +25,7 @@ from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
-from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, unpack, well_formed
+from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, decoded, unpack, well_formed
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import Schema, space_of
 from etude.recordings.layout import Header
@@ -58,7 +58,8 @@ class Buffer:
     @cached_property
     def data(self) -> Any:
         """The decoded data."""
-        return unpack(bytes(self.raw))
+        with well_formed():
+            return decoded(self.raw)
 
 
 @dataclasses.dataclass
