@@ -52,7 +52,8 @@ def _part(folder: Path, env: str, k: int, env_steps: int) -> float:
         shutil.rmtree(begun, ignore_errors=True)
     record = etude.RecordConfig(path=str(replay))
     if k == 0:
-        algorithm: Any = etude.SAC(etude.preset("sac", env, seed=0, record=record))
+        compute = etude.ComputeConfig(threads=1, compile=True)
+        algorithm: Any = etude.SAC(etude.preset("sac", env, seed=0, record=record, compute=compute))
     else:
         algorithm = etude.load(folder / f"agent-{k - 1}", env=env, record=record)
     with closing(algorithm):

@@ -50,12 +50,12 @@ PLAN: Final = (
     Planned("ppo-Hopper-v5", by="defaults"),
     Planned("dqn-LunarLander-v3", by="defaults"),
     *(
-        Planned(f"{name}-Hopper-v5", budget=50_000, data=level)
+        Planned(f"{name}-HalfCheetah-v5", budget=50_000, data=level)
         for level in ("medium", "medium-replay", "expert")
         for name in ("bc", "marwil", "iql", "td3_bc", "cql", "decision_transformer")
     ),
-    Planned("iql-Hopper-v5", budget=50_000, data="medium", by="d3rlpy"),
-    Planned("td3_bc-Hopper-v5", budget=50_000, data="medium", by="d3rlpy"),
+    Planned("iql-HalfCheetah-v5", budget=50_000, data="medium", by="d3rlpy"),
+    Planned("td3_bc-HalfCheetah-v5", budget=50_000, data="medium", by="d3rlpy"),
     Planned("ppo-pursuit_v5"),
     Planned("ppo-multiwalker_v9"),
     Planned("ppo-atari-Pong", budget=500_000),
