@@ -59,7 +59,7 @@ def _start_of_runner(rounds: int) -> Row:
     config = PPOConfig(env=ENV, num_envs=8)
     remote: Any = ray.remote
     kinds = {ETUDE: remote(RunnerActor), "an actor that imports nothing": _Empty}
-    arguments: dict[str, tuple[Any, ...]] = {ETUDE: (config, 0, "cpu", 300.0)}
+    arguments: dict[str, tuple[Any, ...]] = {ETUDE: (config, "cpu", 300.0)}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, kind in kinds.items():
@@ -134,7 +134,7 @@ def _fragment(exp: Experience, what: str, options: Options) -> Row:
     algorithm.close()
     steps = exp.num_steps
     report = FragmentReport(steps, steps, {None: 1}, finished, {}, steps // 8, {}, 1.0)
-    order = Order(steps, False, True, None)
+    order = Order(steps, False, True)
     remote: Any = ray.remote
     actor = remote(_Giving).remote(report, exp)
 

@@ -128,10 +128,10 @@ def _weights(options: Options, megabytes: int, width: int) -> Row:
     algorithm = _ppo(ENV, 1, 8, STEPS, network={"hidden": (width, width), "separate": True})
     algorithm.engine.close()
     remote: Any = ray.remote
-    actors = [remote(Taking).remote(_plain(algorithm.config), i, "cpu", None) for i in (0, 1)]
+    actors = [remote(Taking).remote(_plain(algorithm.config), "cpu", None) for _ in range(2)]
     ray.get([actor.open.remote() for actor in actors])
     acting = ray.put(acting_of(algorithm))
-    ray.get([actor.begin.remote(acting, seed_of(1, 0, 0), 0, None) for actor in actors])
+    ray.get([actor.begin.remote(acting, seed_of(1, 0, 0)) for actor in actors])
     bare = [remote(Bare).remote() for _ in actors]
     broadcast, given = Broadcast(), as_arrays(algorithm.module.state_dict())
 

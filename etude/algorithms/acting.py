@@ -219,7 +219,8 @@ class ActingAlgorithm(Algorithm[C]):
         if not self.learns_on_device:
             parts = {name: exp.numpy() for name, exp in parts.items()}
         if self.recorder.is_on:
-            self.engine.record(parts)
+            with self.timed("record"):
+                self.recorder.take(parts)
         self.env_steps, self.agent_steps = runner.env_steps, runner.agent_steps
         self.take_finished(runner.take_finished())
         self.figures.add_turns(runner.times, runner.turns)

@@ -84,11 +84,6 @@ class Engine:
         """Whether ``state`` is of a runner of this engine."""
         return "rollouts" in state
 
-    def record(self, parts: Mapping[str, Experience]) -> None:
-        """Record raw experience by module id, unless the runners record it themselves."""
-        with self._algorithm.timed("record"):
-            self._algorithm.recorder.take(parts)
-
     # -- learning -------------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:

@@ -289,8 +289,11 @@ class Recorder:
         self._state: Mapping[str, Any] | None = None
         """The state of a loaded run's writers, or of this one's when they were closed."""
 
-    def open(self) -> None:
+    def open(self, *, new_episodes: bool = False) -> None:
         """Make the recording's folder if necessary, so that problems are raised before training.
+
+        Args:
+            new_episodes: The running episodes of a loaded run do not continue, see `ModuleWriters`.
 
         Raises:
             DataError: it can't be recorded to.
@@ -307,6 +310,7 @@ class Recorder:
             layout=own.layout,
             append=own.append,
             state=self._state,
+            new_episodes=new_episodes,
             env=None if self._env is None else env_name(self._env),
             meta=self._meta(),
             compression=own.compression,

@@ -75,16 +75,14 @@ class RayEngine(Engine):
         return self._runners.spaces(module_ids, module_of, known)
 
     def runner(self) -> "Runners":  # type: ignore[override]
-        """All runners, as one."""
+        """All runners, as one; also prepares recording if the settings ask for it."""
         assert self._runners is not None  # `spaces` has started them
+        self._algorithm.recorder.open(new_episodes=True)
         return self._runners
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
         """Whether ``state`` comes from runners on a cluster."""
         return "lives" in state
-
-    def record(self, parts: Mapping[str, Experience]) -> None:
-        """Do nothing: runners record their own steps."""
 
     # -- learning -----------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class EvaluationRunners:
     def _make(self, number: int) -> Any:
         own, remote = self._settings, ray.remote(RunnerActor)
         options = {"num_cpus": own.cpus_per_runner, "resources": dict(own.resources_per_runner or {})}
-        return remote.options(**options).remote(self._config_ref, number, "cpu", own.step_timeout)
+        return remote.options(**options).remote(self._config_ref, "cpu", own.step_timeout)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.

@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,6 @@ class Order(NamedTuple):
     num_steps: int
     whole_episodes: bool
     explore: bool
-    meta: Mapping[str, Any] | None
-    """Metadata to store with the recording from now on; None: no change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,8 +36,6 @@ class FragmentReport:
     stats: dict[str, float]
     seconds: float
     """Seconds that collecting took."""
-    unwritten: int = 0
-    """Steps, of this and other fragments, that are to be recorded but are not in a finished file yet."""
 
 
 class Fragment(NamedTuple):

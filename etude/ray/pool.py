@@ -52,10 +52,8 @@ class Member:
     """Whether its next result is so late that the collection does not wait for it."""
     has_begun: bool = False
     """Whether it has received the modules."""
-    sent: tuple[int, int] = (-1, 0)
-    """The last versions of the weights and of the recording's metadata that it was sent."""
-    unwritten: int = 0
-    """Steps that are to be recorded, but are not in a finished file yet."""
+    sent: int = -1
+    """The last version of the weights that it was sent."""
     node: str = ""
     pid: int = 0
 
@@ -130,7 +128,7 @@ class RunnerPool:
         if isinstance(cause, ObjectLostError) and member.requests and member.requests[0].steps:
             self._done(member)  # its result or arguments are lost, but not the actor itself
             self.counts["lost_fragments"] += 1
-            member.sent, self.has_lost_inputs = (-1, member.sent[1]), True
+            member.sent, self.has_lost_inputs = -1, True
             _log.warning("%s: a fragment or its inputs are lost: %s", self.name(member), first_line(cause))
         elif was_lost(cause):
             self._replace(member, cause)
@@ -140,10 +138,8 @@ class RunnerPool:
     def _replace(self, member: Member, error: BaseException) -> None:
         ray.kill(member.actor)
         self.counts["lost_fragments"] += sum(1 for request in member.requests if request.steps)
-        self.counts["lost_recorded_steps"] += member.unwritten
         name, settings = self.name(member), self._settings
-        recorded = f" So are {member.unwritten} steps that it had not recorded yet." if member.unwritten else ""
-        _log.warning("%s was lost: %s%s", name, first_line(error), recorded)
+        _log.warning("%s was lost: %s", name, first_line(error))
         if not settings.restart_failed_runners and self._kind == "runner":
             self.members.remove(member)
             if not self.members:
@@ -176,36 +172,26 @@ class RunnerPool:
             ray.kill(member.actor)
 
     def close(self, patience: float) -> None:
-        """Let actors close their envs and recordings, then end them; warns of recorded steps that are lost.
+        """Let actors close their envs, then end them.
 
         Args:
             patience: Seconds to wait for that.
 
         Raises:
-            Exception: closing a recording failed.
+            Exception: closing an env failed; a note says where.
         """
         called = {member.actor.close.remote(): member for member in self.members}
-        closed, late = ray.wait(list(called), num_returns=len(called), timeout=patience) if called else ([], [])
-        unclosed = [(called[ref], f"was still busy after {patience:g} s") for ref in late]
-        errors = []
-        for ref in closed:
-            try:
-                ray.get(ref)
-            except RayTaskError as error:
-                errors.append((error, self.name(called[ref])))
-            except RayError as error:
-                unclosed.append((called[ref], first_line(error)))
-        for member, reason in unclosed:
-            if member.unwritten:
-                _log.warning(
-                    "%s could not finish recording: %s. At least %d steps are lost; the existing files are complete.",
-                    self.name(member),
-                    reason,
-                    member.unwritten,
-                )
-        self.kill()
-        if errors:
-            raise_from(*errors[0])
+        closed = ray.wait(list(called), num_returns=len(called), timeout=patience)[0] if called else []
+        try:
+            for ref in closed:
+                try:
+                    ray.get(ref)
+                except RayTaskError as error:
+                    raise_from(error, self.name(called[ref]))
+                except RayError:
+                    pass  # it has ended already
+        finally:
+            self.kill()
 
 
 def _discard(member: Member) -> None:

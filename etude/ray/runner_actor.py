@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.algorithms.nested import AgentsConfig
-from etude.algorithms.play import by_module, dropped_by, make_runner, played, runner_for, workers_of
+from etude.algorithms.play import dropped_by, make_runner, played, runner_for, workers_of
 from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
@@ -26,9 +26,6 @@ from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Spaces
 from etude.threads import for_acting, hold
-
-if TYPE_CHECKING:
-    from etude.ray.recording import RecordJob, RunnerRecorder
 
 _STDERR = 2  # Ray writes it to the log of the process
 
@@ -41,18 +38,16 @@ class RunnerActor:
 
     Args:
         config: The algorithm's settings, for the local engine.
-        number: The number of this runner.
         device: The device on which modules act, as torch names it.
         step_timeout: The limit in seconds; None: no limit.
     """
 
-    def __init__(self, config: AlgorithmConfig, number: int, device: str, step_timeout: float | None) -> None:
+    def __init__(self, config: AlgorithmConfig, device: str, step_timeout: float | None) -> None:
         hold(for_acting(config.compute.threads))
-        self._config, self._number, self._device, self._step_timeout = config, number, device, step_timeout
+        self._config, self._device, self._step_timeout = config, device, step_timeout
         self._callbacks = [callback_from(spec) for spec in config.callbacks]
         self._arena: Arena | None = None
         self._runner: Runner | None = None
-        self._recorder: RunnerRecorder | None = None
         self._policies: dict[str, Policy] = {}
         self._is_only = True
         self._seq_nos: dict[str | None, int] = {}
@@ -102,15 +97,8 @@ class RunnerActor:
         assert self._arena is not None
         return spaces_in(self._arena, module_ids, module_of, known)
 
-    def begin(self, acting: Acting, seed: int, life: int, record: "RecordJob | None") -> None:
-        """Let these policies act, in new episodes.
-
-        Args:
-            acting: The policies.
-            seed: The runner's seed.
-            life: How many runners with this number began before, over all processes.
-            record: What to record; None: nothing.
-        """
+    def begin(self, acting: Acting, seed: int) -> None:
+        """Let these policies act, in new episodes."""
         assert self._arena is not None
         for policy in acting.policies.values():
             policy.module.to(self._device)
@@ -120,13 +108,6 @@ class RunnerActor:
         lengths = config.trajectories.lengths()
         self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
         self._seq_nos, self._reported, self._times = {}, (0, 0, 0), {}
-        if self._recorder is not None:
-            self._recorder.close()
-        self._recorder = None
-        if record is not None:
-            from etude.ray.recording import RunnerRecorder  # imports pyarrow, which acting does not need
-
-            self._recorder = RunnerRecorder(record, self._number, life)
 
     @ray.method(num_returns=2)
     def collect(self, order: Order, weights: Weights | None) -> tuple[FragmentReport, dict[str | None, Experience]]:
@@ -140,8 +121,6 @@ class RunnerActor:
             parts = runner.collect_each(
                 num_steps=order.num_steps, whole_episodes=order.whole_episodes, explore=order.explore
             )
-        if self._recorder is not None:
-            self._recorder.take(by_module(parts), order.meta)
         if runner.arena.device is not None:
             parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't be sent
         return self._report(runner, perf_counter() - begin), parts
@@ -169,7 +148,6 @@ class RunnerActor:
             turns=runner.turns - turns,
             stats=runner.stats(),
             seconds=seconds,
-            unwritten=0 if self._recorder is None else self._recorder.unwritten,
         )
 
     def play(self, acting: Acting, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
@@ -185,30 +163,10 @@ class RunnerActor:
             parts, faulty = played(runner, num_episodes, explore=False)
         return merged(parts), faulty, perf_counter() - begin
 
-    def flush(self) -> int:
-        """Write everything recorded to disk; return the number of steps held because their episodes have not ended.
-
-        Raises:
-            DataError: a write failed.
-        """
-        if self._recorder is None:
-            return 0
-        self._recorder.flush()
-        return self._recorder.unwritten
-
     def close(self) -> None:
-        """Close the envs and the recording.
-
-        Raises:
-            DataError: a write failed.
-        """
-        recorder, self._recorder = self._recorder, None
-        try:
-            if recorder is not None:
-                recorder.close()
-        finally:
-            if self._arena is not None:
-                self._arena.close()
+        """Close the envs."""
+        if self._arena is not None:
+            self._arena.close()
 
 
 def _rearm(limit: float, turns: Callable[[], int], is_over: threading.Event) -> None:

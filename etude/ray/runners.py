@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners: the runners on a cluster, used like the local runner."""
 
-import contextlib
 import logging
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -15,7 +13,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayError
 
 from etude.algorithms.ray_config import Ray
-from etude.errors import DataError, EngineError
+from etude.errors import EngineError
 from etude.experience import Experience
 from etude.policies import PolicyLike
 from etude.ray.faults import first_line
@@ -29,7 +27,6 @@ from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm
-    from etude.ray.recording import SharedRecording
 
 _log = logging.getLogger("etude.ray")
 
@@ -81,8 +78,6 @@ class Runners:
         self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
         self._acting_ref: Any = None  # None: not sent yet
         self._broadcast = Broadcast()
-        self._recording: SharedRecording | None = None
-        self._recorded_before: str | None = None  # the recording that a loaded run had begun
         self._first_life = 0  # the first life of runners here; higher after loading a run
         self._heard = monotonic()
         self._finished = FinishedEpisodes(self._num_envs)
@@ -107,7 +102,7 @@ class Runners:
         resources = dict(own.resources_per_runner or {})
         options = {"num_cpus": own.cpus_per_runner, "num_gpus": own.gpus_per_runner, "resources": resources}
         device = "cuda" if own.gpus_per_runner else "cpu"
-        return remote.options(**options).remote(self._config_ref, number, device, own.step_timeout)
+        return remote.options(**options).remote(self._config_ref, device, own.step_timeout)
 
     def _open(self, member: Member) -> None:
         self.pool.request(member, member.actor.open.remote(), key="open")
@@ -117,11 +112,9 @@ class Runners:
         """Let a runner that has made its envs act."""
         if self._acting_ref is None:
             return
-        record = None if self._recording is None else self._recording.job()
-        life = self._first_life + member.life
-        seed = seed_of(self._algorithm.runner_seed, member.number, life)
-        member.has_begun, member.sent = False, (-1, 0)
-        self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed, life, record), key="begin")
+        seed = seed_of(self._algorithm.runner_seed, member.number, self._first_life + member.life)
+        member.has_begun, member.sent = False, -1
+        self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
@@ -166,11 +159,7 @@ class Runners:
             self.begin_anew()  # an earlier state was loaded, whose weights runners would refuse as old
         if self._acting_ref is not None:
             return
-        record, timeout = self._algorithm.config.record, self._settings.sample_timeout
-        if record.path is not None and self._recording is None:
-            from etude.ray.recording import SharedRecording  # imports pyarrow, which acting does not need
-
-            self._recording = SharedRecording(self._algorithm, goes_on=record.path == self._recorded_before)
+        timeout = self._settings.sample_timeout
         self._acting_ref = ray.put(acting_of(self._algorithm))
         for member in self.pool.members:
             self._begin(member)
@@ -249,15 +238,9 @@ class Runners:
 
     def _order(self, member: Member, steps: int, key: tuple[bool, bool]) -> None:
         """Request a fragment from a runner, with the newest weights."""
-        version, meta_version = self._broadcast.version, 0
-        meta = None
-        if self._recording is not None:
-            self._recording.count(steps)
-            meta_version = self._recording.version
-            meta = None if member.sent[1] == meta_version else self._recording.meta
-        weights = None if member.sent[0] == version else self._broadcast.ref
-        member.sent = (version, meta_version)
-        report, parts = member.actor.collect.remote(Order(steps, *key, meta), weights)
+        weights = None if member.sent == self._broadcast.version else self._broadcast.ref
+        member.sent = self._broadcast.version
+        report, parts = member.actor.collect.remote(Order(steps, *key), weights)
         self.pool.request(member, report, parts, steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
@@ -278,9 +261,8 @@ class Runners:
             member.node, member.pid = answer
             return None
         if request.key == "begin":
-            member.has_begun, member.unwritten = True, 0
+            member.has_begun = True
             return None
-        member.unwritten = answer.unwritten
         pace = answer.seconds / request.steps
         member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
         try:
@@ -328,11 +310,10 @@ class Runners:
         """The counts since the last call: those of all envs, see `Arena.stats`, and of the runners:
 
         ``runner_restarts``; ``lost_fragments``; ``lost_steps``, in lost fragments of known length and in failed envs;
-        ``lost_recorded_steps``; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the learner waited for
-        experience; and ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean
-        over steps.
+        ``sample_timeouts``; ``sample_wait_s``, the seconds in which the learner waited for experience; and
+        ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean over steps.
         """
-        names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps", "lost_recorded_steps")
+        names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps")
         found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])}
         for counts in (self._counts, self.pool.counts):
             for name, count in counts.items():
@@ -344,70 +325,28 @@ class Runners:
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, and what a resumed run needs to get other episodes; running episodes are not saved.
-
-        Everything recorded is then on disk, except unfinished episodes that are held.
-        """
-        self._flush()
+        """The counts, and what a resumed run needs to get other episodes; running episodes are not saved."""
         return {
             "runners": "ray",
             "steps": [self.env_steps, self.agent_steps],
             "lives": self._first_life + max((member.life for member in self.pool.members), default=0) + 1,
-            "recorded": self._algorithm.config.record.path,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """Restore a `state_dict`, with new episodes."""
         self.env_steps, self.agent_steps = state["steps"]
-        self._first_life, self._recorded_before = state["lives"], state["recorded"]
+        self._first_life = state["lives"]
         self.begin_anew()
         return "new episodes: those of remote runners are not saved in checkpoints"
 
-    def _flush(self) -> None:
-        """Write everything recorded to disk, except unfinished episodes that are held.
-
-        Raises:
-            DataError: a write failed.
-        """
-        if self._recording is None or connection() != self._home:
-            return
-        refs = {member.actor.flush.remote(): member for member in self.pool.members}
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=self._settings.sample_timeout)
-        for ref, member in refs.items():
-            if ref not in done:
-                _log.warning(
-                    "runner %d was still busy after %g s (`ray.sample_timeout`), so its latest recorded steps are not "
-                    "on disk yet: a run resumed from this checkpoint may lack them.",
-                    member.number,
-                    self._settings.sample_timeout,
-                )
-                continue
-            try:
-                member.unwritten = ray.get(ref)
-            except RayError as error:
-                self.pool.failed(member, error)
-
     def close(self) -> None:
-        """Close the envs and the recording, and end the runners. Does nothing the second time.
-
-        Runners have `sample_timeout` to finish their recording, unless this is because of an interrupt.
+        """Close the envs, and end the runners. Does nothing the second time.
 
         Raises:
-            DataError: a write failed.
+            Exception: closing an env failed; a note says where.
         """
-        recording, self._recording = self._recording, None
-        if connection() != self._home:
-            return  # they have ended with the cluster
-        is_hasty = recording is None or isinstance(sys.exc_info()[1], KeyboardInterrupt)
-        try:
-            self.pool.close(_PATIENCE if is_hasty else self._settings.sample_timeout)
-        except BaseException:
-            with contextlib.suppress(DataError):  # the error of the runners is raised
-                if recording is not None:
-                    recording.finish()
-            raise
-        if recording is not None:
-            recording.finish()
+        if connection() == self._home:  # otherwise they have ended with the cluster
+            self.pool.close(_PATIENCE)
 
 
 def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:

@@ -79,6 +79,8 @@ class ModuleWriters:
             they come.
         append: Add to an existing recording; if False, an existing recording is an error.
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
+        new_episodes: The run resumes in new episodes: their ids get a suffix, since those that were written after
+            ``state`` was saved may have the same ids.
         is_run: Behind a URL, add the random part to episode ids, too.
         options: Other arguments of each `RecordingWriter`.
 
@@ -95,6 +97,7 @@ class ModuleWriters:
         layout: Layout = "episodes",
         append: bool = False,
         state: Mapping[str, Any] | None = None,
+        new_episodes: bool = False,
         is_run: bool = True,
         **options: Any,
     ) -> None:
@@ -104,7 +107,7 @@ class ModuleWriters:
         """The subfolder of each module; empty is the root itself."""
         if state is not None and state["path"] != str(self._root):
             state = None  # the run resumes, but records to another place
-        self._tag, self._prefix = "", str(options.pop("prefix", PREFIX))
+        self._tag, self._prefix = "", PREFIX
         if state is not None:
             self._tag, self._prefix = str(state["tag"]), str(state.get("prefix", PREFIX))
         elif isinstance(self._root, RemotePath):
@@ -117,8 +120,8 @@ class ModuleWriters:
         # Also called on garbage collection and interpreter exit; what was created last is finished first.
         self._finish = weakref.finalize(self, _close, self._series)
         newest = max(series.writer.next_file for series in self._series.values())
-        if state is None and not self._tag and newest:
-            self._tag = f"+{newest}"  # runs with the same seed give their episodes the same names
+        if new_episodes if state is not None else newest and not self._tag:
+            self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
         """The number of rows since the metadata was set."""
 

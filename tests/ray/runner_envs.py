@@ -3,7 +3,6 @@
 
 import ctypes
 import os
-import resource
 import signal
 import threading
 import time
@@ -148,20 +147,6 @@ def of_nobody(agent: Any, episode: Any) -> str:
     if episode.number:
         raise LookupError("who is that?")
     return "only"
-
-
-class FullDisk(Walk):
-    """After so many steps, no file of this process may grow beyond a few hundred bytes."""
-
-    def __init__(self, steps: int = 150) -> None:
-        super().__init__()
-        self.left = steps
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        if not self.left:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
-        return super().step(action)
 
 
 class Giver:

@@ -114,7 +114,7 @@ def test_a_driver_is_killed_and_goes_on_and_is_interrupted(tmp_path: Path) -> No
     until(lambda: not left(mark))
     assert check_whole(run, recording) == rows(run)[-1]["env_steps"]
     assert [row["env_steps"] for row in rows(run)] == [64 * (i + 1) for i in range(len(rows(run)))]
-    assert Recording.open(recording).num_steps >= rows(run)[-1]["env_steps"]
+    assert Recording.open(recording).num_steps >= rows(run)[-1]["env_steps"]  # what was lost with it was recorded
 
 
 def test_interrupted_twice_it_ends_at_once_though_envs_hang(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_interrupted_twice_it_ends_at_once_though_envs_hang(tmp_path: Path) -> N
     assert child.returncode == 130, err
     assert err.endswith("error: interrupted.\n")
     assert "Traceback" not in err
-    assert time.monotonic() - begin < 40  # runners that write what they have recorded may take 60
+    assert time.monotonic() - begin < 40
     until(lambda: not left(mark))
 
 

@@ -4,6 +4,8 @@
 import copy
 import functools
 import math
+import resource
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from etude.algorithms.results import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.ray import runners
-from etude.recordings import Recording
+from etude.recordings import Recording, validate
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -269,57 +271,117 @@ def test_beside_the_learner_runners_stop_at_the_bound(made: Any) -> None:
     assert result.metrics["policy_lag"] >= 1
 
 
-def test_recorded_by_every_runner(made: Any, tmp_path: Path) -> None:
-    path = tmp_path / "run"
+def collected(exp: Experience) -> dict[Any, Any]:
+    """Each step that is not lookback, by episode and t; an episode's id without the suffix of a recording."""
+    segment, t, found = exp.segment_of_step(), exp.t(), dict[Any, Any]()
+    for row in np.flatnonzero(exp.trained()):
+        key = (exp.segments.episode_id[segment[row]].partition("+")[0], int(t[row]))
+        assert key not in found
+        found[key] = (exp.steps[col.OBS][row].tolist(), exp.steps[col.ACTION][row].tolist())
+    return found
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("cls", [PPO, Beside])
+def test_all_that_is_collected_is_recorded_once(made: Any, tmp_path: Path, layout: Any, cls: Any) -> None:
+    path, seen = tmp_path / "run", dict[Any, Any]()
+
+    class Keeping(cls):  # type: ignore[misc]
+        def collect(self, **how: Any) -> Any:
+            parts = super().collect(**how)
+            for exp in parts.values():
+                own = collected(exp)
+                assert not own.keys() & seen.keys()
+                seen.update(own)
+            return parts
+
+    record = etude.RecordConfig(path=str(path), layout=layout)
     engine = Ray(num_runners=2, fragment_steps=32)
-    record = {"path": str(path), "layout": "table"}
-    algorithm = made(engine, record=etude.RecordConfig(**record), connectors=("normalize_obs",))
-    kept = [algorithm.train() for _ in range(3)]
+    algorithm = made(engine, cls=Keeping, record=record, connectors=("normalize_obs", "frame_stack:3"))
+    for _ in range(3):
+        algorithm.train()
     algorithm.close()
-    names = sorted(file.name for file in path.glob("*.parquet"))
-    assert names == ["runner0-0-00000.parquet", "runner1-0-00000.parquet"]
     recording = Recording.open(path)
-    assert recording.num_steps == kept[-1].env_steps == 192
-    assert recording.num_episodes == len({*recording.read().segments.episode_id})
+    exp = recording.read()
+    assert collected(exp) == seen
+    assert recording.num_steps == algorithm.env_steps == len(seen) == 192
+    assert recording.num_episodes == len({*exp.segments.episode_id})
     assert "filter" in recording.header.meta
-    assert sorted(file.name for file in path.iterdir()) == names
     with pytest.raises(DataError, match="holds a recording"):
-        made(engine, record=etude.RecordConfig(**record)).train()
-    again = made(engine, record=etude.RecordConfig(**record, append=True))
+        made(engine, record=record).train()
+    again = made(engine, record=etude.RecordConfig(path=str(path), layout=layout, append=True))
     again.train()
     again.close()
-    whole = Recording.open(path)
-    assert whole.num_steps == 256
-    whole.read().validate()
-    assert len([*path.glob("*.parquet")]) == 4
+    assert Recording.open(path).num_steps == 256
+    assert validate(path).ok
 
 
-def test_a_run_goes_on_with_its_recording_in_other_episodes(made: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+def test_a_run_goes_on_with_its_recording_in_other_episodes(made: Any, tmp_path: Path, layout: Any) -> None:
     path, saved = tmp_path / "run", tmp_path / "saved"
-    record = etude.RecordConfig(path=str(path), layout="table")
+    record = etude.RecordConfig(path=str(path), layout=layout)
     algorithm = made(Ray(num_runners=2), record=record, env="CartPole-v1")
     algorithm.train()
     algorithm.save(saved)
-    assert Recording.open(path).num_steps == 64  # all is on the disk by then
-    before = {*Recording.open(path).read().segments.episode_id}
+    assert (Recording.open(path).num_steps == 64) == (layout == "table")  # all is on the disk by then
+    copy_of_files = {file: file.read_bytes() for file in path.glob("*.parquet")}
+    algorithm.train()
     algorithm.close()
-    loaded = etude.load(saved, engine=Ray(num_runners=2))
-    result = loaded.train()
+    # of the run that went on from there, something was written before it was lost
+    before = {*Recording.open(path).read().segments.episode_id}
+    steps = Recording.open(path).num_steps
+    assert steps == 128
+    assert len(before) > len(copy_of_files)
+    for i in range(2):
+        loaded = etude.load(saved, engine=Ray(num_runners=2))
+        result = loaded.train()
+        loaded.close()
+        assert result.resumed == "new episodes: those of remote runners are not saved in checkpoints"
+        assert result.env_steps == 128
+        assert Recording.open(path).num_steps == 128 + 64 * (i + 1)
+        ids = {*Recording.open(path).read().segments.episode_id}
+        assert len(ids - before) >= 2
+        before = ids
+    assert validate(path).ok
+
+
+def test_a_run_that_began_without_a_cluster_goes_on_with_its_recording_there(made: Any, tmp_path: Path) -> None:
+    """Its first runner gives its episodes the names that they had here; none has ended when the run is saved."""
+    path, saved = tmp_path / "run", tmp_path / "saved"
+    settings = {"num_envs": 2, "num_steps": 8, "minibatch_size": 8, "record": etude.RecordConfig(path=str(path))}
+    algorithm = made("local", env="CartPole-v1", **settings)
+    algorithm.train()
+    algorithm.save(saved)
+    shutil.copytree(path, tmp_path / "then")
+    algorithm.close()
+    shutil.rmtree(path)
+    (tmp_path / "then").rename(path)  # as if the process had been killed
+    loaded = etude.load(saved, engine=Ray(num_runners=1))
+    loaded.train()
+    loaded.save(saved)
     loaded.close()
-    assert result.resumed == "new episodes: those of remote runners are not saved in checkpoints"
-    assert result.env_steps == 128
-    assert Recording.open(path).num_steps == 128
-    assert len({*Recording.open(path).read().segments.episode_id} - before) >= 2
+    back = etude.load(saved, engine="local")
+    back.train()
+    back.close()
+    exp = Recording.open(path).read()
+    assert exp.num_steps == 24
+    assert len({*exp.segments.episode_id}) == 6
+    assert validate(path).ok
 
 
 def test_a_full_disk_ends_the_run_and_spares_what_is_there(made: Any, tmp_path: Path) -> None:
     record = etude.RecordConfig(path=str(tmp_path / "run"), layout="table", max_rows_per_file=64)
-    algorithm = made(Ray(num_runners=1), env=runner_envs.FullDisk, record=record)
-    with pytest.raises(DataError, match=r"run: writing failed after \d+ rows were on the disk.*large") as error:
-        algorithm.fit(Stop(env_steps=64 * 20))
-    assert "in runner 0" in "".join(error.value.__notes__)
-    with pytest.raises(DataError):
-        algorithm.close()
+    algorithm = made(Ray(num_runners=1), record=record)
+    algorithm.fit(Stop(env_steps=64 * 3))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"run: writing failed after \d+ rows were on the disk.*large"):
+            algorithm.fit(Stop(env_steps=64 * 20))
+        with pytest.raises(DataError):
+            algorithm.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     there = Recording.open(tmp_path / "run")
     assert there.num_steps >= 64
     there.read().validate()

@@ -122,8 +122,7 @@ def test_a_cluster_that_is_there_is_used_by_address_or_environment_and_records_t
     assert out[:2] == ["False 3.0", "False 3.0"]
     assert out[2].startswith("0 "), out[2:]
     recording = Recording.open(f"{s3.url}/run")
-    assert 128 <= recording.num_steps < 256  # a runner may be ahead of what was asked for when the run ends
-    assert {file.name[:7] for file in recording.files} == {"runner0", "runner1"}
+    assert 128 <= recording.num_steps < 256
     assert recording.read().lengths.max() == 7
 
 
