@@ -15,9 +15,9 @@ from etude.algorithms.config import OnPolicyConfig, RecordConfig
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
-from etude.experience.arrays import Index
 from etude.learners import Update
 from etude.learners.loss import Figures
+from etude.learners.minibatches import Sequences
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, TrainedShare
 from etude.ray.learner_group import LearnerGroup, LearnerLost
@@ -315,50 +315,27 @@ def _joined(kept: list[Mapping[str, Any]]) -> Figures:
 # -- shares of the learners ---------------------------------------------------------------------------------------
 
 
-def shares_of(exp: Experience, num: int, *, max_seq_len: int | None = None, burn_in: int = 0) -> list[Experience]:
-    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on.
+def shares_of(exp: Experience, num: int, *, max_seq_len: int = 1, burn_in: int = 0) -> list[Experience]:
+    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on, within half a sequence.
 
-    Segments are cut so that the parts are equal within one step; connectors have already added their columns.
+    Segments are cut where that is needed; connectors have already added their columns.
 
     Args:
         exp: Experience that is ready for the loss.
         num: The number of parts.
-        max_seq_len: For a recurrent module: cut segments only at multiples of this length, where its sequences are
-            cut anyway; each part then begins within half a sequence of its ideal start.
+        max_seq_len: For a recurrent module: the length of the sequences that it learns from, which are not cut.
         burn_in: For a recurrent module: the number of steps before a cut that the next part also gets, as lookback.
     """
     if num == 1:
         return [exp]
-    trained = exp.trained()
-    done = np.append(0, np.cumsum(trained))
-    wanted = done[-1] * np.arange(1, num) // num
-    starts, begins = exp.offsets[:-1], exp.offsets[:-1] + exp.segments.lookback
-    if max_seq_len is None:
-        at = np.searchsorted(done, wanted, side="right") - 1  # the row with the wanted number of steps before it
-        segment = np.searchsorted(starts, at, side="right") - 1
-        at = np.where(at <= begins[segment], starts[segment], at)  # lookback stays with its segment
-    else:
-        allowed = _cuts(exp, begins, max_seq_len)
-        after = np.searchsorted(done[allowed], wanted)
-        before = np.maximum(after - 1, 0)
-        is_nearer = wanted - done[allowed[before]] < done[allowed[after]] - wanted
-        at = allowed[np.where(is_nearer, before, after)]
-    return _cut(exp, at, burn_in)
-
-
-def _cuts(exp: Experience, begins: Index, max_seq_len: int) -> Index:
-    """The rows at which a recurrent module's sequences begin, if no lookback precedes them, and the end."""
-    rows = np.arange(exp.num_steps)
-    since = rows - np.repeat(begins, exp.lengths)
-    is_inside = (since > 0) & (since % max_seq_len == 0)
-    return np.unique(np.concatenate([exp.offsets, rows[is_inside]]))
-
-
-def _cut(exp: Experience, at: Index, lookback: int) -> list[Experience]:
-    bounds = np.unique(np.concatenate([exp.offsets, at]))
+    inside = np.setdiff1d(Sequences.cut(exp, max_seq_len).starts, exp.offsets[:-1] + exp.segments.lookback)
+    allowed = np.union1d(exp.offsets, inside)  # lookback stays with its segment
+    done = np.append(0, np.cumsum(exp.trained()))[allowed]
+    nearest = np.searchsorted((done[1:] + done[:-1]) / 2, done[-1] * np.arange(1, num) // num)
+    bounds = np.union1d(exp.offsets, allowed[nearest])
     parent = np.searchsorted(exp.offsets, bounds[:-1], side="right") - 1
-    pieces = exp.pieces(parent, bounds[:-1], bounds[1:], lookback)
-    borders = np.searchsorted(bounds, [0, *at.tolist(), exp.num_steps]).tolist()
+    pieces = exp.pieces(parent, bounds[:-1], bounds[1:], burn_in)
+    borders = np.searchsorted(bounds, [0, *allowed[nearest], exp.num_steps]).tolist()
     return [pieces[first:last] for first, last in pairwise(borders)]
 
 
