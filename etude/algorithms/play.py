@@ -382,7 +382,7 @@ def record(
     from etude.recordings.module_writers import ModuleWriters
 
     try:
-        # episodes arrive whole, so the table layout holds none back; is_run=False lets equal seeds give equal ids
+        # episodes arrive whole, so the table layout holds none back; if it is appended, the seed is another one
         writers = ModuleWriters(folder, kinds, layout="table", is_run=False, **written)
     except BaseException:
         runner.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the experience of several modules to one recording, or to one per module if their spaces differ."""
 
+import contextlib
 import dataclasses
 import secrets
 import weakref
@@ -74,14 +75,15 @@ class ModuleWriters:
     Args:
         path: The folder.
         kinds: The spaces of each module, by its id.
-        columns: The step columns to keep, by name or root; ``env_t`` is kept if it exists.
+        columns: The step columns to keep, by name or root; ``env_t`` is kept if it exists. None: all.
         layout: ``episodes`` holds unfinished episodes back until they end (see `Assembler`); ``table`` writes steps as
             they come.
         append: Add to an existing recording; if False, an existing recording is an error.
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
         new_episodes: The run resumes in new episodes: their ids get a suffix, since those that were written after
             ``state`` was saved may have the same ids.
-        is_run: Behind a URL, add the random part to episode ids, too.
+        is_run: Whether episodes are of training runs, of which several may give the same ids: these get a suffix,
+            which is random behind a URL. Otherwise the ids are unique.
         options: Other arguments of each `RecordingWriter`.
 
     Raises:
@@ -93,7 +95,7 @@ class ModuleWriters:
         path: str,
         kinds: Mapping[str, Kind],
         *,
-        columns: Sequence[str],
+        columns: Sequence[str] | None,
         layout: Layout = "episodes",
         append: bool = False,
         state: Mapping[str, Any] | None = None,
@@ -102,7 +104,7 @@ class ModuleWriters:
         **options: Any,
     ) -> None:
         self._root = located(path)
-        self._columns = tuple(columns)
+        self._columns = columns
         self._folders = folders_of(kinds)
         """The subfolder of each module; empty is the root itself."""
         if state is not None and state["path"] != str(self._root):
@@ -114,13 +116,16 @@ class ModuleWriters:
             run = secrets.token_hex(4)
             self._tag, self._prefix = f"+{run}" if is_run else "", f"{self._prefix}-{run}"
         self._series: dict[str, _Series] = {}
-        for name, folder in self._folders.items():
-            if folder not in self._series:
-                self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
+        with contextlib.ExitStack() as opened:
+            for name, folder in self._folders.items():
+                if folder not in self._series:
+                    self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
+                    opened.callback(self._series[folder].close)
+            opened.pop_all()  # all could be opened
         # Also called on garbage collection and interpreter exit; what was created last is finished first.
         self._finish = weakref.finalize(self, _close, self._series)
         newest = max(series.writer.next_file for series in self._series.values())
-        if new_episodes if state is not None else newest and not self._tag:
+        if is_run and (new_episodes if state is not None else newest and not self._tag):
             self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
         """The number of rows since the metadata was set."""
@@ -184,8 +189,9 @@ class ModuleWriters:
         return self._folders[name]
 
     def _prepared(self, exp: Experience, tag: str) -> Experience:
-        clock = (col.ENV_T,) if col.ENV_T in exp.steps else ()
-        exp = recorded(without_lookback(exp), (*self._columns, *clock))
+        exp = without_lookback(exp)
+        if self._columns is not None:
+            exp = recorded(exp, (*self._columns, *[name for name in (col.ENV_T,) if name in exp.steps]))
         return exp.with_segments(episode_id=[f"{name}{tag}" for name in exp.segments.episode_id]) if tag else exp
 
     @property
@@ -206,8 +212,9 @@ class ModuleWriters:
 
     def state_dict(self) -> dict[str, Any]:
         """Flush all writers; returns their position and the unfinished episodes that are held."""
-        for series in self._series.values():
-            series.writer.flush()
+        with contextlib.ExitStack() as all_of_them:  # which are flushed also if one fails
+            for series in self._series.values():
+                all_of_them.callback(series.writer.flush)
         return self._state()
 
     def close(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,10 @@ from etude.algorithms.play import learned_by_connectors
 from etude.algorithms.policies import MAIN
 from etude.columns import Columns
 from etude.experience import Experience, Segments
-from etude.files import RemotePath, located
 from etude.policies import Chosen, Policy
-from etude.recordings.layout import PREFIX
-from etude.recordings.module_writers import folders_of
+from etude.recordings.module_writers import ModuleWriters
 from etude.recordings.pieces import row_bytes
-from etude.recordings.writer import MAX_FILE_SIZE, RecordingWriter
+from etude.recordings.writer import MAX_FILE_SIZE
 from etude.serving.protocol import Step
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
@@ -93,40 +90,29 @@ class EpisodeRecorder:
     def __init__(
         self, path: str, policies: Mapping[str, Policy], *, env: str | None, explore: bool, flush_seconds: float
     ) -> None:
-        root = located(path)
-        kinds = {name: (policy.obs_space, policy.module.action_space) for name, policy in policies.items()}
-        self._folders = folders_of(kinds)
+        self._kinds = {name: (policy.obs_space, policy.module.action_space) for name, policy in policies.items()}
         self._names = {name: None if [*policies] == [MAIN] else name for name in policies}
         self._flush_seconds = flush_seconds
         self._due: float | None = None
         self._bytes = 0
         self._explore = explore
-        meta = _meta(policies, explore)
-        prefix = f"{PREFIX}-{secrets.token_hex(4)}" if isinstance(root, RemotePath) else PREFIX  # no locks there
-        self._writers: dict[str, RecordingWriter] = {}
-        with ExitStack() as opened:
-            for name, folder in self._folders.items():
-                if folder not in self._writers:
-                    self._writers[folder] = RecordingWriter(
-                        root / folder if folder else root,
-                        obs_space=kinds[name][0],
-                        action_space=kinds[name][1],
-                        env=env,
-                        meta=meta,
-                        prefix=prefix,
-                        append=True,
-                        max_rows_per_file=_NO_LIMIT,
-                        max_file_size=_NO_LIMIT,
-                    )
-                    opened.callback(self._writers[folder].close)
-            self._opened = opened.pop_all()
+        self._writers = ModuleWriters(
+            path,
+            self._kinds,
+            columns=None,
+            layout="table",
+            append=True,
+            is_run=False,
+            env=env,
+            meta=_meta(policies, explore),
+            max_rows_per_file=_NO_LIMIT,
+            max_file_size=_NO_LIMIT,
+        )
         self._thread = ThreadPoolExecutor(1, "etude-recorder")
 
     def set_policies(self, policies: Mapping[str, Policy]) -> None:
         """Note that other policies of the same spaces act from now on."""
-        meta = _meta(policies, self._explore)
-        for writer in self._writers.values():
-            self._thread.submit(writer.set_meta, meta)
+        self._thread.submit(self._writers.set_meta, _meta(policies, self._explore))
 
     def write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> "Future[None]":
         """Write an episode that ends with ``step``."""
@@ -134,7 +120,7 @@ class EpisodeRecorder:
 
     def _write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> None:
         exp = episode.ended(step, policy, self._names[name])
-        self._writers[self._folders[name]].write(exp)
+        self._writers.take({name: exp}, self._kinds)
         self._due = time.monotonic() + self._flush_seconds if self._due is None else self._due
         self._bytes += exp.num_steps * row_bytes(exp)
         if self._bytes >= MAX_FILE_SIZE:
@@ -148,9 +134,7 @@ class EpisodeRecorder:
 
     def _flush(self) -> None:
         self._due, self._bytes = None, 0
-        with ExitStack() as others:  # which are flushed also where one fails
-            for writer in self._writers.values():
-                others.callback(writer.flush)
+        self._writers.state_dict()
 
     def close(self) -> None:
         """Put all episodes that have ended on the disk.
@@ -159,7 +143,7 @@ class EpisodeRecorder:
             DataError: a write failed.
         """
         self._thread.shutdown()
-        self._opened.close()
+        self._writers.close()
 
 
 def _meta(policies: Mapping[str, Policy], explore: bool) -> dict[str, Any]:
