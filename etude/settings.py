@@ -12,9 +12,9 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import math
 import numbers
 import re
+import sys
 import textwrap
 import types
 from collections import Counter
@@ -331,17 +331,21 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
     """
     cls: type = type(whole)
     _refuse_unknown(cls, given, owner)
-    hints, inside, new = _hints(cls), settings_inside(cls), dict[str, Any]()
-    for name, value in given.items():
-        before, where = getattr(whole, name), f"{owner}.{name}"
-        if name not in inside or not isinstance(value, Mapping):
-            new[name] = fitting(hints[name], value, where)
-        elif isinstance(before, inside[name]):
-            new[name] = replaced(before, value, where)
-        else:
-            new[name] = from_dict(inside[name], value, owner=where)
+    given = _with_nested(cls, given, vars(whole), owner)
+    new = {name: fitting(_hints(cls)[name], value, f"{owner}.{name}") for name, value in given.items()}
     _check_rules(cls, new, owner)
     return dataclasses.replace(whole, **new)  # type: ignore[type-var]
+
+
+def _with_nested(cls: type, given: Mapping[str, Any], before: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Values of ``cls`` with settings in place of mappings, which change those in ``before`` if there are any."""
+    found = dict(given)
+    for name, inner in settings_inside(cls).items():
+        if isinstance(changes := given.get(name), Mapping):
+            old, where = before.get(name), f"{owner}.{name}"
+            is_there = isinstance(old, inner)
+            found[name] = replaced(old, changes, where) if is_there else from_dict(inner, changes, owner=where)
+    return found
 
 
 def _is_settings(hint: Any) -> TypeGuard[type]:
@@ -557,13 +561,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     """
     found = typed(cls, values, owner=owner)
     _refuse_missing(cls, found, owner)
-    for name, inner in settings_inside(cls).items():
-        if isinstance(found.get(name), Mapping):
-            default = defaults(cls).get(name)
-            begin = isinstance(default, inner)
-            others = {f.name: getattr(default, f.name) for f in dataclasses.fields(inner)} if begin else {}
-            found[name] = from_dict(inner, others | dict(found[name]), owner=f"{owner}.{name}")
-    return cls(**found)
+    return cls(**_with_nested(cls, found, defaults(cls), owner))
 
 
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
@@ -733,16 +731,8 @@ def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
     if text:
         value = _number(value) if isinstance(value, str) else value
         value = int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
-    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and _is_finite(value)
+    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return fine, hint(value) if fine else value
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether a number is finite, and no whole number that is too large for a float."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _numbers(value: Any) -> Any:
