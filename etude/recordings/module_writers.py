@@ -195,11 +195,6 @@ class ModuleWriters:
         return exp.with_segments(episode_id=[f"{name}{tag}" for name in exp.segments.episode_id]) if tag else exp
 
     @property
-    def num_steps(self) -> int:
-        """The number of rows in finished files of these writers."""
-        return sum(series.writer.num_steps for series in self._series.values())
-
-    @property
     def meta_is_due(self) -> bool:
         """Whether enough was written since the last `set_meta` to call it again."""
         return self._rows >= ROW_GROUP_ROWS
