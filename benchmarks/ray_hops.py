@@ -14,7 +14,7 @@ from benchmarks.harness import ENV, ETUDE, Figure, Options, Row, milliseconds, r
 from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
 from etude.algorithms import Ray
-from etude.ray.fragments import Fragment, FragmentReport, Order, put_together
+from etude.ray.fragments import Fragment, FragmentReport, put_together
 from etude.ray.learner_group import LearnerGroup
 from etude.ray.runner_actor import RunnerActor
 
@@ -107,7 +107,9 @@ class _Giving:
         """Do nothing."""
 
     @ray.method(num_returns=2)
-    def collect(self, order: Order, weights: None) -> tuple[FragmentReport, dict[str | None, Experience]]:
+    def collect(
+        self, weights: None, num_steps: int, whole_episodes: bool, explore: bool
+    ) -> tuple[FragmentReport, dict[str | None, Experience]]:
         """As a runner's, but for the steps."""
         report, exp = self._made
         return report, {None: exp}
@@ -134,12 +136,11 @@ def _fragment(exp: Experience, what: str, options: Options) -> Row:
     algorithm.close()
     steps = exp.num_steps
     report = FragmentReport(steps, steps, {None: 1}, finished, {}, steps // 8, {}, 1.0)
-    order = Order(steps, False, True)
     remote: Any = ray.remote
     actor = remote(_Giving).remote(report, exp)
 
     def fragment() -> int:
-        told, parts = ray.get(list(actor.collect.remote(order, None)))
+        told, parts = ray.get(list(actor.collect.remote(None, steps, False, True)))
         put_together([Fragment(0, 0, 0, told, parts)], joined=True)
         return 1
 

@@ -13,14 +13,6 @@ from etude.recordings.pieces import copied, in_order
 from etude.runners import Finished
 
 
-class Order(NamedTuple):
-    """A request to a runner for a fragment."""
-
-    num_steps: int
-    whole_episodes: bool
-    explore: bool
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class FragmentReport:
     """The counts of a fragment."""

@@ -20,7 +20,7 @@ from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.policies import Policy
-from etude.ray.fragments import FragmentReport, Order, merged
+from etude.ray.fragments import FragmentReport, merged
 from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
 from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
@@ -110,7 +110,9 @@ class RunnerActor:
         self._seq_nos, self._reported, self._times = {}, (0, 0, 0), {}
 
     @ray.method(num_returns=2)
-    def collect(self, order: Order, weights: Weights | None) -> tuple[FragmentReport, dict[str | None, Experience]]:
+    def collect(
+        self, weights: Weights | None, num_steps: int, whole_episodes: bool, explore: bool
+    ) -> tuple[FragmentReport, dict[str | None, Experience]]:
         """Collect a fragment, after loading ``weights`` if they are newer; None: keep the present weights."""
         runner = self._runner
         assert runner is not None
@@ -118,9 +120,7 @@ class RunnerActor:
         if weights is not None:
             self._take(weights, runner)
         with self._timed_out():
-            parts = runner.collect_each(
-                num_steps=order.num_steps, whole_episodes=order.whole_episodes, explore=order.explore
-            )
+            parts = runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         if runner.arena.device is not None:
             parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't be sent
         return self._report(runner, perf_counter() - begin), parts

@@ -17,7 +17,7 @@ from etude.errors import EngineError
 from etude.experience import Experience
 from etude.policies import PolicyLike
 from etude.ray.faults import first_line
-from etude.ray.fragments import FinishedEpisodes, Fragment, Order, put_together
+from etude.ray.fragments import FinishedEpisodes, Fragment, put_together
 from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.pool import Member, Request, RunnerPool
 from etude.ray.runner_actor import RunnerActor, seed_of
@@ -240,7 +240,7 @@ class Runners:
         """Request a fragment from a runner, with the newest weights."""
         weights = None if member.sent == self._broadcast.version else self._broadcast.ref
         member.sent = self._broadcast.version
-        report, parts = member.actor.collect.remote(Order(steps, *key), weights)
+        report, parts = member.actor.collect.remote(weights, steps, *key)
         self.pool.request(member, report, parts, steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
