@@ -35,6 +35,14 @@ def short(thing: Any, *words: str, **shown: Any) -> str:
     return printable(f"{text})")
 
 
+def rounded(value: float) -> str:
+    """A figure in about three digits, with at least one place after the point: ``0.955``, ``3.0``, ``1,234.5``."""
+    is_small = math.isfinite(value) and 0 < abs(value) < 10
+    places = min(6, 2 - math.floor(math.log10(abs(value)))) if is_small else 1
+    whole, point, part = f"{value:,.{places}f}".partition(".")
+    return f"{whole}{point}{part.rstrip('0') or '0'}" if point else whole
+
+
 def json_line(value: Any) -> str:
     """Return plain data as JSON on one line; NaN and infinities become null."""
     return json.dumps(_finite(value), allow_nan=False)

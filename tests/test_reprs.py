@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import etude
-from etude.display import short, table
+from etude.display import rounded, short, table
 from etude.modules import make_module
 
 BOX, TWO = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
@@ -143,3 +143,23 @@ def test_what_is_too_long_is_counted():
     assert text.startswith("object(name_0=0, name_1=1, ")
     assert text.endswith(" more)")
     assert len(text) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.9550001, "0.955"),
+        (-0.0123456, "-0.0123"),
+        (9.42, "9.42"),
+        (22.53333, "22.5"),
+        (1234.56, "1,234.6"),
+        (0.0, "0.0"),
+        (1e-9, "0.0"),
+        (-3.0, "-3.0"),
+        (9.999, "10.0"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_figures_have_about_three_digits(value: float, text: str) -> None:
+    assert rounded(value) == text

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from etude.algorithms.results import Evaluation, Result, Stop
+from etude.display import rounded
 from etude.errors import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class Board:
 
 def _short(result: Result) -> dict[str, str]:
     """The figures of a result for one row."""
-    shown = {"return": f"{result.return_mean:,.1f}"} if result.returns_counted else {}
+    shown = {"return": rounded(result.return_mean)} if result.returns_counted else {}
     if result.env_steps:
         shown["steps"] = f"{result.env_steps:,}"
     return {**shown, "updates": f"{result.updates:,}"}
@@ -293,7 +294,7 @@ def figures(result: Result) -> Mapping[str, str]:
     """The figures of a result that are worth showing, by name."""
     shown = {}
     if result.returns_counted:
-        shown["return"] = f"{result.return_mean:,.1f} ({result.return_min:,.5g} … {result.return_max:,.5g})"
+        shown["return"] = f"{rounded(result.return_mean)} ({result.return_min:,.5g} … {result.return_max:,.5g})"
         shown |= parts(result)
     if result.env_steps:
         shown["steps"] = f"{result.env_steps:,}, {result.sample_steps_per_s:,.0f}/s sampled"
@@ -313,7 +314,7 @@ def parts(found: Result | Evaluation) -> dict[str, str]:
     """The mean returns of each module, or of each agent, if there are several; the first few of very many."""
     for kind, returns in (("modules", found.module_returns), ("agents", found.agent_returns)):
         if len(returns) > 1:
-            return {kind: _few([f"{name} {value:,.1f}" for name, value in returns.items()], ", ")}
+            return {kind: _few([f"{name} {rounded(value)}" for name, value in returns.items()], ", ")}
     return {}
 
 

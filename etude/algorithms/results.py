@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from etude.display import short, table
+from etude.display import rounded, short, table
 from etude.learners import Update
 from etude.metrics import Ema, Metrics, Window
 from etude.metrics.stats import Smoothing
@@ -112,7 +112,7 @@ class Result:
     def _repr_html_(self) -> str:
         rows = {name: f"{getattr(self, name):,}" for name in ("iteration", "env_steps", "updates", "episodes")}
         if self.returns_counted:
-            rows["return_mean"] = f"{self.return_mean:,.1f} ({self.return_min:,.5g} to {self.return_max:,.5g})"
+            rows["return_mean"] = f"{rounded(self.return_mean)} ({self.return_min:,.5g} to {self.return_max:,.5g})"
             rows["length_mean"] = f"{self.length_mean:,.1f}"
         rows |= {f"losses/{name}": f"{value:.4g}" for name, value in self.losses.items()}
         return table("Result", {**rows, "seconds": f"{self.seconds:,.1f}"})

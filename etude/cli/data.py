@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
 from etude.cli.streams import print_json, say, show, table
+from etude.display import rounded
 from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
 
@@ -435,7 +436,7 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
         steps += f" of the env, {found['agent_steps']:,} of {len(found['agents'])} agents"
     returns = "unknown"
     if found["return_mean"] is not None:
-        returns = f"mean {found['return_mean']:,.1f} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
+        returns = f"mean {rounded(found['return_mean'])} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
     version = "" if found["version"] is None else f", version {found['version']}"
     ends = ", ".join(f"{found[end]:,} {end}" for end in ("terminated", "truncated", "unfinished"))
     if (both := found["terminated"] + found["truncated"] + found["unfinished"] - found["episodes"]) > 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
 from etude.cli.streams import print_json, say, show, table
+from etude.display import rounded
 from etude.errors import SettingsError
 from etude.settings import IntFrom1, defaults, settings
 from etude.urls import redacted
@@ -421,8 +422,8 @@ def summary(found: "Evaluation") -> str:
     from etude.algorithms.progress import parts
 
     whole = (
-        f"{found.episodes} episodes, {found.env_steps:,} steps: mean return {found.return_mean:,.1f} "
-        f"(std {found.return_std:,.1f}, {found.return_min:,.5g} … {found.return_max:,.5g}), "
+        f"{found.episodes} episodes, {found.env_steps:,} steps: mean return {rounded(found.return_mean)} "
+        f"(std {rounded(found.return_std)}, {found.return_min:,.5g} … {found.return_max:,.5g}), "
         f"mean length {found.length_mean:,.1f}"
     )
     lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in parts(found).items())]

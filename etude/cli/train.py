@@ -26,6 +26,7 @@ from etude.algorithms.seeds import failures, seeds_of, title_of
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
 from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
+from etude.display import rounded
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, interruptible
@@ -229,7 +230,7 @@ def _over_seeds(results: Sequence[Result]) -> str:
     if not returns.size:
         return f"{len(results)} seeds are done"
     middle, low, high = interval_of(returns)
-    return f"{len(results)} seeds are done, with a return of {middle:,.1f} ({low:,.1f} to {high:,.1f})"
+    return f"{len(results)} seeds are done, with a return of {rounded(middle)} ({rounded(low)} to {rounded(high)})"
 
 
 @interruptible
@@ -255,7 +256,7 @@ def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *,
         return f"interrupted: the checkpoint is in {out}. Go on with: {to_go_on}"
     if not stop.goals_met(result):
         return (
-            f"a budget ran out with a mean return of {result.return_mean:,.1f}, short of {stop.return_mean:,.6g}. "
+            f"a budget ran out with a mean return of {rounded(result.return_mean)}, short of {stop.return_mean:,.6g}. "
             f"The checkpoint is in {out}; go on with: {to_go_on} and a larger budget."
         )
     reached = "goal met" if stop.return_mean is not None else "done"
