@@ -299,7 +299,8 @@ def figures(result: Result) -> Mapping[str, str]:
     if result.env_steps:
         shown["steps"] = f"{result.env_steps:,}, {result.sample_steps_per_s:,.0f}/s sampled"
     shown["updates"] = f"{result.updates:,}"
-    shown["losses"] = _few([f"{name} {value:.3g}" for name, value in result.losses.items()], " ")
+    if result.losses:
+        shown["losses"] = _few([f"{name} {value:.3g}" for name, value in result.losses.items()], " ")
     shown["seconds"] = f"{result.seconds:.1f}"
     if result.bottleneck:
         shown["data"] = _data(result)
