@@ -6,6 +6,7 @@ import ctypes.util
 import functools
 import importlib
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from etude.envs.adapters import ReducedEnv
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
-from etude.settings import nearest
+from etude.settings import nearest, suggestion
 
 EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Arena | Callable[[], Any]
 
@@ -139,23 +140,34 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        install = _INSTALL.get(module_name)
-        raise EnvError(
-            f"env {name!r}: can't import the module `{module_name}` ({described(error)}). "
-            + (
-                f"Install it: {install}"
-                if install
-                else "It must be importable from here: run in its folder, install it, or put its folder on PYTHONPATH."
-            )
-        ) from error
+        what = f"env {name!r}: can't import the module `{module_name}` ({described(error)})."
+        raise EnvError(what + _way_out(module_name, error)) from error
     if hasattr(module, attribute):
         factory: Callable[[], Any] = getattr(module, attribute)
         return factory
     if attribute not in gym.registry:
         raise EnvError(
             f"env '{module_name}:{attribute}': the module has no `{attribute}`, and registers no env of that name."
+            f"{suggestion(attribute, [*gym.registry, *(key for key in vars(module) if not key.startswith('_'))])}"
         )
     return _spec(attribute)
+
+
+def _way_out(module_name: str, error: BaseException) -> str:
+    """What to do about an env's module that can't be imported, after a space; empty if the error itself says it."""
+    if module_name in _INSTALL:
+        return f" Install it: {_INSTALL[module_name]}"
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    if not f"{module_name}.".startswith(f"{error.name}."):
+        return f" It needs `{error.name}`, which is not installed."
+    advice = " It must be importable from here: run in its folder, install it, or put its folder on PYTHONPATH."
+    package_name, _, _ = module_name.rpartition(".")
+    if error.name != module_name or not package_name:
+        return advice
+    package = importlib.import_module(package_name)  # was imported on the way to the missing module
+    beside = [f"{package_name}.{found.name}" for found in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+    return advice + suggestion(module_name, beside)
 
 
 def _spec(name: str) -> EnvSpec:
