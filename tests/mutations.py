@@ -219,6 +219,7 @@ def outcome(mutation: Mutation) -> tuple[bool, str]:
                 "-m",
                 "pytest",
                 "-x",
+                "-rfE",
                 "-p",
                 "no:cacheprovider",
                 "-m",
@@ -230,8 +231,8 @@ def outcome(mutation: Mutation) -> tuple[bool, str]:
             capture_output=True,
             text=True,
         )
-    failures = [line for line in done.stdout.splitlines() if line.startswith(("____", "ERROR"))]
-    said = failures[0].strip("_ ") if failures else "\n".join(done.stdout.splitlines()[-3:])
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    said = failures[0].partition(" - ")[0] if failures else "\n".join(done.stdout.splitlines()[-3:])
     return done.returncode == 1 and bool(failures), said
 
 
