@@ -79,6 +79,7 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
     data = None
     if planned.data is not None:
         data = recording(FOLDER / "data" / preset.env, preset.env, planned.data, DATA_STEPS)
+    made_data = _cpu_seconds()
     if planned.by in ("etude", "defaults"):
         kind = etude.ALGORITHMS[preset.algorithm]
         config = preset.config() if planned.by == "etude" else kind.Config(env=preset.env)
@@ -92,7 +93,6 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         from results import peers  # their packages are there for results only
 
         reached, curve = peers.RUN[planned.by](preset, stop, seed, data)
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "preset": planned.preset,
         "by": planned.by,
@@ -100,10 +100,16 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         "stop": stop,
         "data": planned.data,
         "return": round(reached, 3),
-        "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage)),
+        "cpu_seconds": round(_cpu_seconds() - made_data),
         "machine": platform.machine(),
         "curve": thinned(curve),
     }
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(used.ru_utime + used.ru_stime for used in usage)
 
 
 def _with_etude(
