@@ -27,8 +27,9 @@ is named, it was run with the same settings on the same machine.
 - *Return*: the mean over seeds. Each seed's return is the mean of 20 evaluation episodes after training.
 - *Interval*: the 95 % interval of the interquartile mean over seeds, by the bootstrap
   ([Agarwal et al. 2021](https://arxiv.org/abs/2108.13264)). With two or three seeds, it is only a rough guide.
-- *CPU minutes*: the time of one run with one thread, including evaluation. Etude's runs of SAC, TD3, IQL, TD3+BC and
-  CQL compile the gradient step (`compute.compile`).
+- *CPU minutes*: the time of one run with one thread, including evaluation. The speed of the machine changed by up to a
+  factor of two between runs, so small differences mean nothing; the [benchmarks](benchmarks.md) compare speed in one
+  run. Etude's runs of SAC, TD3, IQL, TD3+BC and CQL compile the gradient step (`compute.compile`).
 - *sb3-contrib*: its recurrent networks have its default width of 256, those of the preset 64.
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
