@@ -36,7 +36,7 @@ is named, it was run with the same settings on the same machine.
   the sources.
 - *medium*, *medium-replay*, *expert*: the recording that an offline preset learned from, made by the preset of SAC as
   D4RL's are. *expert* holds episodes of its best agent, *medium* those of an agent with a third of that return, and
-  *medium-replay* all steps until then.
+  *medium-replay* all steps until then. *Return in the data* is the mean return of its episodes.
 - Learning curves show the mean return of training episodes over seeds, with the same interval.
 
 `make results` runs what is missing, which takes hours, and writes this page.
@@ -124,22 +124,28 @@ def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, A
 
 
 def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
-    lines = [
-        "| task | algorithm | trained for | return (95 % interval), seeds | CPU minutes | published |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for preset, by, runs in sorted(own, key=lambda one: (one[0].env, one[0].algorithm, one[1] != "etude")):
+    is_offline = "data_return" in own[0][2][0]
+    head = ["task", "algorithm", "trained for", "return (95 % interval), seeds", "CPU minutes", "published"]
+    head[3:3] = ["return in the data"] * is_offline
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for preset, by, runs in sorted(own, key=lambda one: _place(*one)):
         minutes = statistics.fmean(run["cpu_seconds"] for run in runs) / 60
         cells = (
             _task(preset),
             _label(f"`{preset.algorithm}`", by, runs),
             _trained_for(preset, runs),
+            *[f"{run['data_return']:,.1f}" for run in runs[:1] if is_offline],
             _reached(runs),
             f"{minutes:,.1f}",
             preset.published.partition(" after")[0] if by == "etude" else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _place(preset: Preset, by: str, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """Of a row in a table: another library's follows Etude's."""
+    return preset.env, preset.algorithm, runs[0].get("data") or "", by != "etude"
 
 
 def _task(preset: Preset) -> str:
@@ -153,9 +159,11 @@ def _trained_for(preset: Preset, runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reached(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The mean return over seeds, its interval, and the number of seeds."""
+    """The mean return over seeds, its interval if there are several, and the number of seeds."""
     returns = np.array([run["return"] for run in runs])
-    low, high = bootstrap_interval(returns) if len(returns) > 1 else (returns[0], returns[0])
+    if len(returns) == 1:
+        return f"**{returns[0]:,.1f}**, 1"
+    low, high = bootstrap_interval(returns)
     return f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}"
 
 

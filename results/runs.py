@@ -73,12 +73,14 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
 
     Returns:
         What it reached: ``return``, the mean of `EPISODES` episodes without exploration; ``curve``, pairs of a clock
-        and the mean return of training; ``cpu_seconds`` of training and evaluating.
+        and the mean return of training; ``cpu_seconds`` of training and evaluating; offline, ``data_return``, the mean
+        return of the episodes in the recording.
     """
     preset, stop = preset_of(planned)
-    data = None
+    data, of_data = None, {}
     if planned.data is not None:
         data = recording(FOLDER / "data" / preset.env, preset.env, planned.data, DATA_STEPS)
+        of_data["data_return"] = round(etude.Recording.open(data).info()["return_mean"], 1)
     made_data = _cpu_seconds()
     if planned.by in ("etude", "defaults"):
         kind = etude.ALGORITHMS[preset.algorithm]
@@ -103,6 +105,7 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         "cpu_seconds": round(_cpu_seconds() - made_data),
         "machine": platform.machine(),
         "curve": thinned(curve),
+        **of_data,
     }
 
 
