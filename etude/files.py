@@ -663,7 +663,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
     if filesystem is None and not is_url(text):
         if os.path.lexists(text):
             return [LocalPath(text)]
-        found: Sequence[AnyPath] = [LocalPath(path) for path in sorted(glob.glob(text, recursive=True))]
+        found: Sequence[AnyPath] = in_order(map(LocalPath, glob.glob(text, recursive=True)))
     else:
         place = located(text, filesystem, known)
         if isinstance(place, Path):
@@ -681,7 +681,7 @@ def _globbed(place: RemotePath) -> list[AnyPath]:
     while glob.has_magic(base.inner):
         names.insert(0, base.name)
         base = base.parent
-    return [path for path in _fitting(base.listed() if "**" in names else base, names) if path.exists()]
+    return in_order(path for path in _fitting(base.listed() if "**" in names else base, names) if path.exists())
 
 
 def _fitting(base: RemotePath, names: Sequence[str]) -> Iterator[RemotePath]:
@@ -726,12 +726,22 @@ def relative(path: AnyPath, folder: AnyPath) -> PurePath:
 
 
 def visible_files(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
-    """The files below ``folder`` whose names match ``pattern``, sorted by path.
+    """The files below ``folder`` whose names match ``pattern``, `in_order`.
 
     Those are left out whose name, or that of a folder between, begins with ``.`` or ``_``.
     """
     found: list[Any] = [path for path in folder.rglob(pattern) if path.is_file()]
-    return sorted(path for path in found if not any(part[0] in "._" for part in relative(path, folder).parts))
+    return in_order(path for path in found if not any(part[0] in "._" for part in relative(path, folder).parts))
+
+
+def in_order(paths: Iterable[AnyPath]) -> list[AnyPath]:
+    """Sort paths folder by folder, with the numbers in names by size: ``log-2`` comes before ``log-10``."""
+
+    def key(path: AnyPath) -> tuple[Any, ...]:
+        parts = (re.split(r"(\d+)", part) for part in re.split(r"[/\\]", str(path)))
+        return tuple([int(word) if k % 2 else word for k, word in enumerate(words)] for words in parts), str(path)
+
+    return sorted(paths, key=key)
 
 
 def in_arrow(path: AnyPath) -> tuple[Any, Any]:

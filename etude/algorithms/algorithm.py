@@ -724,6 +724,10 @@ class Algorithm(Generic[C]):
             compression: Codecs, see `RecordingWriter`.
             max_rows_per_file: Maximum number of steps in a file.
             max_file_size: Size in bytes at which a file is closed.
+
+        Raises:
+            DataError: it can't be recorded to.
+            EnvError: the env broke off every episode.
         """
         with self.untimed(), self.threads_held():
             if not isinstance(path, str | os.PathLike):

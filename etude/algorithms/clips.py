@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from etude.algorithms.algorithm import Algorithm
 from etude.connectors import ClipAction, Pipeline
 from etude.display import short
-from etude.envs import Arena, EnvLike, env_name, make_arena
+from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.envs.registry import check_screen, no_screen_needed
 from etude.envs.render import (
     ClipFile,
@@ -71,6 +71,7 @@ def clip(
     episodes: int = 1,
     explore: bool = False,
     seed: int | None = None,
+    max_steps: int | None = None,
     fps: float | None = None,
     size: Size | None = None,
     experience: bool = False,
@@ -86,6 +87,7 @@ def clip(
         episodes: Number of episodes, at least 1.
         explore: Sample actions; otherwise take the most likely ones.
         seed: Seed of the env and of action sampling.
+        max_steps: Steps after which an episode is truncated, at least 1. None: as in training, or as the env says.
         fps: Frames per second, 0.01 to 1000; None: the env's natural speed.
         size: Width and height in pixels, such as ``"480x320"``. Frames are scaled to fit, undistorted, on black; None:
             as rendered.
@@ -106,7 +108,7 @@ def clip(
         rate = fps_of(shown) if fps is None else fps
         reel = _Reel(None if to is None else stack.enter_context(ClipFile(to, rate)))
         stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner binds the env's methods
-        parts, returns = _play(policy, shown, episodes, explore=explore, seed=seed, keep=experience)
+        parts, returns = _play(policy, shown, episodes, explore, seed, max_steps, keep=experience)
     return Clip(
         frames=reel.episodes(),
         fps=rate,
@@ -124,6 +126,7 @@ def show(
     episodes: int = 1,
     explore: bool = False,
     seed: int | None = None,
+    max_steps: int | None = None,
 ) -> NDArray[np.float64]:
     """Play whole episodes in the env's own window, and return their returns, float64 ``[episodes]``.
 
@@ -136,7 +139,7 @@ def show(
     check_screen()
     with _seen(policy, env, "human") as shown:
         open_window(shown)
-        return _play(policy, shown, episodes, explore=explore, seed=seed, keep=False)[1]
+        return _play(policy, shown, episodes, explore, seed, max_steps, keep=False)[1]
 
 
 class _Reel:
@@ -173,13 +176,13 @@ def _is_file(env: Any) -> bool:
 
 
 def _play(
-    policy: Playable, env: Any, episodes: int, *, explore: bool, seed: int | None, keep: bool
+    policy: Playable, env: Any, episodes: int, explore: bool, seed: int | None, max_steps: int | None, *, keep: bool
 ) -> tuple[list[Experience], NDArray[np.float64]]:
     """Play episodes; return the Experience of each, if it is kept, and their returns."""
     if episodes < 1:
         raise SettingsError(f"`episodes` is {episodes}, but must be at least 1.")
     parts = []
-    with contextlib.closing(_runner(policy, env, seed)) as runner:
+    with contextlib.closing(_runner(policy, env, seed, max_steps)) as runner:
         for _ in range(episodes):
             if keep:
                 parts.append(runner.collect(num_episodes=1, explore=explore))
@@ -219,15 +222,15 @@ def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
                 shown.close()
 
 
-def _runner(policy: Playable, env: Any, seed: int | None) -> Runner:
+def _runner(policy: Playable, env: Any, seed: int | None, max_steps: int | None) -> Runner:
     if isinstance(policy, Algorithm):
-        return policy.new_runner(env, 1, seed)
+        return policy.new_runner(env, 1, seed, max_steps=max_steps)
     if policy is not None and not isinstance(policy, Policy | Module):
         raise ModuleError(
             "a clip needs an Algorithm, an etude.Policy, an etude.Module, or None for random actions, "
             f"not a {type(policy).__name__}."
         )
-    arena = make_arena(env, 1)
+    arena = make_arena(env, 1, Workers(max_steps=max_steps))
     try:
         return _random_runner(arena, seed) if policy is None else _policy_runner(arena, policy, env, seed)
     except BaseException:

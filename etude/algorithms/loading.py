@@ -123,7 +123,7 @@ def load_policy(
     if policy_id is None and len(spaces) > 1:
         raise SettingsError(
             f"{shown} has the policies {', '.join(spaces)}: say which, as "
-            f"etude.load_policy(path, {next(iter(spaces))!r})."
+            f"etude.load_policy(path, {next(iter(spaces))!r}), or --policy on the command line."
         )
     name = next(iter(spaces)) if policy_id is None else policy_id
     if name not in spaces:

@@ -24,7 +24,7 @@ from etude.algorithms.results import Evaluation
 from etude.connectors import Connector, Drop, Pipeline
 from etude.connectors.pipeline import learns, state_to_json
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
-from etude.errors import DataError, EtudeError
+from etude.errors import DataError, EnvError, EtudeError
 from etude.experience import Experience
 from etude.files import located
 from etude.policies import Policy
@@ -105,6 +105,15 @@ def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, secon
         faulty_episodes=faulty,
         custom=_spreads([part.custom for part in parts]),
     )
+
+
+def check_played(found: Evaluation) -> None:
+    """Raise an EnvError if no episode was played to its end."""
+    if not found.episodes:
+        raise EnvError(
+            f"the env broke off every episode ({found.faulty_episodes} in all), so there is nothing to keep and no "
+            "return to tell. The warnings say what it raised: correct the env."
+        )
 
 
 def _means(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, float]:
@@ -378,6 +387,7 @@ def record(
 
     Raises:
         DataError: it can't be recorded to.
+        EnvError: the env broke off every episode.
     """
     from etude.recordings.module_writers import ModuleWriters
 
@@ -388,9 +398,13 @@ def record(
         runner.close()
         raise
     try:
-        return play(runner, num_episodes, explore=explore, updates=updates, to=lambda parts: writers.take(parts, kinds))
+        found = play(
+            runner, num_episodes, explore=explore, updates=updates, to=lambda parts: writers.take(parts, kinds)
+        )
     finally:
         writers.close()
+    check_played(found)
+    return found
 
 
 def seed_after(folder: str, kinds: Mapping[str, Spaces], seed: int) -> int:

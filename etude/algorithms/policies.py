@@ -159,7 +159,7 @@ def spaces_in(
         found.setdefault(ask(agent, Episode(f"0-{env}-0", env, 0)), (kinds[slot].obs_space, kinds[slot].action_space))
     for module_id in module_ids:
         if module_id not in found:
-            named = sorted(set(found) - set(known or ()))
+            named = sorted(set(found) - set(known or ()), key=str)
             if len(arena.kinds) > 1:
                 raise SettingsError(
                     f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "

@@ -132,11 +132,14 @@ class Evaluate(Play, flags.TableOptions):
 
     def execute(self) -> int:
         """Play, or estimate."""
+        from etude.algorithms.play import check_played
+
         if self.on is not None:
             return self._estimate(self.on)
         with closing(self.loaded()) as algorithm:
             how: dict[str, Any] = {"seed": self.seed, "explore": self.explore, "max_steps": self.max_steps}
             found = algorithm.evaluate(self.episodes, env=self.env, **how)
+        check_played(found)
         return self.tell(found.to_dict(), summary(found))
 
     def _estimate(self, data: str) -> int:
@@ -236,6 +239,7 @@ class Watch(Play):
             policy = None if self.random else algorithm
             env = algorithm.config.env if self.env is None and self.random else self.env
             how: dict[str, Any] = {"episodes": self.episodes, "explore": self.explore, "seed": self.seed}
+            how["max_steps"] = self.max_steps
             made = None if self.live else clips.clip(policy, env, self.to, fps=self.fps, size=self.size, **how)
             returns = clips.show(policy, env, **how) if made is None else made.returns
         shown = ", ".join(f"{value:,.5g}" for value in returns[:10]) + (", …" if len(returns) > 10 else "")

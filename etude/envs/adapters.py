@@ -219,8 +219,8 @@ def old_api(env: object, found: str) -> EnvError:
     return EnvError(
         f"{type(inner).__name__} does not have Gymnasium's API: {found}. reset(seed=..., options=...) must return "
         "`(obs, info)`, and step(action) five values, `(obs, reward, terminated, truncated, info)`. Envs of the old "
-        "Gym return `obs` and `(obs, reward, done, info)`: change that in the env, or wrap it in "
-        "shimmy.GymV21CompatibilityV0(env=env)."
+        "Gym return `obs` and `(obs, reward, done, info)`: change that in the env, or wrap an env of the package `gym` "
+        "in shimmy.GymV21CompatibilityV0(env=env)."
     )
 
 

@@ -2,7 +2,8 @@
 """Multi-agent envs: PettingZoo's, and those whose observations and actions are dicts keyed by agent."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import gymnasium as gym
@@ -22,6 +23,8 @@ from etude.envs.adapters import (
 from etude.errors import EnvError
 from etude.settings import foreign_env
 from etude.spaces import Space
+
+_log = logging.getLogger("etude.envs")
 
 ALL: Final = "__all__"
 """The key in ``terminated`` and ``truncated`` that ends the episode for every agent."""
@@ -88,10 +91,13 @@ class AgentStates:
         self.action_spaces = tuple(_space(env, "action_space", agent, env_name) for agent in self.ids)
         self.waiting: set[int] = set()
         self._index = {agent: i for i, agent in enumerate(self.ids)}
+        self._state, self._owed = [_AWAY] * len(self.ids), [0.0] * len(self.ids)
+        self._has_warned = False
         self.reset()
 
     def reset(self) -> None:
         """Begin a new episode, in which no agent has a row yet."""
+        self._warn_of_lost_rewards()
         self.waiting.clear()
         self._state = [_AWAY] * len(self.ids)
         self._owed = [0.0] * len(self.ids)
@@ -171,7 +177,8 @@ class AgentStates:
         before, self._state[i] = self._state[i], _ENDED
         if before != _IN:
             return []
-        return [AgentStep(i, obs, self._owed[i], terminated, truncated, False, self._taken.pop(i, None))]
+        reward, self._owed[i] = self._owed[i], 0.0
+        return [AgentStep(i, obs, reward, terminated, truncated, False, self._taken.pop(i, None))]
 
     def stop(self, rows: list[AgentStep]) -> list[AgentStep]:
         """Truncate all running episodes: make the new ``rows`` ends, and add ends without observation for the others.
@@ -185,6 +192,17 @@ class AgentStates:
         for agent in self.inside():
             ends += self.end(agent, None, False, True)
         return ends
+
+    def _warn_of_lost_rewards(self) -> None:
+        """Say once that an agent got a reward, but had no step in the episode that it could belong to."""
+        lost = [i for i, state in enumerate(self._state) if state != _IN and self._owed[i]]
+        if lost and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: agent %r got the reward %s in an episode in which it never acted. No step can hold such a reward, "
+                "so it is in no return and no recording; returns over all agents lack it too.",
+                *(self.env_name, self.ids[lost[0]], self._owed[lost[0]]),
+            )
 
     def inside(self) -> list[Any]:
         """The ids of the agents that have begun and not ended."""
@@ -214,9 +232,12 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
 
 
 def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
-    of: Callable[[Any], Any] | None = getattr(env, name, None)
+    of: Any = getattr(env, name, None)
     try:
-        space = of(agent) if callable(of) else getattr(env, name + "s", {})[agent]
+        if isinstance(of, gym.Space):  # one for all agents, or a Dict with one for each
+            space = of[agent] if isinstance(of, gym.spaces.Dict) and agent in of.spaces else of
+        else:
+            space = of(agent) if callable(of) else getattr(env, name + "s", {})[agent]
     except (AttributeError, LookupError, NotImplementedError) as error:
         space, found = None, repr(error)
     else:
@@ -225,7 +246,7 @@ def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
         return space
     raise EnvError(
         f"{env_name} has no {name} for agent {agent!r}, but {found}: add a method `{name}(agent)` or a dict `{name}s` "
-        "with a Gymnasium space for each of possible_agents."
+        "with a Gymnasium space for each of possible_agents, or one space for all of them."
     )
 
 
@@ -526,7 +547,8 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
         f"{type(env).__module__}.{type(env).__qualname__} is not an env: neither a gymnasium.Env, nor a PettingZoo "
         "ParallelEnv or AECEnv, nor does it have `possible_agents`, `reset` and `step` as in MultiAgentEnv. Let it "
         "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
-        "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
+        "terminated, truncated, info)`; an env of the package `gym` can be wrapped in shimmy's "
+        "GymV26CompatibilityV0(env=env), or in GymV21CompatibilityV0 if its step returns four values."
     )
 
 

@@ -10,6 +10,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -144,6 +145,8 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
         raise EnvError(what + _way_out(module_name, error)) from error
     if hasattr(module, attribute):
         factory: Callable[[], Any] = getattr(module, attribute)
+        if isinstance(factory, ModuleType):
+            raise EnvError(f"env {name!r} is a module: name what makes an env in it, as '{factory.__name__}:function'.")
         return factory
     if attribute not in gym.registry:
         raise EnvError(
@@ -180,13 +183,10 @@ def _spec(name: str) -> EnvSpec:
             if name in gym.registry:
                 return gym.spec(name)
         near = nearest(name, gym.registry)
-        hint = (
-            f"Nearest: {near!r}."
-            if near
-            else f"If a package registers it, name the package too: 'package:{name}'. A function that makes an env is "
-            "named 'module:function'."
-        )
-        raise EnvError(f"no env {name!r} is registered ({error}). {hint}") from None
+        raise EnvError(
+            f"no env {name!r} is registered ({error}). {f'Nearest: {near!r}. ' if near else ''}If a package registers "
+            f"it, name the package too: 'package:{name}'. A function that makes an env is named 'module:function'."
+        ) from None
 
 
 def _package_of(name: str) -> _Package | None:

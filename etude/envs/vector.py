@@ -146,7 +146,7 @@ class VectorArena:
         obs = Nester(self.obs_space, col.OBS)(columns)
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
         for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=False):
-            if np.shape(flag) != (self.num_slots,) or np.asarray(flag).dtype.kind != "b":
+            if not isinstance(flag, np.ndarray) or flag.shape != (self.num_slots,) or flag.dtype.kind != "b":
                 raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
     def _check_choices(self, columns: Columns) -> None:
@@ -395,6 +395,11 @@ def make_vector_env(
     made = env if isinstance(env, VectorEnv) else make_one(env_maker(env)[0], name)
     if not isinstance(made, VectorEnv):
         raise EnvError(f"{name} gives a {type(made).__name__}, not a VectorEnv: make_arena steps copies of one env.")
+    if not hasattr(made, "single_observation_space"):
+        raise EnvError(
+            f"{name} gives a {type(made).__name__} without single_observation_space, which Gymnasium's VectorEnv has. "
+            "If it is made from a PettingZoo env, give that env itself."
+        )
     if exact and made.num_envs != num_envs:
         raise EnvError(
             f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: set num_envs={made.num_envs}."

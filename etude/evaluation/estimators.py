@@ -123,6 +123,10 @@ WEIGHING: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
 """Estimators that need probabilities of actions."""
 VALUING: Final = ("dm", "dr", "wdr", "fqe")
 """Estimators that need fitted values."""
+_KNOWN_FROM: Final = 100
+"""Effective episodes from which the standard error of the mean weight is known."""
+_UNLIKELY: Final = 6
+"""Standard errors from which a difference is not by chance, also for weights with a long tail."""
 TRUSTED_FROM: Final = 10
 """The least number of effective episodes for estimates to be trusted."""
 
@@ -450,6 +454,13 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
     )
 
 
+def _error_of_weight(figures: EpisodeFigures) -> float:
+    """The standard error of the mean weight of whole episodes; 0 if too few episodes count to know it."""
+    if not len(figures.log_weight) or effective(figures.scaled_weight) < _KNOWN_FROM:
+        return 0.0
+    return float(figures.weight.std() / np.sqrt(len(figures.weight)))
+
+
 def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
     """Return caveats; ``explore`` says whether the policy samples its actions."""
     notes = []
@@ -461,6 +472,16 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the evaluated policy always takes its "
             "most likely action, and an episode with any other action counts for nothing. Let it sample its actions "
             "(explore=True; on the command line without --greedy)"
+        )
+    elif (error := _error_of_weight(figures)) and abs(weight - 1) > _UNLIKELY * error:
+        why = (
+            "the recorded probabilities are too small"
+            if weight > 1
+            else "the policy takes actions that were never played, or the recorded probabilities are too large"
+        )
+        notes.append(
+            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is not by chance: "
+            f"{why}"
         )
     elif not 0.5 <= weight <= 2:
         notes.append(

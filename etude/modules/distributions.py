@@ -422,7 +422,7 @@ class SquashedGaussian(DiagGaussian):
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise SpaceError(
                 f"`{root}` is {space}: a squashed Gaussian needs finite bounds. Give the env's action space finite "
-                "bounds, or don't squash."
+                "bounds (for a table, the `action_space` of its Source), or don't squash if the algorithm allows it."
             )
         self._low, self._high = space.low, space.high
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)

@@ -104,7 +104,7 @@ def impossible_logp(exp: Experience, leaves: Mapping[str, Space]) -> Index:
     """
     logp = np.asarray(exp.steps.get(col.LOGP, np.zeros(0)))
     if logp.ndim != 1 or logp.dtype.kind not in "fiu":
-        return np.zeros(0, np.int64)
+        return np.arange(len(logp) if logp.dtype.kind == "O" else 0)
     actions = [leaf for name, leaf in leaves.items() if col.is_under(name, col.ACTION)]
     is_density = not actions or any(isinstance(leaf, spaces.Box) for leaf in actions)
     return np.flatnonzero(~np.isfinite(logp) | (logp > (np.inf if is_density else _ROUNDED)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convert Arrow columns to NumPy arrays with a row per step; errors name the row."""
 
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -81,7 +82,7 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
         array = array.cast(pa.float64())
     elif not is_number(kind):
         shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
-        advice = "Give each text a number" if is_text(kind) else "Convert it"
+        advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
         raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
@@ -95,12 +96,16 @@ def list_array(values: NDArray[Any]) -> pa.Array:
 
 
 def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
-    """Convert a column to text; None where it is empty.
+    """Convert a column to text; None where it is empty. 16 bytes are a UUID.
 
     Raises:
         DataError: it can't be converted, or its bytes are not UTF-8.
     """
     out = np.empty(len(array), object)
+    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    if pa.types.is_fixed_size_binary(array.type) and array.type.byte_width == 16:
+        out[:] = [None if one is None else str(uuid.UUID(bytes=one)) for one in array.to_pylist()]
+        return out
     try:
         out[:] = array.cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:

@@ -168,6 +168,16 @@ class FlatArrays(FileFormat):
         return Place(f"{unit.file}, row {row}", str(unit.file), row)
 
 
+def _is_of_envs(file: ArrayFile) -> bool:
+    """Whether rows are those of envs side by side, as in a replay buffer of Stable-Baselines3: rewards ``[N, envs]``,
+    observations and actions ``[N, envs, ...]``."""
+    arrays = file.arrays()
+    shapes = [found[0] for found in map(arrays.get, ("rewards", "observations", "actions")) if found is not None]
+    if len(shapes) < 3 or len(shapes[0]) != 2:
+        return False
+    return all(len(shape) > 2 and shape[1] == shapes[0][1] for shape in shapes[1:])
+
+
 class _ArrayDescription:
     """The common description of several files."""
 
@@ -186,6 +196,7 @@ class _ArrayDescription:
             if not any(col.is_under(stored, name) for stored in arrays):
                 raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
         lengths = [f[0][0] for stored, f in arrays.items() if col.is_under(stored, "actions") and f and f[0]]
+        is_of_envs = _is_of_envs(file)
         out: dict[str, _ArrayColumn] = {}
         for stored, found in arrays.items():
             root, _, rest = stored.partition(SEPARATOR)
@@ -201,12 +212,18 @@ class _ArrayDescription:
                 dropped[name] = "the name is reserved for recordings"
             else:
                 # d3rlpy and Stable-Baselines3 store one choice a step as [N, 1].
-                is_choice = name == col.ACTION and found[0][1:] == (1,) and found[1].kind in "iub"
-                out[name] = _ArrayColumn(stored, () if is_choice else found[0][1:], found[1].newbyteorder("="))
+                shape = found[0][2:] if is_of_envs and found[0][1:2] == (1,) else found[0][1:]
+                is_choice = name == col.ACTION and shape == (1,) and found[1].kind in "iub"
+                out[name] = _ArrayColumn(stored, () if is_choice else shape, found[1].newbyteorder("="))
         if col.REWARD in out:
             reward = out[col.REWARD]
             if reward.shape not in ((), (1,)):
-                raise DataError(f"{file.path}: `rewards` has rows of shape {list(reward.shape)}, not one number each.")
+                advice = ""
+                if is_of_envs:
+                    advice = " They are of envs side by side: save a file for each, such as `observations[:, 0]`."
+                raise DataError(
+                    f"{file.path}: `rewards` has rows of shape {list(reward.shape)}, not one number each.{advice}"
+                )
             dtype = reward.dtype if reward.dtype.kind == "f" else np.dtype(np.float64)
             out[col.REWARD] = _ArrayColumn(reward.stored, (), dtype)
         self._check_next(file, out)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats.arrow import is_list, is_number, is_text
+from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
     DATE_ORDERS,
     DAY_FIRST,
@@ -184,6 +185,7 @@ class _Guessing:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
         self._check_missing()
+        self._check_texts()
         self._say_date_order()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
@@ -264,6 +266,15 @@ class _Guessing:
                 if missing and role not in (col.AGENT_ID, col.NEXT_OBS):
                     rows = f"{missing:,} row{'s' * (missing > 1)}"
                     self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
+
+    def _check_texts(self) -> None:
+        for role in (col.OBS, col.ACTION):
+            own = self._taken[role]
+            for name in [own] if isinstance(own, str) else own:
+                array = self._columns.get(name)
+                texts = [] if array is None or not is_text(array.type) else pc.unique(array.drop_null()).to_pylist()
+                if is_like := written_numbers(texts):
+                    self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
 
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names[0] if len(names) == 1 else names

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Infer spaces and dtypes of columns."""
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -16,6 +17,14 @@ from etude.spaces import NamedDiscrete, Space
 
 MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
+
+_MOSTLY: Final = 0.9
+_WRITTEN: Final = {
+    "list": re.compile(r"[\[(][-+\d.eE,;\s\[\]()naif]*[\])]", re.IGNORECASE),
+    "whole": re.compile(r"[-+]?\d+"),
+    "number": re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)(e[-+]?\d+)?|nan|[-+]?inf(inity)?", re.IGNORECASE),
+    "name": re.compile(r"(?s:.*)"),
+}
 
 Range: TypeAlias = tuple[Any, Any]
 """The smallest and the largest integer at each position of a row."""
@@ -64,7 +73,8 @@ def inferred_space(
     - A scalar integer that is never negative and at most 65,535: ``Discrete``, with the largest number (including
       next observations) as its last choice.
     - Several such integers in an action: ``MultiDiscrete``, with each component sized by the same rule.
-    - Text: a `NamedDiscrete` of all texts, sorted, so that it does not depend on the order of rows or files.
+    - Text: a `NamedDiscrete` of all texts, sorted, so that it does not depend on the order of rows or files; see
+      `written_numbers`.
     - A boolean: ``Discrete(2)``; several: ``MultiBinary``.
     - All other numbers: an unbounded ``Box`` of their dtype.
     - Several columns: a ``Dict``, or a ``Tuple`` if they are named 0, 1, 2 and so on.
@@ -76,7 +86,7 @@ def inferred_space(
         names: All texts in each text column.
 
     Raises:
-        DataError: there are no columns; or a column has more than 65,536 different texts.
+        DataError: there are no columns; or a text column has more than 65,536 different texts, or holds numbers.
     """
     if not columns:
         raise DataError(f"`{root}` holds nothing: no numbers are in it")
@@ -89,6 +99,11 @@ def inferred_space(
     if root in names:
         if len(sorted_names := sorted(names[root])) > MOST_CHOICES:
             raise DataError(f"`{root}` has more than {MOST_CHOICES:,} different texts, for instance {sorted_names[:3]}")
+        if is_like := written_numbers(sorted_names):
+            raise DataError(
+                f"`{root}` is text that {is_like}: as names, they would have no order, and a policy would refuse all "
+                "others. Convert the column to numbers, or give the space: a NamedDiscrete, if they are names."
+            )
         return NamedDiscrete(sorted_names)
     dtype, shape = columns[root]
     if dtype.kind == "b":
@@ -102,6 +117,26 @@ def inferred_space(
             return spaces.MultiDiscrete(most) if shape else spaces.Discrete(int(most))
     bounds = np.iinfo(dtype)
     return spaces.Box(bounds.min, bounds.max, shape, dtype.type)
+
+
+def written_numbers(texts: Iterable[str]) -> str | None:
+    """Say in which way different texts are numbers, or lists of them, rather than names; None if they are names.
+
+    Most of them are numbers, and some have a fraction or an exponent; or they are numbers but for a few, such as ``-``.
+    Whole numbers alone may be names, such as codes of products.
+    """
+    kinds: dict[str, list[str]] = {"list": [], "whole": [], "number": [], "name": []}
+    for text in texts:
+        kinds[next(kind for kind, pattern in _WRITTEN.items() if pattern.fullmatch(text.strip()))].append(text)
+    num = sum(map(len, kinds.values()))
+    if 2 * len(kinds["list"]) > num:
+        return f"holds lists, such as {kinds['list'][0][:40]!r}"
+    numbers = kinds["number"] or kinds["whole"]
+    count = len(kinds["number"]) + len(kinds["whole"])
+    if 2 * count <= num or not (kinds["number"] or (kinds["name"] and count >= _MOSTLY * num)):
+        return None
+    but = f", but also {kinds['name'][0][:40]!r}" if kinds["name"] else ""
+    return f"holds numbers, such as {numbers[0][:40]!r}{but}"
 
 
 def joint_space(a: Space, b: Space) -> Space | None:

@@ -50,8 +50,7 @@ _log = logging.getLogger("etude.recordings")
 
 CACHE_BYTES: Final = 256 * 2**20
 """Size of the cache of decoded groups, so that parts of a group, or scattered rows, do not decode it each time."""
-NUMBERS: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT)
-OWN: Final = (*NUMBERS, col.INFO)
+OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 """Columns in which text becomes numbers with names."""
 _ROUNDING: Final = 1e-6
@@ -333,14 +332,14 @@ class TableColumns:
         group = self._groups[g]
         table = self._read(group, own)
         if len(own) == 1 and name not in self._plan.vectors:
-            array = one_array(table[own[0]])
-            if is_text(array.type) and not any(col.is_under(name, root) for root in (*NUMBERS, col.NEXT_OBS)):
+            array = _gaps_as_nan(one_array(table[own[0]]))
+            if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
                 return {name: strings(array, own[0], group.place)}
             found = self._flat(array, own[0], name, group.place)
             if name == col.LOGP and self._plan.is_propensity:
                 found = {name: _logarithm(values, own[0], group.place) for name, values in found.items()}
             return found
-        parts = [flat(one_array(table[part]), part, group.place) for part in own]
+        parts = [flat(_gaps_as_nan(one_array(table[part])), part, group.place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
                 raise DataError(
@@ -385,6 +384,12 @@ class TableColumns:
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
         return values.reshape(len(values), *shape).astype(dtype)
+
+
+def _gaps_as_nan(array: pa.Array) -> pa.Array:
+    """Nulls of a column of fractions become NaN, which pandas writes as null; how NaN is treated is then the reader's
+    choice."""
+    return pc.fill_null(array, np.nan) if array.null_count and pa.types.is_floating(array.type) else array
 
 
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
 from etude.recordings.formats.texts import truths
+
+EXACT: Final = 2**53
+"""Whole numbers from here on may be rounded as floats."""
 
 Ints = NDArray[np.int64]
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
@@ -379,7 +382,7 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
     if is_clock:
         return values.astype(np.int64)
     if values.ndim == 1 and values.dtype.kind == "f":
-        bad = ~(np.abs(values) < 2**53) | (values != np.round(values))
+        bad = ~(np.abs(values) < EXACT) | (values != np.round(values))
     else:
         bad = np.full(len(values), values.ndim != 1 or values.dtype.kind == "b")
     if values.dtype.kind in "iuf" and values.ndim == 1:
@@ -403,6 +406,13 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
     if array.null_count and name == col.EPISODE_ID:
         row = int(np.argmax(np.asarray(array.is_null())))
         raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
+    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    most = pc.max(pc.abs(array.cast(pa.float64()))).as_py() if pa.types.is_floating(array.type) else None
+    if most is not None and most >= EXACT:
+        raise DataError(
+            f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of 53 bits: different ids "
+            "may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
+        )
     try:
         encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode(null_encoding="encode")
     except pa.ArrowException as error:

@@ -28,6 +28,8 @@ SUFFIXES: Final = {
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
 _COMPRESSED: Final = (".gz", ".bz2", ".zst")
+_BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""Files without rows that Hugging Face's ``save_to_disk`` writes beside its Arrow files."""
 BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, RecursionError)
 
 
@@ -138,7 +140,9 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
-            found += [file for file in visible_files(path) if _kind(file)]
+            inside = visible_files(path)
+            of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
+            found += [file for file in inside if file.name not in of_dataset and _kind(file)]
         elif path.is_file():
             found.append(path)
     if not found:
