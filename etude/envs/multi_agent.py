@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol
 
 import gymnasium as gym
 
+from etude.columns import ACTION_MASK
 from etude.envs.adapters import (
     FLAGS,
     NUMBERS,
@@ -22,7 +23,7 @@ from etude.envs.adapters import (
 )
 from etude.errors import EnvError
 from etude.settings import foreign_env
-from etude.spaces import Space
+from etude.spaces import Space, find_part
 
 _log = logging.getLogger("etude.envs")
 
@@ -92,7 +93,7 @@ class AgentStates:
         self.waiting: set[int] = set()
         self._index = {agent: i for i, agent in enumerate(self.ids)}
         self._state, self._owed = [_AWAY] * len(self.ids), [0.0] * len(self.ids)
-        self._has_warned = False
+        self._has_warned = self._has_told_of_mask = False
         self.reset()
 
     def reset(self) -> None:
@@ -136,8 +137,12 @@ class AgentStates:
     def note(self, infos: Mapping[Any, Any]) -> None:
         """Keep the ``off_policy_action`` of infos for the agents' next rows."""
         for agent, info in infos.items():
-            if isinstance(info, dict) and OFF_POLICY_ACTION in info and agent in self._index:
+            if not isinstance(info, dict) or agent not in self._index:
+                continue
+            if OFF_POLICY_ACTION in info:
                 self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
+            if ACTION_MASK in info and not self._has_told_of_mask:
+                self._tell_of_mask(agent)
 
     def show(self, agent: Any, obs: Any) -> AgentStep:
         """The row of an agent that acts next.
@@ -202,6 +207,15 @@ class AgentStates:
                 "%s: agent %r got the reward %s in an episode in which it never acted. No step can hold such a reward, "
                 "so it is in no return and no recording; returns over all agents lack it too.",
                 *(self.env_name, self.ids[lost[0]], self._owed[lost[0]]),
+            )
+
+    def _tell_of_mask(self, agent: Any) -> None:
+        self._has_told_of_mask = True
+        if find_part(self.obs_spaces[self._index[agent]], ACTION_MASK) is None:
+            _log.warning(
+                "%s: the infos hold an `%s`, but observations do not, so actions that it forbids are taken. Put it "
+                "into the observation: a Dict with the parts `observation` and `%s`.",
+                *(self.env_name, ACTION_MASK, ACTION_MASK),
             )
 
     def inside(self) -> list[Any]:

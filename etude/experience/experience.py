@@ -186,7 +186,13 @@ class Experience:
         return table(title, columns)
 
     def returns(self) -> NDArray[np.float64]:
-        """float64 ``[num_segments]``: the sum of each segment's rewards, without lookback."""
+        """float64 ``[num_segments]``: the sum of each segment's rewards, without lookback.
+
+        Raises:
+            DataError: there are no rewards.
+        """
+        if col.REWARD not in self.steps:
+            raise DataError(f"there is no column `{col.REWARD}`, so there are no returns; there are {[*self.steps]}.")
         rewards = arrays.host(self.steps[col.REWARD])
         if not self.num_segments:
             return np.zeros(0)

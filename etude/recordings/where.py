@@ -434,7 +434,7 @@ def _compared(op: _Op, a: Values, b: Values) -> Values:
     if object not in (a.dtype, b.dtype):
         return np.asarray(op(a, b))
     if {_is_text(a), _is_text(b)} >= {True, False}:
-        raise TypeError("text is compared with numbers")
+        raise TypeError("text is compared with numbers; choices with names are numbers here, in the order of names")
     return _by_pairs(op, a, b).astype(bool)
 
 

@@ -164,6 +164,12 @@ def test_random_actions_are_the_space_s_own_but_those_that_are_masked():
     assert made.fps == 30.0
 
 
+def test_episodes_can_be_cut(algorithm):
+    for policy, env in ((algorithm, None), (None, "CartPole-v1")):
+        found = etude.clip(policy, env, episodes=2, seed=0, max_steps=2)
+        assert [len(frames) for frames in found.frames] == [3, 3]
+
+
 def test_a_file_holds_all_frames(algorithm, tmp_path):
     path = tmp_path / "new" / "clip.gif"
     held = clip(algorithm, seed=3, episodes=2, size="20x20", fps=5)

@@ -30,6 +30,24 @@ def make_env():
     return gym.make("CartPole-v1", max_episode_steps=20)
 
 
+class Breaking(gym.Wrapper):
+    """No episode comes to its end."""
+
+    def reset(self, **how):
+        self.left = 3
+        return super().reset(**how)
+
+    def step(self, action):
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("out of order")
+        return super().step(action)
+
+
+def breaking():
+    return Breaking(make_env())
+
+
 MADE = []
 """The envs that `counted_env` made, in this process."""
 

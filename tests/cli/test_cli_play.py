@@ -35,6 +35,18 @@ def test_another_env(run, capsys):
     assert json.loads(capsys.readouterr().out)["length_mean"] <= 20
 
 
+def test_an_env_that_breaks_off_every_episode_is_an_error(run, tmp_path, capsys):
+    for words in (["evaluate", str(run)], ["record", str(run), "--to", str(tmp_path / "data")]):
+        assert main([*words, "--env", "cli_runs:breaking", "--episodes", "2"]) == 2
+        assert "the env broke off every episode" in capsys.readouterr().err
+
+
+def test_a_clip_ends_where_it_is_told_to(run, tmp_path, capsys):
+    words = ["watch", str(run), "--to", str(tmp_path / "clip.gif"), "--max-steps", "3", "--seed", "0", "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["frames"] == 4
+
+
 def test_settings_can_be_others_than_they_were_saved(run, tmp_path, capsys):
     data, out = str(tmp_path / "data"), str(tmp_path / "out")
     assert main(["record", str(run), "--episodes", "2", "--to", data, "--quiet"]) == 0

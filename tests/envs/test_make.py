@@ -12,6 +12,12 @@ from etude.envs import VectorArena, env_name, make_arena, make_vector_env
 from etude.errors import EnvError, SpaceError
 
 
+class Hollow(VectorEnv[Any, Any, Any]):
+    """A vector env that does not say what its copies are like."""
+
+    num_envs = 2
+
+
 @pytest.mark.parametrize(
     ("env", "num_envs", "wanted"),
     [
@@ -68,6 +74,9 @@ def fails_silently() -> None:
         (fails, 2, r"fails to make an env: RuntimeError: no licence"),
         (fails_silently, 2, r"to make an env: LookupError in .*test_make.py, line \d+: `raise LookupError`"),
         (makes_text, 1, r"builtins.str is not an env: neither a gymnasium.Env"),
+        ("gymnasium:wrappers", 4, r"'gymnasium:wrappers' is a module: name .* as 'gymnasium\.wrappers:function'"),
+        ("Acrobat-v1", 1, r"Nearest: 'Acrobot-v1'\. If a package registers it, .* 'package:Acrobat-v1'"),
+        (Hollow, 2, r"gives a Hollow without single_observation_space, which Gymnasium's VectorEnv has"),
         (Numbered(), 2, r"one Numbered object can't be 2 envs.*: give a function that makes one"),
         (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
         (3, 1, r"builtins.int is not an env: neither a gymnasium.Env"),
@@ -94,6 +103,36 @@ def test_messages(env: Any, num_envs: int, message: str) -> None:
 def test_what_is_no_vector_env(env: Any, num_envs: int, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         VectorArena(env, num_envs)
+
+
+def test_flags_that_are_no_arrays_are_refused() -> None:
+    class Listed(gym.vector.VectorEnv[Any, Any, Any]):
+        num_envs = 2
+        single_observation_space, single_action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+        metadata: dict[str, Any] = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.zeros((2, 1), np.float32), {}
+
+        def step(self, actions: Any) -> Any:
+            return np.zeros((2, 1), np.float32), np.zeros(2), [False, True], np.zeros(2, bool), {}
+
+    arena = VectorArena(Listed(), 2)
+    arena.reset(0)
+    with pytest.raises(EnvError, match=r"`terminated` is \[False, True\], but must be an array of 2 booleans"):
+        arena.send(arena.recv()[0], {"action": np.zeros(2, np.int64)})
+
+
+def test_a_part_that_holds_nothing_is_refused_unless_it_is_dropped() -> None:
+    class Empty(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            boxes = {name: gym.spaces.Box(0, 1, (size,)) for name, size in (("x", 2), ("none", 0))}
+            self.observation_space = gym.spaces.Dict(boxes)  # type: ignore[assignment]
+
+    with pytest.raises(SpaceError, match=r"`obs/none` is of shape \(0,\), so it holds nothing: .*drop"):
+        make_arena(Empty, 1)
+    assert list(make_arena(Empty, 1, drop=["none"]).kinds[0].obs_space.spaces) == ["x"]  # type: ignore[attr-defined]
 
 
 def test_a_factory_that_gives_one_env_twice_or_fails_later_is_refused() -> None:

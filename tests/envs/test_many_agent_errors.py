@@ -48,6 +48,48 @@ class Broken(ScriptedParallel):
         return self.given
 
 
+def played(copy: ManyAgentsAdapter, episodes: int = 2) -> None:
+    for _ in range(episodes):
+        copy.reset(0)
+        while not copy.over:
+            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+    copy.reset(0)
+
+
+def test_a_reward_without_a_step_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    ends = {"__all__": (True, False)}
+    played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a",)), Scene((), {"a": 1.0, "b": -2.5}, ends)])))
+    assert caplog.text.count("agent 'b' got the reward -2.5 in an episode in which it never acted") == 1
+    caplog.clear()
+    played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a", "b")), Scene((), {"a": 1.0, "b": -2.5}, ends)])))
+    played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a",)), Scene((), {"a": 1.0}, ends)])))
+    assert not caplog.text
+
+
+def test_a_mask_that_only_infos_hold_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Masking(ScriptedDicts):
+        def step(self, action: dict[str, Any]) -> Any:
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"a": {"action_mask": np.ones(2)}}
+
+    script = [Scene(("a",)), Scene((), {}, {"__all__": (True, False)})]
+    played(DictAdapter(Masking(("a",), script)))
+    assert caplog.text.count("Masking: the infos hold an `action_mask`, but observations do not") == 1
+    caplog.clear()
+    masked = Masking(("a",), script)
+    masked._obs_space = spaces.Dict({"observation": masked._obs_space, "action_mask": spaces.MultiBinary(2)})  # type: ignore[assignment]
+    played(DictAdapter(masked))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("by_agent", [True, False])
+def test_spaces_as_attributes(by_agent: bool) -> None:
+    env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
+    own = env._obs_space
+    env.observation_space = spaces.Dict({"a": own, "b": own}) if by_agent else own
+    assert DictAdapter(env).obs_spaces == (own, own)
+
+
 OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
 
 

@@ -52,6 +52,17 @@ def by_hand(exp, base=None, extra=None):
     }, whole
 
 
+@pytest.mark.parametrize(("factor", "word"), [(0.5, "too small"), (1.5, "too large"), (1.0, None)])
+def test_wrong_probabilities_are_noted(factor, word):
+    exp = played(2000, seed=1)
+    exp.steps["logp"][exp.offsets[:-1]] += math.log(factor)  # of the first step: the mean weight is 1 / factor
+    found = evaluate_on(policy(WANTS), exp, methods=["is"], gamma=GAMMA)
+    told = [note for note in found.notes if "which is not by chance" in note]
+    assert found.mean_weight * factor == pytest.approx(1, abs=0.1)
+    assert len(told) == (word is not None)
+    assert all(f"probabilities are {word}" in note for note in told)
+
+
 def test_weighing_estimators_are_their_formulas():
     exp = played(40, seed=1)
     found = evaluate_on(policy(WANTS), exp, methods=["is", "wis", "pdis", "wpdis"], gamma=GAMMA)

@@ -50,7 +50,7 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(" ".join(words).split())
     for name, words in {
         col.EPISODE_ID: (
-            "episode_id episode eps_id episode_index ep_id trajectory_id trajectory traj_id traj trip_id trip",
+            "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj trip_id trip",
             "session_id session rollout_id rollout game_id match_id visit_id stay_id",
         ),
         col.AGENT_ID: ("agent_id agent",),

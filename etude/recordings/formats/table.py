@@ -5,13 +5,14 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -53,6 +54,7 @@ CACHE_BYTES: Final = 256 * 2**20
 OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 """Columns in which text becomes numbers with names."""
+_FEW: Final = 100
 _ROUNDING: Final = 1e-6
 """How far a float32 probability may exceed 1."""
 
@@ -269,6 +271,8 @@ class TableColumns:
             found = {name: self._found[name][::-1] for name in names}
             ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
             space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
+            if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
+                self._warn_of_whole_actions(space)
         else:
             wanted = leaves(given, root)
             if set(wanted) != set(names):
@@ -289,6 +293,17 @@ class TableColumns:
             if name in self._texts and isinstance(leaf, NamedDiscrete):
                 self._named[name] = leaf
         return space
+
+    def _warn_of_whole_actions(self, space: spaces.Box) -> None:
+        """Warn of whole numbers as fractions, which pandas makes of them where one is missing."""
+        (own,) = self._plan.mapped.get(col.ACTION, ("",))
+        values = np.unique(self._raw(0, col.ACTION, [own])[col.ACTION]) if own else np.zeros(0)
+        if 1 < len(values) <= _FEW and values.dtype.kind == "f" and (values == np.round(values)).all():
+            _log.warning(
+                "%s: the actions in column `%s` are whole numbers of type %s (%s), so they are read as continuous. If "
+                "they are choices, convert them to integers.",
+                *(self._groups[0].file or "the table", own, space.dtype, ", ".join(f"{v:g}" for v in values[:5])),
+            )
 
     def _ranges(self, root: str) -> dict[str, Range]:
         """The ranges of integers under ``root`` in all groups."""
@@ -505,8 +520,9 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         raise no_rows(source.data, groups)
     groups = [group for group in groups if group.num_rows]
     try:
-        schema = _joint_schema([group.schema for group in groups])
-        plan = ColumnMap.of(schema, source.mapped(schema.names))
+        mapped = source.mapped(list(dict.fromkeys(name for group in groups for name in group.schema.names)))
+        schema = _joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
+        plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source)
@@ -541,16 +557,45 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     return Contents(header, columns.steps, units, files)
 
 
-def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The types that fit all groups; a dictionary in some and plain values in others become plain."""
+def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
+    """The types that fit all groups. A dictionary in some and plain values in others become plain, and ``ids`` that are
+    text in some and numbers in others become text.
+
+    Raises:
+        DataError: a column is of types that do not go together; the message names two files.
+    """
+    schemas = [group.schema for group in groups]
+    for group in groups:
+        names = group.schema.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{group.place(0)}: there are two columns `{twice}`. Rename or remove one of them.")
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowTypeError:
-        plain = [
-            pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema])
-            for schema in schemas
-        ]
-        return pa.unify_schemas(plain, promote_options="permissive")
+        texts = {name for schema in schemas for name in {*ids} & {*schema.names} if is_text(schema.field(name).type)}
+        joint = plain = _plain_schema(schemas[0], texts)
+        first = dict.fromkeys(plain.names, groups[0])
+        for group in groups[1:]:
+            plain = _plain_schema(group.schema, texts)
+            try:
+                joint = pa.unify_schemas([joint, plain], promote_options="permissive")
+            except pa.ArrowTypeError as error:
+                name = next(n for n in plain.names if n in first and plain.field(n).type != joint.field(n).type)
+                raise DataError(
+                    f"column `{name}` is of type {joint.field(name).type} in {first[name].file}, but "
+                    f"{plain.field(name).type} in {group.file}. Convert one of them."
+                ) from error
+            first = dict.fromkeys(plain.names, group) | first
+        return joint
+
+
+def _plain_schema(schema: pa.Schema, texts: Collection[str]) -> pa.Schema:
+    """The schema with plain values in place of dictionaries, and text in the columns ``texts``."""
+    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema]
+    return pa.schema(
+        [f.with_type(pa.string() if f.name in texts else kind) for f, kind in zip(schema, types, strict=True)]
+    )
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:

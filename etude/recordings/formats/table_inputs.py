@@ -3,8 +3,10 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv
@@ -12,7 +14,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown, visible_files
+from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, relative, shown, visible_files
 from etude.recordings import cache, footers
 from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
@@ -27,6 +29,7 @@ SUFFIXES: Final = {
     **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED: Final = (".gz", ".bz2", ".zst")
 _BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
 """Files without rows that Hugging Face's ``save_to_disk`` writes beside its Arrow files."""
@@ -106,6 +109,36 @@ class _Slice(Group):
         return self.table.select(list(names))
 
 
+@dataclasses.dataclass(frozen=True)
+class _InFolder(Group):
+    """Rows of a file in folders such as ``date=2026-03-01``, each of which is one more column."""
+
+    inner: Group
+    values: Mapping[str, str | int | None]
+    """By the names of these columns."""
+
+    @staticmethod
+    def of(inner: Group, values: Mapping[str, str | int | None]) -> Group:
+        """The group with columns of ``values``, except those that the file has itself."""
+        values = {name: value for name, value in values.items() if name not in inner.schema.names}
+        fields = [
+            pa.field(name, pa.int64() if isinstance(value, int) else pa.string()) for name, value in values.items()
+        ]
+        schema = pa.schema([*inner.schema, *fields])
+        return _InFolder(schema, inner.num_rows, inner.file, inner.first, inner, values) if values else inner
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        own = [name for name in names if name not in self.values]
+        table = self.inner.read(own) if own else None
+        columns = [
+            pa.repeat(pa.scalar(self.values[name], self.schema.field(name).type), self.num_rows)
+            if table is None or name in self.values
+            else table[name]
+            for name in names
+        ]
+        return pa.table(columns, names=list(names))
+
+
 def is_in_memory(group: Group) -> bool:
     """Whether the rows of a group are already in memory."""
     return isinstance(group, _Slice)
@@ -125,26 +158,52 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
         return _table_groups(_table(data), None)
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
-    files = [file for place in several for file in _files(place, filesystem, known)]
+    in_folders = _with_types({file: names for place in several for file, names in _files(place, filesystem, known)})
+    files = list(in_folders)
     list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
     kinds = {file: _known_kind(file) for file in files}
     texts = [file for file, kind in kinds.items() if kind in text_tables.KINDS]
     in_memory = (
         sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) < cache.LEAST_BYTES
     )
-    return [group for file in files for group in _file_groups(file, kinds[file], in_memory=in_memory)]
+    return [
+        _InFolder.of(group, in_folders[file])
+        for file in files
+        for group in _file_groups(file, kinds[file], in_memory=in_memory)
+    ]
 
 
-def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
-    found: list[AnyPath] = []
+def _with_types(found: Mapping[AnyPath, Mapping[str, str]]) -> dict[AnyPath, dict[str, str | int | None]]:
+    """The values that names of folders hold, by file; those of a name are whole numbers if all are."""
+    texts: dict[str, set[str]] = {}
+    for values in found.values():
+        for name, text in values.items():
+            texts.setdefault(name, set()).add(text)
+    numbers = {name for name, own in texts.items() if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in own)}
+    return {
+        file: {
+            name: None if text == _NO_VALUE else int(text) if name in numbers else text for name, text in values.items()
+        }
+        for file, values in found.items()
+    }
+
+
+def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
+    """What the names of the folders between ``folder`` and a file say, as Hive, Spark and DuckDB write it."""
+    parts = [part.partition("=") for part in relative(file, folder).parts[:-1]]
+    return {name: unquote(text) for name, is_equal, text in parts if name and is_equal}
+
+
+def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, dict[str, str]]]:
+    found: list[tuple[AnyPath, dict[str, str]]] = []
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
             inside = visible_files(path)
             of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
-            found += [file for file in inside if file.name not in of_dataset and _kind(file)]
+            found += [(file, _in_names(path, file)) for file in inside if file.name not in of_dataset and _kind(file)]
         elif path.is_file():
-            found.append(path)
+            found.append((path, {}))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"

@@ -52,6 +52,7 @@ KINDS = {"d4rl-hdf5": (D4RLHdf5, write_hdf5, "a.hdf5"), "npz": (D4RLNpz, write_n
 
 def opened(tmp_path: Path, kind: str, *files: Arrays) -> Recording:
     _, write, name = KINDS[kind]
+    tmp_path.mkdir(exist_ok=True)
     paths = [write(tmp_path / f"{i}{name}", arrays) for i, arrays in enumerate(files)]
     recording = Recording.open(paths, on_bad=None)
     assert recording.format == kind
@@ -64,6 +65,24 @@ def everything(recording: Recording) -> Experience:
     exp.validate()
     assert recording.num_steps == exp.num_steps
     return exp
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_replay_buffer_of_stable_baselines3(kind: str, tmp_path: Path) -> None:
+    plain = some(40) | {"actions": np.arange(40) % 3}
+    beside = {name: values[:, None] for name, values in plain.items() if "/" not in name} | {
+        "actions": plain["actions"].reshape(40, 1, 1)
+    }
+    (whole, buffer) = (everything(opened(tmp_path / name, kind, own)) for name, own in (("a", plain), ("b", beside)))
+    assert buffer.segments.terminated.tolist() == whole.segments.terminated.tolist()
+    for name in ("obs", "action", "reward"):
+        np.testing.assert_array_equal(buffer.steps[name], whole.steps[name])
+    np.testing.assert_array_equal(buffer.final_obs["obs"], whole.final_obs["obs"])
+    two = {name: np.concatenate([values, values], 1) for name, values in beside.items()}
+    with pytest.raises(
+        DataError, match=r"`rewards` has rows of shape \[2\].* of envs side by side: save a file for each"
+    ):
+        opened(tmp_path / "c", kind, two)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -2,6 +2,7 @@
 """Any table, against a naive regrouping of its rows."""
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_a_space_that_does_not_fit_is_told_with_the_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"speed": [None, 1.0, 2.0]}, "row 0: column `speed` is empty"),
+        ({"command": [None, 1, 2]}, "row 0: column `command` is empty"),
         ({"trip": ["a", None, "a"]}, "row 1: the column of `episode_id` is empty"),
         ({"tick": ["x", "y", "z"]}, "row 0: the column `tick` of `t` is text such as 'x'"),
         ({"speed": None}, "there is no column `speed`"),
@@ -460,25 +461,116 @@ def test_what_is_wrong_is_named(columns: dict[str, Any], message: str) -> None:
 
 def test_empty_rows_are_named(tmp_path: Path) -> None:
     rows = rows_of([3, 4])
-    rows[5]["score"] = None
+    rows[5]["note"], rows[5]["command"] = "at 5", None
     pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=2)
-    recording = Recording.open(Source(tmp_path / "a.parquet", columns=COLUMNS), on_bad=None)
-    with pytest.raises(DataError, match=r"a\.parquet, row 5: column `score` is empty"):
+    columns = COLUMNS | {"action": "speed", "weight": "command"}
+    recording = Recording.open(Source(tmp_path / "a.parquet", columns=columns), on_bad=None)
+    with pytest.raises(DataError, match=r"a\.parquet, row 5: column `command` is empty"):
         recording.part(0)
     assert recording.part(0, ["obs"]).num_steps == 7
     (found,) = recording.validate().problems
     assert found.kind == "unreadable"
-    rows[5]["score"], rows[5]["trip"] = 1.0, None
+    rows[5]["command"], rows[5]["trip"] = 1, None
     with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
         read(table_of(rows))
 
 
-def test_nan_is_found_where_it_is() -> None:
+@pytest.mark.parametrize("gap", [float("nan"), None])  # pandas writes NaN as null
+def test_nan_is_found_where_it_is(gap: float | None) -> None:
     rows = rows_of([3, 4])
-    rows[4]["angle"] = float("nan")
-    (found,) = validate(Source(table_of(rows), columns=COLUMNS | NEXTS)).errors
+    rows[4]["angle"] = gap
+    source = Source(table_of(rows), columns=COLUMNS | NEXTS)
+    (found,) = validate(source).errors
     assert "the table, row 4: column `obs` holds NaN in component 1" in found.message
     assert (found.row, found.column) == (4, "obs")
+    assert Recording.open(source, on_bad="skip").read().segments.episode_id.tolist() == ["trip-0"]
+    rows[4]["angle"], rows[2]["score"] = 0.0, gap
+    found = validate(Source(table_of(rows), columns=COLUMNS)).errors[0]
+    assert "the table, row 2: column `reward` holds NaN" in found.message
+
+
+def test_files_are_read_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    (tmp_path / "day=2").mkdir()
+    (tmp_path / "day=10").mkdir()
+    names = ["day=2/log-2.csv", "day=2/log-10.csv", "day=10/log-1.csv", "log-3.csv"]
+    for k, name in enumerate(names):
+        pyarrow.csv.write_csv(pa.table({"x": [float(k)], "a": [0]}), tmp_path / name)
+    columns = {"obs": "x", "action": "a", "terminated": "every-row"}
+    for data in (tmp_path, str(tmp_path / "**" / "*.csv")):
+        assert Recording.open(Source(data, columns)).read().steps["obs"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_names_of_folders_are_columns(tmp_path: Path) -> None:
+    rows = pa.table(
+        {"ep": ["b%1", "b%1", "a", None], "day": [2, 2, 10, 2], "x": [0.1, 0.2, 0.3, 0.4], "a": [0, 1, 0, 1]}
+    )
+    pq.write_to_dataset(rows, tmp_path / "hive", partition_cols=["day", "ep"])
+    columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
+    with pytest.raises(DataError, match="the column of `episode_id` is empty"):
+        Recording.open(Source(tmp_path / "hive", columns))
+    pq.write_to_dataset(rows.slice(0, 3), tmp_path / "whole", partition_cols=["day", "ep"])
+    exp = Recording.open(Source(tmp_path / "whole", columns)).read()
+    assert exp.segments.episode_id.tolist() == ["b%1", "a"]
+    assert exp.steps["day"].tolist() == [2, 2, 10]
+    assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3]
+    day = Recording.open(
+        Source(tmp_path / "whole", columns | {"obs": "day"})
+    )  # of files whose other columns are not read
+    assert day.read().steps["obs"].tolist() == [2, 2, 10]
+
+
+def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
+    for name, trip in (("a", [1, 1]), ("b", ["x", "x"])):
+        pq.write_table(pa.table({"trip": trip, "x": [0.5, 1.5], "a": [0, 1]}), tmp_path / f"{name}.parquet")
+    columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    assert Recording.open(Source(tmp_path, columns)).read().segments.episode_id.tolist() == ["1", "x"]
+    pq.write_table(pa.table({"trip": ["y"], "x": ["far"], "a": [0]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"`x` is of type double in \S*a\.parquet, but string in \S*c\.parquet\."):
+        Recording.open(Source(tmp_path, columns))
+
+
+def test_ids_that_floats_can_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    path.write_text("ep,x,a\n12345678901234567890,1,0\n12345678901234567891,2,1\n")
+    columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
+    with pytest.raises(
+        DataError, match=r"`episode_id` holds numbers up to 1\.2345678901234567e\+19 as floats of 53 bits"
+    ):
+        Recording.open(Source(path, columns))
+    whole = pa.table({"ep": [1.0, 1.0, 2.0], "x": [1, 2, 3], "a": [0, 1, 0]})
+    assert Recording.open(Source(whole, columns)).num_episodes == 2
+
+
+def test_uuids_are_ids() -> None:
+    ids = [uuid.UUID(int=k) for k in (7, 7, 2**127)]
+    storage = pa.array([one.bytes for one in ids], pa.binary(16))
+    columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
+    for array in (storage, pa.ExtensionArray.from_storage(pa.uuid(), storage)):
+        exp = Recording.open(Source(pa.table({"ep": array, "x": [1.0, 2.0, 3.0], "a": [0, 1, 0]}), columns)).read()
+        assert exp.segments.episode_id.tolist() == [str(ids[0]), str(ids[2])]
+
+
+def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("x,a,x\n1,0,2\n")
+    with pytest.raises(DataError, match="there are two columns `x`"):
+        Recording.open(Source(tmp_path / "twice.csv", {"obs": "x", "action": "a", "terminated": "every-row"}))
+
+
+def test_actions_that_are_fractions_by_type_only_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"obs": "x", "action": "a", "terminated": "every-row"}
+    for actions, is_told in (([0.0, 1.0, 3.0], True), ([0.0, 1.5, 3.0], False), ([0, 1, 3], False), ([1.0] * 3, False)):
+        caplog.clear()
+        Recording.open(Source(pa.table({"x": [1.0, 2.0, 3.0], "a": actions}), columns))
+        assert ("are whole numbers of type float64 (0, 1, 3), so they are read as continuous" in caplog.text) is is_told
+
+
+def test_the_files_beside_those_of_a_hugging_face_dataset_are_no_rows(tmp_path: Path) -> None:
+    rows = pa.table({"x": [1.0, 2.0], "a": [0, 1]})
+    with pa.ipc.new_stream(tmp_path / "data-00000-of-00001.arrow", rows.schema) as stream:
+        stream.write_table(rows)
+    (tmp_path / "dataset_info.json").write_text('{"features": {}}')
+    (tmp_path / "state.json").write_text('{"_format_type": null}')
+    assert Recording.open(Source(tmp_path, {"obs": "x", "action": "a", "terminated": "every-row"})).num_steps == 2
 
 
 def test_next_observations_that_do_not_follow_are_told() -> None:

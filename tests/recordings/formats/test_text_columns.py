@@ -48,6 +48,39 @@ def test_text_becomes_numbers_with_names(kind: pa.DataType) -> None:
     assert words_of(recording) == WORDS
 
 
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["0.1", "0.2", "-", "0.4", "0.5", "0.6"], r"holds numbers, such as '0\.1', but also '-'"),
+        (["1,5", "2", "3", "4", "5", "6"], "holds numbers, such as '1,5'"),
+        (["1e3", "NaN", "inf", "4.", ".5", "-6"], "holds numbers"),
+        (["[0.1, 0.2]", "[1. 2.]"] * 3, r"holds lists, such as '\[0\.1, 0\.2\]'"),
+        (["(0, 1)", "(1, 2)", "(2, 0)"] * 2, r"holds lists, such as '\(0, 1\)'"),
+    ],
+)
+def test_text_of_numbers_is_no_name(texts: list[str], message: str) -> None:
+    for more in ({"speed": texts}, {"command": texts}):
+        with pytest.raises(DataError, match=f"is text that {message}"):
+            opened(table(**more))
+    names = NamedDiscrete(sorted(set(texts)))
+    assert opened(table(command=texts), action_space=names).action_space == names
+    guess = guess_columns(table(obs=texts))
+    assert any(line.startswith("`obs` is text that holds ") for line in guess.unsure)
+
+
+@pytest.mark.parametrize(
+    "texts", [["101", "102", "7"], ["S", "M", "1.5"], ["10:30", "11:45", "12"], ["1.2.3", "2.0.1", "b"]]
+)
+def test_codes_are_names(texts: list[str]) -> None:
+    assert opened(table(command=texts * 2)).action_space == NamedDiscrete(sorted(texts))
+
+
+@pytest.mark.parametrize("role", ["propensity", "logp", "reward", "weight"])
+def test_numbers_as_text_are_refused_where_numbers_belong(role: str) -> None:
+    with pytest.raises(DataError, match=r"row 0: column `p` is of type string, for instance '0\.5', not of numbers"):
+        opened(table(p=["0.5"] * 6), {role: "p"}).read()
+
+
 def test_names_do_not_depend_on_the_order_of_rows_or_files(tmp_path: Path) -> None:
     whole = table()
     for k, part in enumerate((whole.slice(3), whole.slice(0, 3))):
