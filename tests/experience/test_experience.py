@@ -129,6 +129,8 @@ def test_what_follows_from_segments_equals_naive_loops(exp):
     assert exp.trained().tolist() == trained
     assert exp.at_ends(exp.segments.terminated).tolist() == ends
     assert exp.returns().tolist() == returns
+    with pytest.raises(DataError, match="there is no column `reward`, so there are no returns"):
+        Experience({"obs": np.zeros(2)}, np.array([0, 2]), exp[:1].segments).returns()
 
 
 @given(either())

@@ -111,8 +111,8 @@ class Source:
     ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
     ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, as an alternative to ``next_obs``, is
     the observation after the row, and empty if that is in the next row. Several scalar columns form one vector; if some
-    are text, ``numbers`` is that vector, and each text column is a part of its own. The table's other columns keep
-    their names.
+    are text, ``numbers`` is that vector, and each text column is a part of its own. ``state.speed`` is a member of the
+    struct ``state``. The table's other columns keep their names.
 
     ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
     of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last

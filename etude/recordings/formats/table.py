@@ -39,7 +39,7 @@ from etude.recordings.formats.source import (
     without_order,
 )
 from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
-from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable
+from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable, with_members
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
@@ -518,7 +518,8 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
         raise no_rows(source.data, groups)
-    groups = [group for group in groups if group.num_rows]
+    named = [name for own in source.columns.values() for name in ([own] if isinstance(own, str) else own)]
+    groups = [with_members(group, named) for group in groups if group.num_rows]
     try:
         mapped = source.mapped(list(dict.fromkeys(name for group in groups for name in group.schema.names)))
         schema = _joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])

@@ -4,11 +4,12 @@
 import abc
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
@@ -139,8 +140,42 @@ class _InFolder(Group):
         return pa.table(columns, names=list(names))
 
 
+@dataclasses.dataclass(frozen=True)
+class _WithMembers(Group):
+    """Rows with members of structs as columns of their own."""
+
+    inner: Group
+    paths: Mapping[str, tuple[str, ...]]
+    """By the names of these columns: the name of the struct, of its member, and so on."""
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        table = self.inner.read(list(dict.fromkeys(self.paths.get(name, (name,))[0] for name in names)))
+        found = [(table[path[0]], path[1:]) for path in (self.paths.get(name, (name,)) for name in names)]
+        return pa.table([pc.struct_field(c, list(path)) if path else c for c, path in found], names=list(names))
+
+
+def with_members(group: Group, names: Iterable[str]) -> Group:
+    """The group with a column for each of ``names`` that is a member of a struct, such as ``state.speed``."""
+    paths: dict[str, tuple[str, ...]] = {}
+    fields = []
+    for name in names:
+        first, *rest = path = re.split(r"[./]", name)
+        if name in paths or name in group.schema.names or not rest or first not in group.schema.names:
+            continue
+        kind = group.schema.field(first).type
+        for member in rest:
+            kind = kind.field(member).type if pa.types.is_struct(kind) and kind.get_field_index(member) >= 0 else None
+        if kind is not None:
+            paths[name] = tuple(path)
+            fields.append(pa.field(name, kind))
+    schema = pa.schema([*group.schema, *fields])
+    return _WithMembers(schema, group.num_rows, group.file, group.first, group, paths) if paths else group
+
+
 def is_in_memory(group: Group) -> bool:
     """Whether the rows of a group are already in memory."""
+    while isinstance(group, _InFolder | _WithMembers):
+        group = group.inner
     return isinstance(group, _Slice)
 
 

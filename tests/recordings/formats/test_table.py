@@ -519,6 +519,33 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert day.read().steps["obs"].tolist() == [2, 2, 10]
 
 
+@pytest.mark.parametrize("mark", [".", "/"])
+def test_members_of_structs_are_columns(tmp_path: Path, mark: str) -> None:
+    rows = [
+        {
+            "state": {"speed": k / 10, "at": {"x": [k, -k], "road": "ab"[k % 2]}},
+            "meta": {"trip": f"trip-{k % 2}", "tick": k // 2},
+            "did": {"action": k % 3, "logged": None if k == 3 else 0.5},
+        }
+        for k in (2, 3, 0, 5, 1, 4)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet", row_group_size=2)
+    columns = {"obs/x": "state.at.x", "obs/speed": "state.speed", "obs/road": "state.at.road", "action": "did.action"}
+    columns |= {"episode_id": "meta.trip", "t": "meta.tick", "reward": "did.logged", "terminated": "last-row"}
+    columns = {name: own.replace(".", mark) for name, own in columns.items()}
+    for data in (pa.Table.from_pylist(rows), tmp_path / "log.jsonl", tmp_path / "log.parquet"):
+        recording = Recording.open(Source(data, columns), on_bad=None)
+        exp = recording.read()
+        assert exp.segments.episode_id.tolist() == ["trip-0", "trip-1"]
+        assert exp.steps["obs/x"].tolist() == [[k, -k] for k in (0, 2, 4, 1, 3, 5)]
+        assert exp.steps["obs/road"].tolist() == [0, 0, 0, 1, 1, 1]
+        assert exp.steps["action"].tolist() == [0, 2, 1, 1, 0, 2]
+        assert np.isnan(exp.steps["reward"]).tolist() == [False, False, False, False, True, False]
+    with pytest.raises(DataError, match=r"there is no column `state\.mass` for `obs/speed`"):
+        Recording.open(Source(data, columns | {"obs/speed": "state.mass"}))
+
+
 def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
     for name, trip in (("a", [1, 1]), ("b", ["x", "x"])):
         pq.write_table(pa.table({"trip": trip, "x": [0.5, 1.5], "a": [0, 1]}), tmp_path / f"{name}.parquet")
