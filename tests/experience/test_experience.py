@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from some_experience import TORCH_NUMBERS, assert_same, bits, experiences, numbered
 
 from etude.errors import DataError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 
 
 def _either(draw, exp):
@@ -129,8 +129,12 @@ def test_what_follows_from_segments_equals_naive_loops(exp):
     assert exp.trained().tolist() == trained
     assert exp.at_ends(exp.segments.terminated).tolist() == ends
     assert exp.returns().tolist() == returns
+
+
+def test_without_rewards_there_are_no_returns():
+    exp = Experience({"obs": np.zeros(2)}, np.array([0, 2]), Segments.of(1, episode_id=["a"]), {})
     with pytest.raises(DataError, match="there is no column `reward`, so there are no returns"):
-        Experience({"obs": np.zeros(2)}, np.array([0, 2]), exp[:1].segments).returns()
+        exp.returns()
 
 
 @given(either())
