@@ -205,6 +205,14 @@ def not_five(env: object, given: Any) -> EnvError:
     return old_api(env, f"its step returned {_shown(given)}")
 
 
+def is_vectorised(env: object) -> EnvError:
+    """The error for a vector env where one env is wanted."""
+    return EnvError(
+        f"a {type(env).__name__} steps its envs itself: leave workers out (num_workers=0), or give a function that "
+        "makes one env."
+    )
+
+
 def unpacked_wrongly(error: BaseException) -> bool:
     """Whether one of Gymnasium's wrappers failed to unpack the return value of an env with the old API."""
     if not isinstance(error, ValueError) or not _UNPACKED.search(str(error)):

@@ -19,6 +19,7 @@ from etude.envs.adapters import (
     ReducedEnv,
     check_flags,
     check_reward,
+    is_vectorised,
     reduced_spaces,
 )
 from etude.errors import EnvError
@@ -552,6 +553,8 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
         return DictAdapter(env)
     if isinstance(env, gym.Env):
         return GymAdapter(env)
+    if isinstance(env, gym.vector.VectorEnv):
+        raise is_vectorised(env)
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if env is None or isinstance(env, type):

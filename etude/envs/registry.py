@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.adapters import ReducedEnv
+from etude.envs.adapters import ReducedEnv, is_vectorised
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
@@ -74,9 +74,7 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
         # Envs that a package registers are found by their id in another process too; their specs may not be picklable.
         return functools.partial(_make_named, env if spec is None or _package_of(env) else spec), False
     if isinstance(env, VectorEnv):
-        raise EnvError(
-            f"a {type(env).__name__} steps its envs itself, without workers: give a function that makes one."
-        )
+        raise is_vectorised(env)
     if callable(env):
         return env, False
     return lambda: env, True
@@ -95,8 +93,13 @@ def make_spec(spec: EnvSpec, **arguments: Any) -> gym.Env[Any, Any]:
     """Make one registered env.
 
     Raises:
-        EnvError: a package that it needs is missing; the message says how to install it.
+        EnvError: a package that it needs is missing, and the message says how to install it; or it is vectorised only.
     """
+    if spec.entry_point is None:
+        raise EnvError(
+            f"env {spec.id!r} has only a vectorised version: give a function that makes it, such as lambda: "
+            f"gymnasium.make_vec({spec.id!r}, num_envs=16, vectorization_mode='vector_entry_point')."
+        )
     try:
         # The arena makes the checks of Gymnasium's checker itself.
         return gym.make(spec, disable_env_checker=True, **arguments)

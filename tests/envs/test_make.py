@@ -11,6 +11,8 @@ from test_snapshot import play
 from etude.envs import VectorArena, env_name, make_arena, make_vector_env
 from etude.errors import EnvError, SpaceError
 
+gym.register("Vectorised-v0", vector_entry_point="some_envs:LendingVectorEnv")
+
 
 class Hollow(VectorEnv[Any, Any, Any]):
     """A vector env that does not say what its copies are like."""
@@ -76,6 +78,7 @@ def fails_silently() -> None:
         (makes_text, 1, r"builtins.str is not an env: neither a gymnasium.Env"),
         ("gymnasium:wrappers", 4, r"'gymnasium:wrappers' is a module: name .* as 'gymnasium\.wrappers:function'"),
         ("Acrobat-v1", 1, r"Nearest: 'Acrobot-v1'\. If a package registers it, .* 'package:Acrobat-v1'"),
+        ("Vectorised-v0", 2, r"has only a vectorised version: .*make_vec\('Vectorised-v0', num_envs=16"),
         (Hollow, 2, r"gives a Hollow without single_observation_space, which Gymnasium's VectorEnv has"),
         (Numbered(), 2, r"one Numbered object can't be 2 envs.*: give a function that makes one"),
         (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
