@@ -114,8 +114,6 @@ def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Spac
         parts = [walk(sub, f"{name}{SEPARATOR}{i}", (*path, i)) for i, sub in enumerate(space.spaces)]
         return [leaf for part in parts for leaf in part]
     if isinstance(space, _LEAVES):
-        if 0 in leaf_shape(space):
-            raise SpaceError(f"`{name}` is of shape {leaf_shape(space)}, so it holds nothing: {_remedy(name, path)}")
         return [(name, path, space)]
     if not isinstance(space, spaces.Space):
         raise SpaceError(f"the space of `{name}` is {space!r}: it must be an object of a class in gymnasium.spaces.")

@@ -94,7 +94,8 @@ class AgentStates:
         self.waiting: set[int] = set()
         self._index = {agent: i for i, agent in enumerate(self.ids)}
         self._state, self._owed = [_AWAY] * len(self.ids), [0.0] * len(self.ids)
-        self._has_warned = self._has_told_of_mask = False
+        self._has_warned = False
+        self._masks_seen: set[Any] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -142,8 +143,8 @@ class AgentStates:
                 continue
             if OFF_POLICY_ACTION in info:
                 self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
-            if ACTION_MASK in info and not self._has_told_of_mask:
-                self._tell_of_mask(agent)
+            if ACTION_MASK in info and agent not in self._masks_seen:
+                self._see_mask(agent)
 
     def show(self, agent: Any, obs: Any) -> AgentStep:
         """The row of an agent that acts next.
@@ -210,9 +211,11 @@ class AgentStates:
                 *(self.env_name, self.ids[lost[0]], self._owed[lost[0]]),
             )
 
-    def _tell_of_mask(self, agent: Any) -> None:
-        self._has_told_of_mask = True
+    def _see_mask(self, agent: Any) -> None:
+        """Say once that an agent's infos hold an action mask, but its observations do not."""
+        self._masks_seen.add(agent)
         if find_part(self.obs_spaces[self._index[agent]], ACTION_MASK) is None:
+            self._masks_seen.update(self.ids)
             _log.warning(
                 "%s: the infos hold an `%s`, but observations do not, so actions that it forbids are taken. Put it "
                 "into the observation: a Dict with the parts `observation` and `%s`.",
@@ -247,12 +250,13 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
 
 
 def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
-    of: Any = getattr(env, name, None)
+    of, by_agent = getattr(env, name, None), getattr(env, name + "s", {})
     try:
-        if isinstance(of, gym.Space):  # one for all agents, or a Dict with one for each
-            space = of[agent] if isinstance(of, gym.spaces.Dict) and agent in of.spaces else of
-        else:
-            space = of(agent) if callable(of) else getattr(env, name + "s", {})[agent]
+        if not isinstance(of, gym.Space) or (isinstance(by_agent, Mapping) and agent in by_agent):
+            space = of(agent) if callable(of) else by_agent[agent]
+        else:  # one for all agents, or a Dict with one for each
+            is_by_agent = isinstance(of, gym.spaces.Dict) and {*of.spaces} & {*env.possible_agents}
+            space = of.spaces[agent] if is_by_agent else of  # type: ignore[attr-defined]
     except (AttributeError, LookupError, NotImplementedError) as error:
         space, found = None, repr(error)
     else:

@@ -146,7 +146,7 @@ class VectorArena:
         obs = Nester(self.obs_space, col.OBS)(columns)
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
         for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=False):
-            if not isinstance(flag, np.ndarray) or flag.shape != (self.num_slots,) or flag.dtype.kind != "b":
+            if flag.shape != (self.num_slots,) or flag.dtype.kind != "b":
                 raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
     def _check_choices(self, columns: Columns) -> None:
@@ -200,9 +200,9 @@ class VectorArena:
         if len(given) != 5:
             raise not_five(self.env, given)
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
-        if not isinstance(reward, np.ndarray):
+        if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
-            reward = np.asarray(reward)
+            reward, terminated, truncated = map(np.asarray, (reward, terminated, truncated))
         if reward.shape != self._slots.shape:
             raise EnvError(
                 f"`reward` has shape {np.shape(reward)}, but must have one number for each of the {self.num_slots} "

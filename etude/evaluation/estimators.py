@@ -458,7 +458,9 @@ def _error_of_weight(figures: EpisodeFigures) -> float:
     """The standard error of the mean weight of whole episodes; 0 if too few episodes count to know it."""
     if not len(figures.log_weight) or effective(figures.scaled_weight) < _KNOWN_FROM:
         return 0.0
-    return float(figures.weight.std() / np.sqrt(len(figures.weight)))
+    _, episode = np.unique(figures.episode_id.astype(str), return_inverse=True)
+    mean = np.bincount(episode, figures.weight) / np.bincount(episode)  # over the agents of an episode
+    return float(mean.std() / np.sqrt(len(mean)))
 
 
 def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
@@ -473,7 +475,7 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             "most likely action, and an episode with any other action counts for nothing. Let it sample its actions "
             "(explore=True; on the command line without --greedy)"
         )
-    elif (error := _error_of_weight(figures)) and abs(weight - 1) > _UNLIKELY * error:
+    elif (error := _error_of_weight(figures)) and abs(weight - 1) > max(_UNLIKELY * error, 0.02):
         why = (
             "the recorded probabilities are too small"
             if weight > 1

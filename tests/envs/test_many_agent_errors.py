@@ -88,6 +88,16 @@ def test_spaces_as_attributes(by_agent: bool) -> None:
     own = env._obs_space
     env.observation_space = spaces.Dict({"a": own, "b": own}) if by_agent else own
     assert DictAdapter(env).obs_spaces == (own, own)
+    other = spaces.Box(0, 1, (3,))
+    env.observation_spaces = {"a": own, "b": other}  # says more
+    assert DictAdapter(env).obs_spaces == (own, other)
+
+
+def test_a_dict_of_spaces_lacks_no_agent() -> None:
+    env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
+    env.observation_space = spaces.Dict({"a": env._obs_space})
+    with pytest.raises(EnvError, match=r"has no observation_space for agent 'b', but KeyError"):
+        DictAdapter(env)
 
 
 OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}

@@ -96,19 +96,18 @@ def list_array(values: NDArray[Any]) -> pa.Array:
 
 
 def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
-    """Convert a column to text; None where it is empty. 16 bytes are a UUID.
+    """Convert a column to text; None where it is empty. 16 bytes that are no text are a UUID.
 
     Raises:
         DataError: it can't be converted, or its bytes are not UTF-8.
     """
     out = np.empty(len(array), object)
-    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
-    if pa.types.is_fixed_size_binary(array.type) and array.type.byte_width == 16:
-        out[:] = [None if one is None else str(uuid.UUID(bytes=one)) for one in array.to_pylist()]
-        return out
     try:
         out[:] = array.cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:
+        if pa.types.is_fixed_size_binary(array.type) and array.type.byte_width == 16:
+            out[:] = [None if one is None else str(uuid.UUID(bytes=one)) for one in array.to_pylist()]
+            return out
         raise DataError(f"{place(0)}: column `{name}` ({array.type}) can't be read as text ({error}).") from error
     return out
 

@@ -171,11 +171,10 @@ class FlatArrays(FileFormat):
 def _is_of_envs(file: ArrayFile) -> bool:
     """Whether rows are those of envs side by side, as in a replay buffer of Stable-Baselines3: rewards ``[N, envs]``,
     observations and actions ``[N, envs, ...]``."""
-    arrays = file.arrays()
-    shapes = [found[0] for found in map(arrays.get, ("rewards", "observations", "actions")) if found is not None]
-    if len(shapes) < 3 or len(shapes[0]) != 2:
-        return False
-    return all(len(shape) > 2 and shape[1] == shapes[0][1] for shape in shapes[1:])
+    arrays = {name: found for name, found in file.arrays().items() if found is not None}
+    rewards = arrays["rewards"][0] if "rewards" in arrays else ()
+    shapes = [found[0] for name, found in arrays.items() if name.split(SEPARATOR)[0] in ("observations", "actions")]
+    return len(rewards) == 2 and all(len(shape) > 2 and shape[1] == rewards[1] for shape in shapes)
 
 
 class _ArrayDescription:

@@ -18,11 +18,12 @@ from etude.spaces import NamedDiscrete, Space
 MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
 
-_MOSTLY: Final = 0.9
+FEW_TEXTS: Final = 16
+"""So many different texts are always read as names."""
 _WRITTEN: Final = {
-    "list": re.compile(r"[\[(][-+\d.eE,;\s\[\]()naif]*[\])]", re.IGNORECASE),
+    "list": re.compile(r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"),
     "whole": re.compile(r"[-+]?\d+"),
-    "number": re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)(e[-+]?\d+)?|nan|[-+]?inf(inity)?", re.IGNORECASE),
+    "fraction": re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+|\d+(?=[eE]))([eE][-+]?\d+)?"),
     "name": re.compile(r"(?s:.*)"),
 }
 
@@ -99,7 +100,7 @@ def inferred_space(
     if root in names:
         if len(sorted_names := sorted(names[root])) > MOST_CHOICES:
             raise DataError(f"`{root}` has more than {MOST_CHOICES:,} different texts, for instance {sorted_names[:3]}")
-        if is_like := written_numbers(sorted_names):
+        if len(sorted_names) > FEW_TEXTS and (is_like := written_numbers(sorted_names)):
             raise DataError(
                 f"`{root}` is text that {is_like}: as names, they would have no order, and a policy would refuse all "
                 "others. Convert the column to numbers, or give the space: a NamedDiscrete, if they are names."
@@ -122,21 +123,17 @@ def inferred_space(
 def written_numbers(texts: Iterable[str]) -> str | None:
     """Say in which way different texts are numbers, or lists of them, rather than names; None if they are names.
 
-    Most of them are numbers, and some have a fraction or an exponent; or they are numbers but for a few, such as ``-``.
-    Whole numbers alone may be names, such as codes of products.
+    Most of them are numbers, and some have a fraction. Whole numbers may be names, such as codes of products.
     """
-    kinds: dict[str, list[str]] = {"list": [], "whole": [], "number": [], "name": []}
+    kinds: dict[str, list[str]] = {kind: [] for kind in _WRITTEN}
     for text in texts:
         kinds[next(kind for kind, pattern in _WRITTEN.items() if pattern.fullmatch(text.strip()))].append(text)
-    num = sum(map(len, kinds.values()))
+    num, fractions, names = sum(map(len, kinds.values())), kinds["fraction"], kinds["name"]
     if 2 * len(kinds["list"]) > num:
         return f"holds lists, such as {kinds['list'][0][:40]!r}"
-    numbers = kinds["number"] or kinds["whole"]
-    count = len(kinds["number"]) + len(kinds["whole"])
-    if 2 * count <= num or not (kinds["number"] or (kinds["name"] and count >= _MOSTLY * num)):
+    if not fractions or 2 * (len(fractions) + len(kinds["whole"])) <= num:
         return None
-    but = f", but also {kinds['name'][0][:40]!r}" if kinds["name"] else ""
-    return f"holds numbers, such as {numbers[0][:40]!r}{but}"
+    return f"holds numbers, such as {fractions[0][:40]!r}" + (f", but also {names[0][:40]!r}" if names else "")
 
 
 def joint_space(a: Space, b: Space) -> Space | None:

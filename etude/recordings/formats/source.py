@@ -147,6 +147,12 @@ class Source:
         if self.preset is not None and self.preset not in (*PRESETS, ETUDE):
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
+    @property
+    def named(self) -> set[str]:
+        """The table's columns that `columns` names."""
+        given = (own for each in self.columns.values() for own in ([each] if isinstance(each, str) else each))
+        return {without_order(own, ())[0] for own in given}
+
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the columns of a table with these ``names``, by Etude's names; of flags also `EVERY_ROW`, `LAST_ROW`.
 

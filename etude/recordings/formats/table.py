@@ -54,6 +54,8 @@ CACHE_BYTES: Final = 256 * 2**20
 OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 """Columns in which text becomes numbers with names."""
+_CHECKED: Final = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.LOGP)
+"""Columns in which NaN is a fault that is found."""
 _FEW: Final = 100
 _ROUNDING: Final = 1e-6
 """How far a float32 probability may exceed 1."""
@@ -254,6 +256,9 @@ class TableColumns:
             for path, values in self._raw(0, name, own).items():
                 self._found[path] = values.shape[1:], values.dtype
         for name, own_name in self._plan.extras.items():
+            if pa.types.is_struct(self._schema.field(own_name).type) and self._has_members(own_name):
+                self.dropped[name] = "members of it are mapped"
+                continue
             if not all(own_name in group.schema.names for group in self._groups):
                 self.dropped[name] = "not in every file"
                 continue
@@ -263,6 +268,11 @@ class TableColumns:
                 self.dropped[name] = str(error)
             else:
                 self._found |= {path: (values.shape[1:], values.dtype) for path, values in found.items()}
+
+    def _has_members(self, struct: str) -> bool:
+        """Whether members of a struct are mapped to columns of their own."""
+        own = (name for names in self._plan.mapped.values() for name in names)
+        return any(name.startswith((f"{struct}.", f"{struct}/")) for name in own)
 
     def _space(self, root: str, given: Space | None) -> Space:
         names = col.under(self._found, root)
@@ -347,20 +357,30 @@ class TableColumns:
         group = self._groups[g]
         table = self._read(group, own)
         if len(own) == 1 and name not in self._plan.vectors:
-            array = _gaps_as_nan(one_array(table[own[0]]))
+            array = self._array(table[own[0]], name)
             if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
                 return {name: strings(array, own[0], group.place)}
             found = self._flat(array, own[0], name, group.place)
             if name == col.LOGP and self._plan.is_propensity:
                 found = {name: _logarithm(values, own[0], group.place) for name, values in found.items()}
             return found
-        parts = [flat(_gaps_as_nan(one_array(table[part])), part, group.place) for part in own]
+        parts = [flat(self._array(table[part], name), part, group.place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
                 raise DataError(
                     f"{group.place(0)}: column `{part}` holds more than one number a row: map it on its own."
                 )
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
+
+    def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
+        """A column as one array, with NaN, which pandas writes as null, in place of nulls where NaN is looked for."""
+        array = one_array(column)
+        is_checked = any(col.is_under(name, root) for root in _CHECKED)
+        return (
+            pc.fill_null(array, np.nan)
+            if array.null_count and is_checked and pa.types.is_floating(array.type)
+            else array
+        )
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
@@ -399,12 +419,6 @@ class TableColumns:
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
         return values.reshape(len(values), *shape).astype(dtype)
-
-
-def _gaps_as_nan(array: pa.Array) -> pa.Array:
-    """Nulls of a column of fractions become NaN, which pandas writes as null; how NaN is treated is then the reader's
-    choice."""
-    return pc.fill_null(array, np.nan) if array.null_count and pa.types.is_floating(array.type) else array
 
 
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
@@ -509,7 +523,7 @@ class Table(TableRows):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        return contents_of(source, groups_of(source.data, source.filesystem))
+        return contents_of(source, groups_of(source.data, source.filesystem, source.named))
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
@@ -518,8 +532,8 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
         raise no_rows(source.data, groups)
-    named = [name for own in source.columns.values() for name in ([own] if isinstance(own, str) else own)]
-    groups = [with_members(group, named) for group in groups if group.num_rows]
+    members = [name for name in source.named if "." in name or "/" in name]
+    groups = [with_members(group, members) if members else group for group in groups if group.num_rows]
     try:
         mapped = source.mapped(list(dict.fromkeys(name for group in groups for name in group.schema.names)))
         schema = _joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
@@ -566,11 +580,12 @@ def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
         DataError: a column is of types that do not go together; the message names two files.
     """
     schemas = [group.schema for group in groups]
-    for group in groups:
-        names = group.schema.names
+    for schema in schemas:
+        names = schema.names
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{group.place(0)}: there are two columns `{twice}`. Rename or remove one of them.")
+            which = f"columns `{twice}`" if twice else "columns without a name"
+            raise DataError(f"there are two {which}. Rename or remove one of them.")
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowTypeError:
@@ -582,13 +597,21 @@ def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
             try:
                 joint = pa.unify_schemas([joint, plain], promote_options="permissive")
             except pa.ArrowTypeError as error:
-                name = next(n for n in plain.names if n in first and plain.field(n).type != joint.field(n).type)
+                name = next(n for n in plain.names if n in first and not _go_together(joint.field(n), plain.field(n)))
                 raise DataError(
                     f"column `{name}` is of type {joint.field(name).type} in {first[name].file}, but "
                     f"{plain.field(name).type} in {group.file}. Convert one of them."
                 ) from error
             first = dict.fromkeys(plain.names, group) | first
         return joint
+
+
+def _go_together(a: pa.Field, b: pa.Field) -> bool:
+    try:
+        pa.unify_schemas([pa.schema([a]), pa.schema([b])], promote_options="permissive")
+    except pa.ArrowTypeError:
+        return False
+    return True
 
 
 def _plain_schema(schema: pa.Schema, texts: Collection[str]) -> pa.Schema:

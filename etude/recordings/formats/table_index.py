@@ -17,8 +17,8 @@ from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, s
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
 from etude.recordings.formats.texts import truths
 
-EXACT: Final = 2**53
-"""Whole numbers from here on may be rounded as floats."""
+_BITS: Final = {16: 11, 32: 24, 64: 53}
+"""The bits of whole numbers that floats hold, by the bits of their type."""
 
 Ints = NDArray[np.int64]
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
@@ -382,7 +382,7 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
     if is_clock:
         return values.astype(np.int64)
     if values.ndim == 1 and values.dtype.kind == "f":
-        bad = ~(np.abs(values) < EXACT) | (values != np.round(values))
+        bad = ~(np.abs(values) < 2**53) | (values != np.round(values))
     else:
         bad = np.full(len(values), values.ndim != 1 or values.dtype.kind == "b")
     if values.dtype.kind in "iuf" and values.ndim == 1:
@@ -408,10 +408,10 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
         raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     most = pc.max(pc.abs(array.cast(pa.float64()))).as_py() if pa.types.is_floating(array.type) else None
-    if most is not None and most >= EXACT:
+    if most is not None and most >= 1 << (bits := _BITS[array.type.bit_width]):
         raise DataError(
-            f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of 53 bits: different ids "
-            "may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
+            f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: different "
+            "ids may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
         )
     try:
         encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode(null_encoding="encode")

@@ -4,7 +4,7 @@
 import abc
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -157,10 +157,10 @@ class _WithMembers(Group):
 def with_members(group: Group, names: Iterable[str]) -> Group:
     """The group with a column for each of ``names`` that is a member of a struct, such as ``state.speed``."""
     paths: dict[str, tuple[str, ...]] = {}
-    fields = []
+    fields, known = [], {*group.schema.names}
     for name in names:
         first, *rest = path = re.split(r"[./]", name)
-        if name in paths or name in group.schema.names or not rest or first not in group.schema.names:
+        if name in paths or name in known or first not in known:
             continue
         kind = group.schema.field(first).type
         for member in rest:
@@ -179,8 +179,10 @@ def is_in_memory(group: Group) -> bool:
     return isinstance(group, _Slice)
 
 
-def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
+def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None = None) -> Sequence[Group]:
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
+
+    Below a folder, names of folders such as ``date=2026-03-01`` are columns too: those in ``named``; None: all.
 
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
@@ -193,8 +195,8 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
         return _table_groups(_table(data), None)
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
-    in_folders = _with_types({file: names for place in several for file, names in _files(place, filesystem, known)})
-    files = list(in_folders)
+    found = [pair for place in several for pair in _files(place, filesystem, known)]
+    files, in_folders = [file for file, _ in found], _with_types([values for _, values in found], named)
     list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
     kinds = {file: _known_kind(file) for file in files}
     texts = [file for file, kind in kinds.items() if kind in text_tables.KINDS]
@@ -202,25 +204,26 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
         sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) < cache.LEAST_BYTES
     )
     return [
-        _InFolder.of(group, in_folders[file])
-        for file in files
+        _InFolder.of(group, values)
+        for file, values in zip(files, in_folders, strict=True)
         for group in _file_groups(file, kinds[file], in_memory=in_memory)
     ]
 
 
-def _with_types(found: Mapping[AnyPath, Mapping[str, str]]) -> dict[AnyPath, dict[str, str | int | None]]:
-    """The values that names of folders hold, by file; those of a name are whole numbers if all are."""
+def _with_types(found: Sequence[Mapping[str, str]], named: Collection[str] | None) -> list[dict[str, str | int | None]]:
+    """The values in names of folders, for each file, of the ``named`` columns; whole numbers if all of a column are."""
     texts: dict[str, set[str]] = {}
-    for values in found.values():
+    for values in found:
         for name, text in values.items():
             texts.setdefault(name, set()).add(text)
     numbers = {name for name, own in texts.items() if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in own)}
-    return {
-        file: {
-            name: None if text == _NO_VALUE else int(text) if name in numbers else text for name, text in values.items()
-        }
-        for file, values in found.items()
-    }
+
+    def typed(name: str, text: str) -> str | int | None:
+        return None if text == _NO_VALUE else int(text) if name in numbers else text
+
+    return [
+        {name: typed(name, text) for name, text in values.items() if named is None or name in named} for values in found
+    ]
 
 
 def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:

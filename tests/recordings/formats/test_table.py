@@ -511,8 +511,10 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     pq.write_to_dataset(rows.slice(0, 3), tmp_path / "whole", partition_cols=["day", "ep"])
     exp = Recording.open(Source(tmp_path / "whole", columns)).read()
     assert exp.segments.episode_id.tolist() == ["b%1", "a"]
-    assert exp.steps["day"].tolist() == [2, 2, 10]
     assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3]
+    assert "day" not in exp.steps  # only those that are named
+    whole, part = str(tmp_path / "whole"), str(next((tmp_path / "whole").rglob("*.parquet")))
+    assert Recording.open(Source([whole, part], {"obs": "x", "action": "a", "terminated": "every-row"})).num_steps > 3
     day = Recording.open(
         Source(tmp_path / "whole", columns | {"obs": "day"})
     )  # of files whose other columns are not read
@@ -542,6 +544,7 @@ def test_members_of_structs_are_columns(tmp_path: Path, mark: str) -> None:
         assert exp.steps["obs/road"].tolist() == [0, 0, 0, 1, 1, 1]
         assert exp.steps["action"].tolist() == [0, 2, 1, 1, 0, 2]
         assert np.isnan(exp.steps["reward"]).tolist() == [False, False, False, False, True, False]
+        assert recording.meta["dropped"] == dict.fromkeys(("state", "meta", "did"), "members of it are mapped")
     with pytest.raises(DataError, match=r"there is no column `state\.mass` for `obs/speed`"):
         Recording.open(Source(data, columns | {"obs/speed": "state.mass"}))
 
@@ -551,7 +554,7 @@ def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
         pq.write_table(pa.table({"trip": trip, "x": [0.5, 1.5], "a": [0, 1]}), tmp_path / f"{name}.parquet")
     columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
     assert Recording.open(Source(tmp_path, columns)).read().segments.episode_id.tolist() == ["1", "x"]
-    pq.write_table(pa.table({"trip": ["y"], "x": ["far"], "a": [0]}), tmp_path / "c.parquet")
+    pq.write_table(pa.table({"trip": ["y"], "x": ["far"], "a": [0.5]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"`x` is of type double in \S*a\.parquet, but string in \S*c\.parquet\."):
         Recording.open(Source(tmp_path, columns))
 
@@ -564,17 +567,24 @@ def test_ids_that_floats_can_not_tell_apart_are_refused(tmp_path: Path) -> None:
         DataError, match=r"`episode_id` holds numbers up to 1\.2345678901234567e\+19 as floats of 53 bits"
     ):
         Recording.open(Source(path, columns))
-    whole = pa.table({"ep": [1.0, 1.0, 2.0], "x": [1, 2, 3], "a": [0, 1, 0]})
-    assert Recording.open(Source(whole, columns)).num_episodes == 2
+    for kind, big in ((pa.float64(), 2**53), (pa.float32(), 2**24)):
+        ids = pa.array([float(big - 1), float(big - 1), 2.0], kind)
+        assert Recording.open(Source(pa.table({"ep": ids, "x": [1, 2, 3], "a": [0, 1, 0]}), columns)).num_episodes == 2
+        ids = pa.array([float(big), float(big), 2.0], kind)
+        with pytest.raises(DataError, match="different ids may be equal"):
+            Recording.open(Source(pa.table({"ep": ids, "x": [1, 2, 3], "a": [0, 1, 0]}), columns))
 
 
 def test_uuids_are_ids() -> None:
-    ids = [uuid.UUID(int=k) for k in (7, 7, 2**127)]
+    ids = [uuid.UUID(int=k) for k in (2**127 + 7, 2**127 + 7, 2**127)]
     storage = pa.array([one.bytes for one in ids], pa.binary(16))
     columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
     for array in (storage, pa.ExtensionArray.from_storage(pa.uuid(), storage)):
         exp = Recording.open(Source(pa.table({"ep": array, "x": [1.0, 2.0, 3.0], "a": [0, 1, 0]}), columns)).read()
         assert exp.segments.episode_id.tolist() == [str(ids[0]), str(ids[2])]
+    texts = pa.array([b"a1b2c3d4e5f60710"] * 3, pa.binary(16))
+    exp = Recording.open(Source(pa.table({"ep": texts, "x": [1.0, 2.0, 3.0], "a": [0, 1, 0]}), columns)).read()
+    assert exp.segments.episode_id.tolist() == ["a1b2c3d4e5f60710"]
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:

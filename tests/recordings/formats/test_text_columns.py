@@ -48,31 +48,50 @@ def test_text_becomes_numbers_with_names(kind: pa.DataType) -> None:
     assert words_of(recording) == WORDS
 
 
+FRACTIONS = [f"{k / 8}" for k in range(39)]
+WHOLE = [str(k) for k in range(39)]
+
+
+def many(texts: list[str], column: str) -> pa.Table:
+    rows = {
+        "trip": ["a"] * len(texts),
+        "t": list(range(len(texts))),
+        "speed": [0.5] * len(texts),
+        "command": [1] * len(texts),
+    }
+    return pa.table(rows | {column: texts})
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["0.1", "0.2", "-", "0.4", "0.5", "0.6"], r"holds numbers, such as '0\.1', but also '-'"),
-        (["1,5", "2", "3", "4", "5", "6"], "holds numbers, such as '1,5'"),
-        (["1e3", "NaN", "inf", "4.", ".5", "-6"], "holds numbers"),
-        (["[0.1, 0.2]", "[1. 2.]"] * 3, r"holds lists, such as '\[0\.1, 0\.2\]'"),
-        (["(0, 1)", "(1, 2)", "(2, 0)"] * 2, r"holds lists, such as '\(0, 1\)'"),
+        ([*FRACTIONS, "-"], r"holds numbers, such as '0\.0', but also '-'"),
+        ([text.replace(".", ",") for text in FRACTIONS], "holds numbers, such as '0,0'"),
+        ([*WHOLE, "2e-3"], "holds numbers, such as '2e-3'"),
+        ([f"[{text}, 1.5]" for text in FRACTIONS], r"holds lists, such as '\[0\.0, 1\.5\]'"),
+        ([f"[{k} 2 3e-4]" for k in WHOLE], "holds lists"),
     ],
 )
 def test_text_of_numbers_is_no_name(texts: list[str], message: str) -> None:
-    for more in ({"speed": texts}, {"command": texts}):
+    for column in ("speed", "command"):
         with pytest.raises(DataError, match=f"is text that {message}"):
-            opened(table(**more))
+            opened(many(texts, column))
     names = NamedDiscrete(sorted(set(texts)))
-    assert opened(table(command=texts), action_space=names).action_space == names
-    guess = guess_columns(table(obs=texts))
+    assert opened(many(texts, "command"), action_space=names).action_space == names
+    guess = guess_columns(many(texts, "obs"))
     assert any(line.startswith("`obs` is text that holds ") for line in guess.unsure)
 
 
 @pytest.mark.parametrize(
-    "texts", [["101", "102", "7"], ["S", "M", "1.5"], ["10:30", "11:45", "12"], ["1.2.3", "2.0.1", "b"]]
+    "texts",
+    [
+        *(WHOLE, [*WHOLE, "online"], [*WHOLE, "nan"], [f"({k}, 1)" for k in WHOLE], [f"{k}:30" for k in WHOLE]),
+        *([f"1.{k}.2" for k in WHOLE], [*FRACTIONS[:15], "S"], [f"[{text}]" for text in "abcdefghijklmnopqrst"]),
+        *([f"{k}b7" for k in WHOLE], ["0.5", "S", "M", *WHOLE[:2]]),
+    ],
 )
 def test_codes_are_names(texts: list[str]) -> None:
-    assert opened(table(command=texts * 2)).action_space == NamedDiscrete(sorted(texts))
+    assert opened(many(texts, "command")).action_space == NamedDiscrete(sorted(texts))
 
 
 @pytest.mark.parametrize("role", ["propensity", "logp", "reward", "weight"])
