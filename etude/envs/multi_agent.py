@@ -250,13 +250,17 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
 
 
 def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
-    of, by_agent = getattr(env, name, None), getattr(env, name + "s", {})
+    of = getattr(env, name, None)
     try:
-        if not isinstance(of, gym.Space) or (isinstance(by_agent, Mapping) and agent in by_agent):
-            space = of(agent) if callable(of) else by_agent[agent]
-        else:  # one for all agents, or a Dict with one for each
-            is_by_agent = isinstance(of, gym.spaces.Dict) and {*of.spaces} & {*env.possible_agents}
-            space = of.spaces[agent] if is_by_agent else of  # type: ignore[attr-defined]
+        if callable(of):
+            space = of(agent)
+        else:  # in PettingZoo, whose envs have the method, `observation_spaces` warns
+            by_agent = getattr(env, name + "s", {})
+            if isinstance(of, gym.Space) and not (isinstance(by_agent, Mapping) and agent in by_agent):
+                by_agent = (
+                    of.spaces if isinstance(of, gym.spaces.Dict) and {*of} & {*env.possible_agents} else {agent: of}
+                )
+            space = by_agent[agent]
     except (AttributeError, LookupError, NotImplementedError) as error:
         space, found = None, repr(error)
     else:
