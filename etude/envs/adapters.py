@@ -205,7 +205,7 @@ def not_five(env: object, given: Any) -> EnvError:
     return old_api(env, f"its step returned {_shown(given)}")
 
 
-def is_vectorised(env: object) -> EnvError:
+def not_one_env(env: object) -> EnvError:
     """The error for a vector env where one env is wanted."""
     return EnvError(
         f"a {type(env).__name__} steps its envs itself: leave workers out (num_workers=0), or give a function that "

@@ -19,7 +19,7 @@ from etude.envs.adapters import (
     ReducedEnv,
     check_flags,
     check_reward,
-    is_vectorised,
+    not_one_env,
     reduced_spaces,
 )
 from etude.errors import EnvError
@@ -562,7 +562,7 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     if isinstance(env, gym.Env):
         return GymAdapter(env)
     if isinstance(env, gym.vector.VectorEnv):
-        raise is_vectorised(env)
+        raise not_one_env(env)
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if env is None or isinstance(env, type):

@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.adapters import ReducedEnv, is_vectorised
+from etude.envs.adapters import ReducedEnv, not_one_env
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
@@ -74,7 +74,7 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
         # Envs that a package registers are found by their id in another process too; their specs may not be picklable.
         return functools.partial(_make_named, env if spec is None or _package_of(env) else spec), False
     if isinstance(env, VectorEnv):
-        raise is_vectorised(env)
+        raise not_one_env(env)
     if callable(env):
         return env, False
     return lambda: env, True

@@ -103,6 +103,11 @@ def test_agents_of_different_spaces_are_recorded_apart(tmp_path: Path) -> None:
         etude.Recording.open(tmp_path / "data")
 
 
+def test_modules_that_act_for_nobody_in_an_env_are_named() -> None:
+    with pytest.raises(SettingsError, match="module"):
+        PPO(config()).evaluate(1, env="CartPole-v1")
+
+
 def test_evaluation_is_by_module() -> None:
     evaluation = PPO(config()).evaluate(5, seed=1)
     assert evaluation.episodes == 5

@@ -80,13 +80,9 @@ MAX_BYTES: Final = 64 << 20
 
 def _files(folder: Path) -> ParquetFolder:
     return ParquetFolder(
-        lambda number: folder / f"part-{number:05d}.parquet",
-        MAX_BYTES,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=["eps_id"],
-        write_page_checksum=True,
-    )
+        lambda number: folder / f"part-{number:05d}.parquet", MAX_BYTES, compression="zstd", compression_level=1,
+        use_dictionary=["eps_id"], write_page_checksum=True,
+    )  # fmt: skip
 
 
 # -- episodes --------------------------------------------------------------------------------------------------------

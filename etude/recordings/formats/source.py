@@ -148,10 +148,10 @@ class Source:
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
     @property
-    def named(self) -> set[str]:
-        """The table's columns that `columns` names."""
+    def named(self) -> list[str]:
+        """The table's columns that `columns` names, each once."""
         given = (own for each in self.columns.values() for own in ([each] if isinstance(each, str) else each))
-        return {without_order(own, ())[0] for own in given}
+        return list(dict.fromkeys(without_order(own, ())[0] for own in given))
 
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return the columns of a table with these ``names``, by Etude's names; of flags also `EVERY_ROW`, `LAST_ROW`.

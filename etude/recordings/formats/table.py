@@ -57,6 +57,7 @@ CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 _CHECKED: Final = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.LOGP)
 """Columns in which NaN is a fault that is found."""
 _FEW: Final = 100
+"""Different numbers that may be choices."""
 _ROUNDING: Final = 1e-6
 """How far a float32 probability may exceed 1."""
 
@@ -308,6 +309,7 @@ class TableColumns:
         """Warn of whole numbers as fractions, which pandas makes of them where one is missing."""
         (own,) = self._plan.mapped.get(col.ACTION, ("",))
         values = np.unique(self._raw(0, col.ACTION, [own])[col.ACTION]) if own else np.zeros(0)
+        values = values[np.isfinite(values)]
         if 1 < len(values) <= _FEW and values.dtype.kind == "f" and (values == np.round(values)).all():
             _log.warning(
                 "%s: the actions in column `%s` are whole numbers of type %s (%s), so they are read as continuous. If "

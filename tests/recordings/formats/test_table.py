@@ -549,6 +549,15 @@ def test_members_of_structs_are_columns(tmp_path: Path, mark: str) -> None:
         Recording.open(Source(data, columns | {"obs/speed": "state.mass"}))
 
 
+def test_times_in_structs_have_an_order(tmp_path: Path) -> None:
+    days = ["2/1/2026", "1/2/2026"]  # in February and January, or in January and February
+    table = pa.table({"at": [{"day": day} for day in days], "x": [0.0, 1.0], "a": [0, 1], "trip": ["t", "t"]})
+    columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    for order, wanted in (("month-first", [1.0, 0.0]), ("day-first", [0.0, 1.0])):
+        exp = Recording.open(Source(table, columns | {"t": f"at.day:{order}"})).read()
+        assert exp.steps["obs"].tolist() == wanted
+
+
 def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
     for name, trip in (("a", [1, 1]), ("b", ["x", "x"])):
         pq.write_table(pa.table({"trip": trip, "x": [0.5, 1.5], "a": [0, 1]}), tmp_path / f"{name}.parquet")
@@ -595,9 +604,15 @@ def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
 
 def test_actions_that_are_fractions_by_type_only_are_told(caplog: pytest.LogCaptureFixture) -> None:
     columns = {"obs": "x", "action": "a", "terminated": "every-row"}
-    for actions, is_told in (([0.0, 1.0, 3.0], True), ([0.0, 1.5, 3.0], False), ([0, 1, 3], False), ([1.0] * 3, False)):
+    for actions, is_told in (
+        ([0.0, 1.0, 3.0], True),
+        ([0.0, 1.0, 3.0, None], True),
+        ([0.0, 1.5, 3.0], False),
+        ([0, 1, 3], False),
+        ([1.0] * 3, False),
+    ):
         caplog.clear()
-        Recording.open(Source(pa.table({"x": [1.0, 2.0, 3.0], "a": actions}), columns))
+        Recording.open(Source(pa.table({"x": [1.0] * len(actions), "a": actions}), columns))
         assert ("are whole numbers of type float64 (0, 1, 3), so they are read as continuous" in caplog.text) is is_told
 
 

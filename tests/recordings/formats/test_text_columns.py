@@ -100,6 +100,11 @@ def test_numbers_as_text_are_refused_where_numbers_belong(role: str) -> None:
         opened(table(p=["0.5"] * 6), {role: "p"}).read()
 
 
+def test_log_probabilities_as_text_are_found() -> None:
+    (found,) = opened(table(logp=["-0.5"] * 6)).validate().warnings
+    assert (found.kind, found.column) == ("impossible_logp", "logp")
+
+
 def test_names_do_not_depend_on_the_order_of_rows_or_files(tmp_path: Path) -> None:
     whole = table()
     for k, part in enumerate((whole.slice(3), whole.slice(0, 3))):
