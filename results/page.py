@@ -30,7 +30,6 @@ is named, it was run with the same settings on the same machine.
 - *CPU minutes*: the time of one run with one thread, including evaluation. The speed of the machine changed by up to a
   factor of two between runs, so small differences mean nothing; the [benchmarks](benchmarks.md) compare speed in one
   run. Etude's runs of SAC, TD3, IQL, TD3+BC and CQL compile the gradient step (`compute.compile`).
-- SAC: Stable-Baselines3 makes one update after each step, Etude 16 after 16 steps (`num_steps`).
 - *sb3-contrib*: its recurrent networks have its default width of 256, those of the preset 64.
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
