@@ -171,7 +171,7 @@ def changed(**changes: Any) -> Arrays:
         (changed(actions=None), "there is no array `actions`; there are"),
         (changed(rewards=np.zeros(9)), "`rewards` has 9 rows, but `actions` has 10"),
         (changed(rewards=np.zeros((10, 2))), r"`rewards` has rows of shape \[2\], not one number each"),
-        (changed(terminals=np.full(10, 2)), "row 0: `terminals` is 2, not 0 or 1"),
+        (changed(terminals=np.full(10, 2)), "row 0: the column of `terminated` is 2, not true or false"),
         (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], not one flag for each of 10 rows"),
         (changed(next_observations=np.zeros((10, 2))), "`next_observations` has other shapes or dtypes"),
         (changed(observations=np.zeros((10, 0))), "there are no rows of numbers"),
