@@ -124,12 +124,11 @@ class FlatArrays(TableRows, FileFormat):
             groups += _groups(file, layout, f"{f}-" if len(self.files) > 1 else "")
         done = {DONE: DONE} if DONE in layout else {}
         contents = contents_of(Source(self.files, done, ETUDE), groups, is_sorted=True)
-        meta = contents.header.meta
+        meta = {**contents.header.meta, **({"dropped": dropped} if dropped else {})}
         if not layout.keys() & {*FLAGS}:
-            meta["inferred"]["ends"] = "no flag says where episodes end: each file is one piece of an episode"
-        if dropped:
-            meta["dropped"] = dropped
-        return contents
+            ends = "no flag says where episodes end: each file is one piece of an episode"
+            meta["inferred"] = {**meta["inferred"], "ends": ends}
+        return dataclasses.replace(contents, header=dataclasses.replace(contents.header, meta=meta))
 
 
 def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
