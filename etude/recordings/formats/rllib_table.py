@@ -15,9 +15,9 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.experience.arrays import hashes_of, ranges
-from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, grouped, most_rows, not_chained
@@ -39,15 +38,7 @@ from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import Schema, flat_columns
-from etude.recordings.formats.rllib_rows import (
-    Run,
-    SegmentedRows,
-    in_time,
-    rounds_of,
-    runs_of,
-    segments_of,
-    without_copies,
-)
+from etude.recordings.formats.rllib_rows import in_time, without_copies
 from etude.recordings.formats.table_index import key_codes
 from etude.recordings.layout import Header
 
@@ -130,11 +121,50 @@ def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: R
 ENDS: Final = ("terminateds", "truncateds", "dones")
 KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
 REQUIRED: Final = ("obs", "actions", "rewards")
-OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
-_OTHERS: Final = {"new_obs": col.NEXT_OBS, "infos": col.INFO}
-Naming: TypeAlias = tuple[str, str | None, str | None]
-"""Episode, agent and module."""
+CONTENT: Final = (*REQUIRED, "new_obs")
+"""What distinguishes steps."""
+_OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
 REMEDY: Final = "Leave this row out, or write the recording again"
+_SAMPLE_ROWS: Final = 1000
+"""Rows from which the columns are found."""
+
+
+class Run(NamedTuple):
+    """Adjacent rows ``start:stop`` of a row group, of one agent in an episode."""
+
+    group: int
+    start: int
+    stop: int
+    done: bool = False
+    """Whether the episode ends with the last row."""
+    t: int = 0
+    """The step of the first row, if the rows have one."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.stop - self.start
+
+
+class Trajectory(NamedTuple):
+    """The rows of one agent in an episode; without episodes, some adjacent rows."""
+
+    episode: str
+    agent: str | None
+    module: str | None
+    runs: list[Run]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, with copies."""
+        return sum(run.num_rows for run in self.runs)
+
+    def may_have_copies(self, has_t: bool) -> bool:
+        """Whether steps may be stored several times: they overlap; or, without ``t``, rows follow the end."""
+        if not has_t:
+            return any(run.done for run in self.runs[:-1])
+        spans = sorted((run.t, run.t + run.num_rows) for run in self.runs)
+        return any(later < stop for (_, stop), (later, _) in itertools.pairwise(spans))
 
 
 class TableFiles:
@@ -149,6 +179,11 @@ class TableFiles:
         self.parquet = ParquetFiles(paths)
         self.fields = self._checked_fields()
         """The columns of the first file, by their names in it."""
+        self.has_t = "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
+        """Whether rows have the index of their step in the episode."""
+        self.sources: dict[str, str] = {}
+        """The file's columns by Etude's names."""
+        self.header, self.schema = self._described()
 
     def _checked_fields(self) -> dict[str, pa.Field]:
         first = self.parquet.schema(0)
@@ -172,129 +207,118 @@ class TableFiles:
             raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
         return {name: first.field(name) for name in first.names}
 
-    @property
-    def has_t(self) -> bool:
-        """Whether rows have the index of their step in the episode."""
-        return "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
+    def _described(self) -> tuple[Header, Schema]:
+        """Return the header and schema, from the first rows, and from all rows where spaces depend on them."""
+        group = next((group for group, rows in enumerate(self.parquet.group_rows) if rows), None)
+        if group is None:
+            raise DataError(f"{self.paths[0]}: holds no rows. Record some, or give another folder.")
+        names = sorted(name for name in self.fields if name not in KEYS)  # the same as for `rows`, because it is cached
+        sample = self.parquet.read(group, names).slice(0, _SAMPLE_ROWS)
+        found: Columns = {}
+        dropped = []
+        for name in self.fields:
+            if name in (*KEYS, *ENDS, "new_obs"):
+                continue
+            try:
+                columns = self.column(sample, name, group)
+            except DataError:
+                if name in REQUIRED:
+                    raise
+                dropped.append(name)
+            else:
+                found |= columns
+                self.sources |= dict.fromkeys(columns, name)
+        limits: dict[str, Range] = {}
+        for name, root in (("obs", col.OBS), ("new_obs", col.OBS), ("actions", col.ACTION)):
+            needed = any(needs_range(n, c.dtype, c.shape[1:]) for n, c in col.subtree(found, root).items())
+            for group in range(len(self.parquet.groups)) if needed and name in self.fields else ():
+                widen(limits, self.column(self.parquet.read(group, [name]), name, group))
+        return words.described(RLlibTable.name, found, limits, dropped)
 
-    def scan(self) -> tuple[dict[int, list[Run]], list[Naming]]:
-        """Return the runs of every episode, in order of first appearance, and the episodes' names."""
-        episodes: dict[int, list[Run]] = {}
+    def trajectories(self, most: int) -> list[Trajectory]:
+        """Return the trajectories, in order of first appearance; without episodes, pieces of at most ``most`` rows."""
         if "eps_id" not in self.fields:
-            return episodes, []
-        codes: dict[tuple[str, str | None], int] = {}
-        modules: dict[int, str | None] = {}
+            return [
+                Trajectory(self.parquet.file_of(group).stem, None, None, [Run(group, start, min(start + most, rows))])
+                for group, rows in enumerate(self.parquet.group_rows)
+                for start in range(0, rows, most)
+            ]
+        found: dict[tuple[str, str | None], Trajectory] = {}
         wanted = [n for n in (*KEYS, *ENDS) if n in self.fields and not pa.types.is_null(self.fields[n].type)]
-        for group in range(len(self.parquet.groups)):
+        for group, rows in enumerate(self.parquet.group_rows):
             table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
-            own = self._codes(table, codes, modules, group)
-            done = np.zeros(table.num_rows, bool)
+            ids = [self._ids(table, name, group) for name in KEYS[:3]]
+            done, t = np.zeros(rows, bool), np.zeros(rows, np.int64)
             for name in ENDS:
                 if name in wanted:
-                    done |= self.column(table, name, group, 0)[name].astype(bool)
-            t = self.column(table, "t", group, 0)["t"].astype(np.int64) if self.has_t else None
-            for code, run in runs_of(group, own, done, t):
-                episodes.setdefault(code, []).append(run)
-        return episodes, [(*name, modules[code]) for name, code in codes.items()]
+                    done |= self.column(table, name, group)[name].astype(bool)
+            is_new = done[:-1].copy()
+            for codes, _ in ids:
+                is_new |= codes[1:] != codes[:-1]
+            if self.has_t:
+                t = self.column(table, "t", group)["t"].astype(np.int64)
+                is_new |= np.diff(t) != 1
+            bounds = [0, *(np.flatnonzero(is_new) + 1).tolist(), rows] if rows else []
+            for start, stop in itertools.pairwise(bounds):
+                episode, agent, module = (names[codes[start]] for codes, names in ids)
+                own = found.setdefault((str(episode), agent), Trajectory(str(episode), agent, module, []))
+                own.runs.append(Run(group, start, stop, bool(done[stop - 1]), int(t[start])))
+        return list(found.values())
 
-    def _codes(
-        self, table: pa.Table, codes: dict[tuple[str, str | None], int], modules: dict[int, str | None], group: int
-    ) -> NDArray[np.int64]:
-        """int64 ``[rows]``: the code of the episode and agent of each row."""
-        texts = [
-            key_codes(table[name], own, partial(self._row_place, name, group))
-            if name in table.schema.names
-            else (np.zeros(table.num_rows, np.int64), np.array([None], object))
-            for name, own in zip(KEYS[:3], (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), strict=True)
-        ]
-        (eps, eps_names), (agent, agent_names), (module, module_names) = texts
-        if not len(eps):
-            return np.zeros(0, np.int64)
-        new = eps[1:] != eps[:-1]
-        if len(agent_names) > 1:
-            new |= agent[1:] != agent[:-1]
-        heads = np.append(0, np.flatnonzero(new) + 1)
-        both = eps[heads] * len(agent_names) + agent[heads]
-        distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
-        own = np.empty(len(distinct), np.int64)
-        for i in np.argsort(first):
-            row = heads[first[i]]
-            own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
-            modules.setdefault(int(own[i]), module_names[module[row]])
-        return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
+    def _ids(self, table: pa.Table, name: str, group: int) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+        """The codes of the rows in a column of ids, and the text of each code."""
+        if name not in table.schema.names:
+            return np.zeros(table.num_rows, np.int64), np.array([None], object)
+        own = {"eps_id": col.EPISODE_ID}.get(name, name)
+        return key_codes(table[name], own, partial(self._row_place, name, group))
 
-    def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
-        """Return the codes of those episodes whose repeated rows differ.
+    def rows(self, runs: Sequence[Run], names: Sequence[str]) -> Columns:
+        """Return columns of the rows of some runs, which are sorted by their places in the files."""
+        pieces: list[Columns] = []
+        for group, some in itertools.groupby(runs, key=lambda run: run.group):
+            table, own = self.parquet.read(group, sorted(names)), list(some)
+            index = ranges(np.array([run.start for run in own]), np.array([run.num_rows for run in own]))
+            is_one = own[-1].stop - own[0].start == len(index)
+            table = table.slice(own[0].start, len(index)) if is_one else table.take(pa.array(index))
+            found = {key: c for name in names for key, c in self.column(table, name, group, index).items()}
+            pieces.append({key: c if key in ENDS else self._as_elsewhere(key, c, group) for key, c in found.items()})
+        return pieces[0] if len(pieces) == 1 else {n: np.concatenate([piece[n] for piece in pieces]) for n in pieces[0]}
 
-        Compares rows of the same step, if rows have steps; otherwise, the rows up to each end.
-        """
-        rows = self._hashes([run for runs in episodes.values() for run in runs])
-        is_alike = _alike_by_t if self.has_t else _alike_by_end
-        return [code for code, runs in episodes.items() if not is_alike(runs, rows)]
+    def _as_elsewhere(self, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
+        like = col.as_obs(name)
+        try:
+            if like not in self.schema:
+                raise DataError(f"`{name}` has another structure than in the first rows")
+            return words.cast(column, *self.schema[like], name)
+        except DataError as error:
+            where = self.parquet.file_of(group)
+            raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
 
-    def _hashes(self, runs: Iterable[Run]) -> dict[Run, NDArray[np.uint64]]:
-        """A hash of the content of each row of some runs."""
-        rows: dict[Run, NDArray[np.uint64]] = {}
-        by_group: dict[int, list[Run]] = {}
-        for run in runs:
-            by_group.setdefault(run.group, []).append(run)
-        names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self.fields]
-        for group, own in sorted(by_group.items()):
-            table = self.parquet.read(group, names)
-            hashes = hashes_of({k: c for name in names for k, c in self.column(table, name, group, 0).items()})
-            rows |= {run: hashes[run.start : run.stop] for run in own}
-        return rows
-
-    def column(
-        self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
-    ) -> Columns:
+    def column(self, table: pa.Table, name: str, group: int, index: NDArray[np.int64] | None = None) -> Columns:
         """Decode a column of some rows of a row group, flat and with Etude's name.
 
         Args:
             table: The rows.
             name: The column's name in the file.
             group: Index of the row group, for errors.
-            first: Index of the first row of ``table`` in the row group, for errors.
-            index: Indices of the rows of ``table`` in the row group, if they are not adjacent.
+            index: Indices of the rows of ``table`` in the row group, for errors, if they are not its first.
 
         Raises:
             DataError: it can't be read as numbers; the message names the file and row.
         """
-        root = OWN.get(name) or _OTHERS.get(name) or (name if name in (*KEYS, *ENDS) else None)
+        root = name if name in (*KEYS, *ENDS) else _OWN.get(name) or words.own_name(name)
 
         def place(row: int) -> str:
-            return self._row_place(name, group, int(index[row]) if index is not None else first + row)
+            return self._row_place(name, group, row if index is None else int(index[row]))
 
         try:
-            return columns_of(one_array(table[name]), table.schema.field(name), root or words.own_name(name), place)
+            return columns_of(one_array(table[name]), table.schema.field(name), root, place)
         except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
-            file = self.paths[self.parquet.groups[group][0]]
+            file = self.parquet.file_of(group)
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
 
     def _row_place(self, name: str, group: int, row: int) -> str:
         return f"{self.parquet.place(group, row).words}, column `{name}`"
-
-    def ranges(self, name: str) -> dict[str, Range]:
-        """The ranges of integers in a column, over all rows, by Etude's names."""
-        found: dict[str, Range] = {}
-        for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
-            for group in range(len(self.parquet.groups)):
-                widen(found, self.column(self.parquet.read(group, [own]), own, group, 0))
-        return found
-
-
-def _alike_by_t(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
-    t = np.concatenate([np.arange(run.t, run.t + run.stop - run.start) for run in runs])
-    content = np.stack([np.concatenate([rows[run] for run in runs]), np.zeros(len(t), np.uint64)], axis=1)
-    content[np.cumsum([run.stop - run.start for run in runs]) - 1, 1] = [run.done for run in runs]
-    order = np.argsort(t, kind="stable")
-    twice = t[order][1:] == t[order][:-1]
-    return bool((content[order][1:] == content[order][:-1])[twice].all())
-
-
-def _alike_by_end(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
-    first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(list(runs))]
-    return all(np.array_equal(first, other) for other in others)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -306,23 +330,23 @@ def is_table(schema: pa.Schema) -> bool:
     return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
-class _TablePlan(NamedTuple):
-    """Data that all units share."""
-
-    table: TableFiles
-    sources: Mapping[str, str]
-    """The file's columns by Etude's names."""
-    schema: Schema
-
-
 class _TableUnit(NamedTuple):
-    runs: Sequence[tuple[int, Run]]
-    """Runs, each with the code of its episode."""
-    names: Mapping[int, Naming]
-    """Names by code."""
-    suspect: set[int]
-    """The codes of episodes that may still contain copies of rows."""
-    plan: _TablePlan
+    trajectories: Sequence[Trajectory]
+    may_have_copies: bool
+    table: TableFiles
+
+    def runs(self) -> list[tuple[int, Run]]:
+        """The rows in the order of the files, with the index of their trajectory."""
+        runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
+        return sorted(runs, key=lambda pair: pair[1])
+
+    def at(self, row: int) -> tuple[int, int]:
+        """Locate a row, counted in the order of the files: its row group, and its index in it."""
+        for _, run in self.runs():
+            if row < run.num_rows:
+                break
+            row -= run.num_rows
+        return run.group, run.start + row
 
 
 class RLlibTable(FileFormat):
@@ -345,232 +369,135 @@ class RLlibTable(FileFormat):
             DataError: a file is broken, has other columns than the rest, or lacks a required one.
         """
         table = TableFiles(self.files)
-        scanned, names = table.scan()
-        copies: list[tuple[int, Run]] = []
-        suspect: set[int] = set()
-        plan, header = _described(table, self._first_run(table, scanned))
-        row_bytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape in plan.schema.values())
-        parts = _parts_of(table, scanned, copies, suspect, most_rows(row_bytes))
-        header = dataclasses.replace(header, meta={**header.meta, "duplicates": _num_copies(copies)})
-        units = []
-        for k, runs in enumerate(parts):
-            named = {code: names[code] for code, _ in runs if code >= 0}
-            own = suspect & set(named)
-            rows = None if own else sum(run.stop - run.start for _, run in runs)
-            first = runs[0][1]
-            file, row = table.parquet.file_of(first.group), table.parquet.file_row(first.group, first.start)
-            units.append(Unit(k, rows, file, row, _TableUnit(runs, named, own, plan)))
-        problems = []
-        for code, run in copies:
-            count = run.stop - run.start
-            what = f"{count} rows of episode {names[code][0]!r} are copies of earlier ones; they are read once"
-            problems.append(table.parquet.note("duplicate", what, run.group, run.start, "eps_id", count))
-        return Contents(header, list(plan.schema), units, self.files, problems)
-
-    def _first_run(self, table: TableFiles, episodes: Mapping[int, list[Run]]) -> Run:
-        """The first rows of the recording."""
-        if episodes:
-            return episodes[0][0]
-        for group, rows in enumerate(table.parquet.group_rows):
-            if rows:
-                return Run(group, 0, rows, False, 0)
-        raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
-
-    # -- reading -----------------------------------------------------------------------------------------------
+        most = most_rows(sum(math.prod(shape) * dtype.itemsize for dtype, shape in table.schema.values()))
+        found = table.trajectories(most)
+        bounds = np.arange(len(found) + 1)
+        if "eps_id" in table.fields:
+            bounds = grouped(np.array([own.num_rows for own in found]), most)
+        units, duplicates = list[Unit](), 0
+        for k, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+            copied = [own for own in found[start:stop] if own.may_have_copies(table.has_t)]
+            for own in copied:
+                duplicates += max(sum(run.done for run in own.runs) - 1, int(table.has_t))
+            rows = None if copied else sum(own.num_rows for own in found[start:stop])
+            group, row = found[start].runs[0][:2]
+            data = _TableUnit(found[start:stop], bool(copied), table)
+            units.append(Unit(k, rows, table.parquet.file_of(group), table.parquet.file_row(group, row), data))
+        header = dataclasses.replace(table.header, meta={**table.header.meta, "duplicates": duplicates})
+        return Contents(header, list(table.schema), units, self.files)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each episode, or for each piece of it if rows are missing."""
-        exp, rows = _loaded(unit.data, columns, problems)
-        if problems is not None:
-            problems += _notes(unit.data, exp, rows)
-        return exp
+        return _loaded(unit.data, columns, problems)[0]
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
-        return _row_place(unit.data, _loaded(unit.data, ())[1], row)
-
-
-# -- describing ------------------------------------------------------------------------------------------------
-
-
-def _parts_of(
-    table: TableFiles, episodes: Mapping[int, list[Run]], copies: list[tuple[int, Run]], suspect: set[int], most: int
-) -> list[list[tuple[int, Run]]]:
-    """Divide the rows into parts of whole episodes with at most ``most`` rows; rows without episodes into ranges."""
-    if "eps_id" not in table.fields:
-        starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, most)]
-        return [[(-1, Run(g, a, min(a + most, n), False, 0))] for g, a, n in starts]
-    has_t = table.has_t
-    found = {code: without_copies(runs, has_t) for code, runs in episodes.items()}
-    mixed = table.not_the_same({code: episodes[code] for code, (_, again, _) in found.items() if again})
-    in_order = {code: sorted(episodes[code], key=lambda run: run.t) if has_t else episodes[code] for code in mixed}
-    found |= {code: (runs, [], not has_t) for code, runs in in_order.items()}
-    copies += [(code, copy) for code, (_, again, _) in found.items() for copy in again]
-    suspect |= {code for code, (_, _, is_suspect) in found.items() if is_suspect}
-    whole = [[(code, run) for run in kept] for code, (kept, _, _) in found.items()]
-    rows = np.array([sum(run.stop - run.start for _, run in kept) for kept in whole], np.int64)
-    bounds = itertools.pairwise(grouped(rows, most).tolist())
-    return [list(itertools.chain(*whole[first:stop])) for first, stop in bounds]
-
-
-def _described(table: TableFiles, first: Run) -> tuple[_TablePlan, Header]:
-    names = sorted(name for name in table.fields if name not in KEYS)  # the same as for `read`, because they are cached
-    sample = table.parquet.read(first.group, names).slice(first.start, min(1000, first.stop - first.start))
-    flat: Columns = {}
-    sources: dict[str, str] = {}
-    dropped = []
-    for name in table.fields:
-        if name in (*KEYS, *ENDS, "new_obs"):
-            continue
-        try:
-            columns = table.column(sample, name, 0, first.start)
-        except DataError:
-            if name in OWN:
-                raise
-            dropped.append(name)
-            continue
-        flat |= columns
-        sources |= dict.fromkeys(columns, name)
-    header, schema = words.described(RLlibTable.name, flat, _ranges(table, flat), dropped)
-    return _TablePlan(table, sources, schema), header
-
-
-def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
-    """The number of repeated episodes: copies that end, or one for each episode with copies of rows but no end."""
-    ended = [code for code, run in copies if run.done]
-    return len(ended) + len({code for code, _ in copies} - set(ended))
-
-
-def _ranges(table: TableFiles, flat: Columns) -> dict[str, Range]:
-    """The ranges of observations and actions, by Etude's names, from all rows where spaces depend on them."""
-    ranges: dict[str, Range] = {}
-    for name, root in (("obs", col.OBS), ("actions", col.ACTION)):
-        if any(needs_range(n, own.dtype, own.shape[1:]) for n, own in col.subtree(flat, root).items()):
-            ranges |= table.ranges(name)
-    return ranges
-
-
-# -- reading ---------------------------------------------------------------------------------------------------
+        own: _TableUnit = unit.data
+        place: Place = own.table.parquet.place(*own.at(int(_loaded(own, ())[1][row])))
+        return place
 
 
 def _loaded(
     unit: _TableUnit, names: Sequence[str], problems: list[Problem] | None = None
-) -> tuple[Experience, SegmentedRows]:
-    runs, plan, fields = unit.runs, unit.plan, unit.plan.table.fields
-    order_needs_obs = not plan.table.has_t and "eps_id" in fields and "new_obs" in fields
-    obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
-    wants_obs = any(name in obs for name in names)
-    sources = {plan.sources[name] for name in names}
-    if order_needs_obs or wants_obs:
-        sources |= {"obs", "new_obs"} & set(fields)
-    steps, ends = _gathered(plan, runs, [*sources, *(n for n in ENDS if n in fields)])
-    next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
-    lengths = np.array([run.stop - run.start for _, run in runs])
-    rows = SegmentedRows(
-        code=np.repeat([code for code, _ in runs], lengths),
-        t=ranges(np.array([run.t for _, run in runs], np.int64), lengths),
-        **ends,
-    )
-    if "eps_id" not in fields:
-        rows.one_step_each(int(runs[0][1].start), plan.table.parquet.file_row(runs[0][1].group, 0))
-    elif plan.table.has_t:
-        rows.cut_where_time_jumps()
-    elif order_needs_obs:
-        in_time(rows, col.subtree(steps, col.OBS), next_obs, unit.suspect)
-    segments = segments_of(rows, _naming(unit), "new_obs" in fields)
-    last = rows.order[rows.offsets[1:] - 1]
-    finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
-    in_order = rows.in_order
-    kept = {name: steps[name] if in_order else steps[name][rows.order] for name in names}
-    if problems is not None and next_obs:
-        for name in finals:
-            after = next_obs[name] if in_order else next_obs[name][rows.order]
-            problems += not_chained(partial(_row_place, unit, rows), name, kept[name], after, rows.offsets)
-    return Experience(kept, rows.offsets, segments, finals), rows
-
-
-def _row_place(unit: _TableUnit, rows: SegmentedRows, row: int) -> Place:
-    run = _run_of(rows, unit.runs, row)
-    parquet: ParquetFiles = unit.plan.table.parquet
-    return parquet.place(run.group, run.start)
-
-
-def _naming(unit: _TableUnit) -> Any:
-    if unit.names:
-        return unit.names.__getitem__
-    path = unit.plan.table.parquet.file_of(unit.runs[0][1].group)
-    return lambda row: (f"{path.stem}-{row}", None, None)
-
-
-def _gathered(plan: _TablePlan, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
-    """The columns of a unit's rows, in the order of its runs, and the flags."""
-    order = sorted(range(len(part)), key=lambda i: part[i][1].group)
-    pieces = [
-        _rows_of(plan, group, [part[i][1] for i in which], sources)
-        for group, which in itertools.groupby(order, key=lambda i: part[i][1].group)
-    ]
-    whole = pieces[0]
-    if len(pieces) > 1:
-        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in whole}
-    if order != sorted(order):
-        lengths = np.array([part[i][1].stop - part[i][1].start for i in order])
-        starts = offsets_of(lengths)[:-1]
-        back = np.argsort(order)
-        whole = {name: column[ranges(starts[back], lengths[back])] for name, column in whole.items()}
-    nothing = np.zeros(sum(run.stop - run.start for _, run in part), bool)
-    flags = {name: whole.pop(name, nothing).astype(bool) for name in ENDS}
-    return whole, {"terminated": flags["terminateds"] | flags["dones"], "truncated": flags["truncateds"]}
-
-
-def _rows_of(plan: _TablePlan, group: int, runs: list[Run], sources: list[str]) -> Columns:
-    table = plan.table.parquet.read(group, sorted(sources))
-    starts, lengths = np.array([run.start for run in runs]), np.array([run.stop - run.start for run in runs])
-    first = int(starts[0])
-    if (starts[1:] == starts[:-1] + lengths[:-1]).all():
-        table, index = table.slice(first, int(lengths.sum())), None
+) -> tuple[Experience, NDArray[np.int64]]:
+    """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
+    table, fields, runs = unit.table, unit.table.fields, unit.runs()
+    has_episodes, has_next = "eps_id" in fields, "new_obs" in fields
+    is_chained = has_episodes and has_next and not table.has_t
+    wanted = {table.sources[name] for name in names}
+    if is_chained or col.under(names, col.OBS):
+        wanted |= {"obs", "new_obs"}
+    wanted |= {*ENDS, *(CONTENT if unit.may_have_copies else ())}
+    found = table.rows([run for _, run in runs], [name for name in fields if name in wanted])
+    lengths = np.array([run.num_rows for _, run in runs])
+    track = np.repeat([i for i, _ in runs], lengths)
+    t = ranges(np.array([run.t for _, run in runs]), lengths)
+    terminateds, truncated, dones = (found.pop(name, np.zeros(len(t))).astype(bool) for name in ENDS)
+    terminated = terminateds | dones
+    done = terminated | truncated
+    kept = _without_copies(unit, found, track, t, done) if unit.may_have_copies else np.arange(len(t))
+    if not has_episodes:
+        t = np.zeros(len(t), np.int64)  # each row is a segment
+    elif table.has_t:
+        kept = kept[np.lexsort((t[kept], track[kept]))]
+        t = t[kept]
     else:
-        index = ranges(starts, lengths)
-        table = table.take(pa.array(index))
-    out: Columns = {}
-    for name in sources:
-        columns = plan.table.column(table, name, group, first, index)
-        out |= columns if name in ENDS else {n: _as_elsewhere(plan, n, c, group) for n, c in columns.items()}
-    return out
+        kept = kept[np.argsort(track[kept], kind="stable")]
+        known = [c if is_chained else {} for c in (col.subtree(found, col.OBS), _next_obs(found))]
+        order, t = in_time(track[kept], done[kept], *(_at(columns, kept) for columns in known))
+        kept = kept[order]
+    track = track[kept]
+    is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
+    offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
+    steps, next_obs, last = _at({name: found[name] for name in names}, kept), _next_obs(found), kept[offsets[1:] - 1]
+    owners = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()]
+    segments = Segments.of(
+        len(owners),
+        episode_id=[own.episode for own in owners] if has_episodes else _names_of_rows(unit),
+        agent_id=[own.agent for own in owners],
+        module_id=[own.module for own in owners],
+        t_start=t[offsets[:-1]],
+        terminated=terminated[last],
+        truncated=truncated[last],
+        has_final_obs=has_next,
+    )
+    obs = col.under(names, col.OBS)
+    finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
+    exp = Experience(steps, offsets, segments, finals)
+    if problems is not None:
+        problems += _notes(unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept))
+    return exp, kept
 
 
-def _as_elsewhere(plan: _TablePlan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
-    like = col.as_obs(name)
-    try:
-        if like not in plan.schema:
-            raise DataError(f"`{name}` has another structure than in the first rows")
-        return words.cast(column, *plan.schema[like], name)
-    except DataError as error:
-        where = plan.table.parquet.file_of(group)
-        raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
+def _without_copies(
+    unit: _TableUnit, found: Columns, track: NDArray[np.int64], t: NDArray[np.int64], done: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The rows of a unit that are not copies of earlier ones."""
+    roots = (col.OBS, col.NEXT_OBS, col.ACTION, col.REWARD)
+    content: Columns = {name: c for name, c in found.items() if any(col.is_under(name, root) for root in roots)}
+    content |= {"done": done, "t": t} if unit.table.has_t else {"done": done}
+    times = None
+    if not unit.table.has_t:  # an episode is stored as often as it ends, or has rows after its end
+        last = np.zeros(len(unit.trajectories), np.int64)
+        last[track] = np.arange(len(track))
+        times = (np.bincount(track, done).astype(np.int64) + ~done[last])[track]
+    return np.flatnonzero(without_copies(track, hashes_of(content), times))
 
 
-# -- problems --------------------------------------------------------------------------------------------------
+def _next_obs(found: Columns) -> Columns:
+    return col.renamed(found, col.NEXT_OBS, col.OBS)
 
 
-def _notes(unit: _TableUnit, exp: Experience, rows: SegmentedRows) -> Iterator[Problem]:
-    table = unit.plan.table
-    if rows.repeated:
-        what = f"{rows.repeated} rows are copies of others; they are read once"
-        first = unit.runs[0][1]
-        yield table.parquet.note("duplicate", what, first.group, first.start, "eps_id")
-    for i in np.flatnonzero(~exp.segments.done) if "eps_id" in table.fields else ():
-        run = _run_of(rows, unit.runs, int(exp.offsets[i + 1]) - 1)
+def _at(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+    """Some rows of columns, which are not copied if they are all rows in order."""
+    is_all = bool((np.diff(rows) == 1).all())
+    return {name: c if is_all and len(c) == len(rows) else c[rows] for name, c in columns.items()}
+
+
+def _names_of_rows(unit: _TableUnit) -> list[str]:
+    """The names of rows that stand alone."""
+    (own,) = unit.trajectories
+    first = unit.table.parquet.file_row(*own.runs[0][:2])
+    return [f"{own.episode}-{first + i}" for i in range(own.num_rows)]
+
+
+def _notes(
+    unit: _TableUnit, exp: Experience, kept: NDArray[np.int64], num_rows: int, next_obs: Columns
+) -> Iterator[Problem]:
+    """Yield the harmless oddities of a unit."""
+    parquet = unit.table.parquet
+    for name, after in next_obs.items():
+        yield from not_chained(
+            lambda row: parquet.place(*unit.at(int(kept[row]))), name, exp.steps[name], after, exp.offsets
+        )
+    if len(kept) < num_rows:
+        is_copy = np.ones(num_rows, bool)
+        is_copy[kept] = False
+        what = f"{num_rows - len(kept)} rows are copies of others; they are read once"
+        yield parquet.note("duplicate", what, *unit.at(int(is_copy.argmax())), "eps_id", num_rows - len(kept))
+    for i in np.flatnonzero(~exp.segments.done) if "eps_id" in unit.table.fields else ():
         what = (
             f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor truncated, "
             "and no row continues it"
         )
-        yield table.parquet.note("not_done", what, run.group, run.start, "terminateds")
-
-
-def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
-    """The rows of a run from row ``row`` of a unit on, as indices in their row group."""
-    starts = offsets_of(np.array([run.stop - run.start for _, run in runs]))
-    at = int(rows.order[row])
-    i = int(np.searchsorted(starts, at, side="right")) - 1
-    run = runs[i][1]
-    return run._replace(start=run.start + at - int(starts[i]))
+        yield parquet.note("not_done", what, *unit.at(int(kept[exp.offsets[i + 1] - 1])), "terminateds")
