@@ -49,11 +49,20 @@ _LEFT_OUT: Final = ("type", "count", "infos", *KEYS, *ENDS)
 
 
 class LineBatch(NamedTuple):
-    """Rows of one policy on one line, undecoded."""
+    """Rows of one policy on one line."""
 
     policy: str | None
     columns: dict[str, Any]
+    """The columns, undecoded."""
     num: int
+    terminated: NDArray[np.bool_]
+    """``dones`` count as terminated."""
+    truncated: NDArray[np.bool_]
+    episodes: NDArray[np.object_] | None
+    """The names in ``eps_id``, if it exists."""
+    agents: NDArray[Any]
+    t: NDArray[Any] | None
+    """The steps, if the rows have them and belong to named episodes."""
 
 
 def batches_of(line: bytes) -> list[LineBatch]:
@@ -92,7 +101,28 @@ def _batch(policy: str | None, columns: Any) -> LineBatch:
     rewards = column(columns["rewards"], col.REWARD).get(col.REWARD, np.zeros(()))
     if rewards.ndim != 1:
         raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
-    return LineBatch(policy, columns, len(rewards))
+    num = len(rewards)
+    keys = {name: _vector(columns[name], name, num) for name in (*ENDS, *KEYS) if name in columns}
+    nothing = np.zeros(num, bool)
+    ended, truncated, done = (keys.get(name, nothing).astype(bool) for name in ENDS)
+    episodes, t = keys.get("eps_id"), keys.get("t") if "eps_id" in keys else None
+    if t is not None and num and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
+        raise DataError(f"`t` is {int(t.min()) if t.min() < 0 else int(t.max())} in one row; steps count from 0")
+    ended = ended if "terminateds" in keys else done & ~truncated
+    return LineBatch(policy, columns, num, ended, truncated, episodes, keys.get("agent_index", nothing.astype(int)), t)
+
+
+def _vector(value: Any, name: str, num: int) -> NDArray[Any]:
+    """A flag or key of each row: the integers of ``t`` or ``agent_index``, or the names in ``eps_id``."""
+    if isinstance(value, list) and name == "eps_id":
+        values = np.array([str(v) for v in value], object)
+    else:
+        values = numbers(column(value, name).get(name, []), name)
+    if values.shape != (num,):
+        raise DataError(f"`{name}` has the shape {list(values.shape)} for {num} rewards")
+    if name in KEYS and values.dtype.kind not in "iuO":
+        raise DataError(f"`{name}` holds {values.dtype}, not integers")
+    return values
 
 
 def roots(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -127,36 +157,6 @@ def _unpacked(value: Any) -> Any:
     return unpack(value) if isinstance(value, str) and value.startswith(PACKED) else value
 
 
-def flags(batch: LineBatch) -> dict[str, NDArray[np.bool_]]:
-    """Return ``terminated`` and ``truncated`` of each row; ``dones`` count as terminated."""
-    found = {name: _vector(batch, name).astype(bool) for name in ENDS if name in batch.columns}
-    nothing = np.zeros(batch.num, bool)
-    ended = found.get("terminateds", found.get("dones", nothing) & ~found.get("truncateds", nothing))
-    return {"terminated": ended, "truncated": found.get("truncateds", nothing)}
-
-
-def integers(batch: LineBatch, name: str) -> NDArray[Any] | None:
-    """Return a key column, if it exists: the integers of ``t`` or ``agent_index``, or the names in ``eps_id``."""
-    if name not in batch.columns:
-        return None
-    value = batch.columns[name]
-    if isinstance(value, list) and name == "eps_id":
-        if len(value) != batch.num:
-            raise DataError(f"`{name}` has {len(value)} entries for {batch.num} rewards")
-        return np.array([str(v) for v in value], object)
-    return _vector(batch, name)
-
-
-def _vector(batch: LineBatch, name: str) -> NDArray[Any]:
-    columns = column(batch.columns[name], name)
-    values = numbers(columns.get(name, []), name)
-    if values.shape != (batch.num,):
-        raise DataError(f"`{name}` has the shape {list(values.shape)} for {batch.num} rewards")
-    if name not in ENDS and values.dtype.kind not in "iu":
-        raise DataError(f"`{name}` holds {values.dtype}, not integers")
-    return values
-
-
 def is_float32(values: NDArray[Any]) -> bool:
     """Whether all numbers read from text are exact in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -164,28 +164,6 @@ def is_float32(values: NDArray[Any]) -> bool:
 
 
 # -- grouping rows ---------------------------------------------------------------------------------------------------
-
-
-class RowKeys(NamedTuple):
-    """The keys that determine the episode and step of a batch's rows."""
-
-    flags: Mapping[str, NDArray[np.bool_]]
-    episodes: NDArray[Any] | None
-    agents: NDArray[Any] | None
-    t: NDArray[Any] | None
-
-
-def row_keys(batch: LineBatch) -> RowKeys:
-    """Return the keys of a batch.
-
-    Raises:
-        DataError: a key column has another length than the rewards, or does not hold integers.
-    """
-    episodes, agents, t = (integers(batch, name) for name in ("eps_id", "agent_index", "t"))
-    if episodes is not None and t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
-        odd = int(t.min()) if t.min() < 0 else int(t.max())
-        raise DataError(f"`t` is {odd} in one row; steps count from 0")
-    return RowKeys(flags(batch), episodes, agents, t)
 
 
 class Trajectories:
@@ -198,22 +176,17 @@ class Trajectories:
         self._next: list[int] = []  # by code, the step after the last rows
         self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps has ended
 
-    def rows_of(self, batch: LineBatch, keys: RowKeys, place: str) -> tuple[Ints, Ints]:
+    def rows_of(self, batch: LineBatch, place: str) -> tuple[Ints, Ints]:
         """Return the code and step of each row of a batch.
 
         Args:
             batch: The rows.
-            keys: The keys of the rows.
             place: A name for rows without an episode id: each stretch up to an end is then an episode of its own.
         """
-        flags, episodes, agents, t = keys
-        done = np.logical_or(*flags.values())
-        if agents is None:
-            agents = np.zeros(batch.num, np.int64)
+        done, episodes, agents, t = batch.terminated | batch.truncated, batch.episodes, batch.agents, batch.t
         if episodes is None:
             number: Ints = np.cumsum(done) - done
             episodes = np.array([f"{place}-{batch.policy or 0}-{n}" for n in number.tolist()], object)
-            t = None
         new = np.ones(batch.num, bool)
         new[1:] = (episodes[1:] != episodes[:-1]) | (agents[1:] != agents[:-1]) | done[:-1]
         if t is not None:
@@ -248,14 +221,6 @@ class Trajectories:
 
 _HEAD: Final = 1 << 16
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
-
-
-class _JsonPlan(NamedTuple):
-    """Data that all lines share."""
-
-    schema: Schema
-    dropped: set[str]
-    has_next_obs: bool
 
 
 class RLlibJson(TableRows, FileFormat):
@@ -320,14 +285,25 @@ class _Scan:
         self.problems: list[Problem] = []
         self._shapes: Columns = {}  # an array of the right dtype for each column, by Etude's names
         self._ranges: dict[str, Range] = {}
-        self._dropped: set[str] = set()
+        self.dropped: set[str] = set()
+        """RLlib's names of columns that can't be read."""
         self._counts: Counter[str] = Counter()  # in how many batches each column is, and "" for all of them
         self._has_begun = False
 
     def looked_through(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield the trajectory and the step of each row, line by line over all files."""
-        for file in range(len(self.files)):
-            yield from self._look_through(file)
+        for path in self.files:
+            at = 0
+            try:
+                for at, line in _lines_of(path):
+                    try:
+                        yield from self._look_at(line, f"{path.stem}-{at}")
+                    except DataError as error:
+                        text = f"{path}: line {at}: {error}. {_REMEDY}."
+                        self.problems.append(Problem("unreadable", text, str(path), at - 1, repairable=True))
+            except DataError as error:
+                self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
+            self.num_lines.append(at)
 
     def check(self) -> None:
         """Raise a DataError if no line has rows."""
@@ -336,46 +312,27 @@ class _Scan:
         if not self._has_begun:
             raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
 
-    def _look_through(self, file: int) -> Iterator[tuple[Ints, Ints]]:
-        path, at = self.files[file], 0
-        try:
-            for number, line in _lines_of(self.files[file]):
-                at = number
-                try:
-                    yield from self._look_at(file, number, line)
-                except DataError as error:
-                    self.problems.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
-        except DataError as error:
-            self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
-        self.num_lines.append(at)
-
-    def _look_at(self, file: int, number: int, line: bytes) -> Iterator[tuple[Ints, Ints]]:
-        try:
-            batches = batches_of(line)
-            columns = [self._columns(batch) for batch in batches]  # first, so that a line that fails has no effect
-            self._check_spaces(columns)
-            place = f"{self.files[file].stem}-{number}"
-            keys = [row_keys(batch) for batch in batches]
-            for own in columns:
-                self._widen(own)
-            found = [self.trajectories.rows_of(batch, key, place) for batch, key in zip(batches, keys, strict=True)]
-        except DataError as error:
-            raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
-        self._has_begun |= any(len(code) for code, _ in found)
-        yield from found
+    def _look_at(self, line: bytes, place: str) -> Iterator[tuple[Ints, Ints]]:
+        batches = batches_of(line)
+        columns = [self._columns(batch) for batch in batches]  # first, so that a line that fails has no effect
+        self._check_spaces(columns)
+        for own in columns:
+            self._widen(own)
+        self._has_begun |= any(batch.num for batch in batches)
+        yield from [self.trajectories.rows_of(batch, place) for batch in batches]
 
     def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch, without those that are not numeric on the first line."""
         if "infos" in batch.columns:
-            self._dropped.add("infos")
+            self.dropped.add("infos")
         if not self._has_begun:
             for name, root in roots(batch.columns).items():
                 if root not in (col.OBS, col.ACTION, col.REWARD):
                     try:
                         column(batch.columns[name], root)
                     except DataError:
-                        self._dropped.add(name)
-        return _columns(batch, self._dropped)
+                        self.dropped.add(name)
+        return _columns(batch, self.dropped)
 
     def _check_spaces(self, columns: Sequence[Columns]) -> None:
         """Raise a DataError if observations or actions differ from those of earlier batches in names or shapes."""
@@ -404,16 +361,16 @@ class _Scan:
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
-    def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
-        """Return what all lines share, and the header; columns that some of them lack are dropped."""
+    def described(self, num_repeated: int) -> tuple[Schema, Header]:
+        """Return the step columns and next observations of all lines, and the header; others are dropped."""
         found = {n: c for n, c in self._shapes.items() if self._counts[n] == self._counts[""] and 0 not in c.shape[1:]}
         nexts = col.subtree(found, col.NEXT_OBS)
         steps = {name: c for name, c in found.items() if name not in nexts}
-        has_next_obs = col.renamed(nexts, col.NEXT_OBS, col.OBS).keys() == col.subtree(steps, col.OBS).keys()
-        kept = found if has_next_obs else steps
-        dropped = sorted(self._dropped | self._shapes.keys() - kept.keys())
+        if col.renamed(nexts, col.NEXT_OBS, col.OBS).keys() != col.subtree(steps, col.OBS).keys():
+            nexts = {}
+        dropped = sorted(self.dropped | self._shapes.keys() - steps.keys() - nexts.keys())
         header, schema = words.described(RLlibJson.name, steps, self._ranges, dropped, num_repeated)
-        return _JsonPlan(schema, self._dropped, has_next_obs), header
+        return {**schema, **{name: schema[col.as_obs(name)] for name in nexts}}, header
 
 
 def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
@@ -465,7 +422,7 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     for code, t in scan.looked_through():
         tracks.add(code, t)
     scan.check()
-    plan, _ = scan.described(0)
+    schema, _ = scan.described(0)
     repeated: dict[tuple[int, int], int] = {}
     first = np.append(0, np.cumsum(scan.num_lines))
 
@@ -477,7 +434,7 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
             repeated[where, number] = repeated.get((where, number), 0) + count
         return rows if keep.all() else rows.filtered(keep)
 
-    sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
+    sorting.write_sorted(tracks, _decoded_rows(scan, schema, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
     problems = [*scan.problems, *_repeated(files, repeated)]
     found = {
@@ -488,9 +445,8 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
 
 
-def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting.KeyedRows]:
+def _decoded_rows(scan: _Scan, schema: Schema, first: Ints) -> Iterator[sorting.KeyedRows]:
     """Yield the rows of all readable lines, with their columns."""
-    names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
     waiting: list[sorting.KeyedRows] = []
     rows = size = 0
@@ -501,16 +457,15 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
                 if not batch.num:
                     continue
-                keys, own = row_keys(batch), _columns(batch, plan.dropped)
-                code, t = trajectories.rows_of(batch, keys, f"{path.stem}-{number}")
-                row = np.full(batch.num, first[file] + number - 1)
+                own = _columns(batch, scan.dropped)
+                code, t = trajectories.rows_of(batch, f"{path.stem}-{number}")
                 try:
-                    arrays = {n: list_array(words.cast(own[n], *plan.schema[col.as_obs(n)], n)) for n in names}
+                    arrays = {n: list_array(words.cast(own[n], *form, n)) for n, form in schema.items()}
                 except DataError as error:  # next observations that are unlike the observations
                     raise DataError(f"{path}: line {number}: {error}. {_REMEDY}.") from error
-                for name, values in {**keys.flags, col.T_INDEX: t, sorting.ROW: row}.items():
-                    arrays[name] = pa.array(values)
-                table = pa.table(arrays)
+                arrays |= {col.TERMINATED: pa.array(batch.terminated), col.TRUNCATED: pa.array(batch.truncated)}
+                line_index = np.full(batch.num, first[file] + number - 1)
+                table = pa.table({**arrays, col.T_INDEX: t, sorting.ROW: line_index})
                 waiting.append(sorting.KeyedRows(code, t, table))
                 rows, size = rows + table.num_rows, size + table.nbytes
             if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -518,11 +473,6 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting
                 waiting, rows, size = [], 0, 0
     if waiting:
         yield _together(waiting, trajectories)
-
-
-def _stored(plan: _JsonPlan) -> list[str]:
-    """The step columns, and the next observations."""
-    return [*plan.schema, *(col.renamed(plan.schema, col.OBS, col.NEXT_OBS) if plan.has_next_obs else ())]
 
 
 def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
