@@ -206,13 +206,6 @@ class MsgpackReader:
         self.skip()
         return self.data[start : self.place]
 
-    def passes(self, raw: bytes) -> bool:
-        """Skip the bytes ``raw``, which are whole values, if they come next; returns whether they did."""
-        found = self.data.startswith(raw, self._unpacker.tell())
-        if found:
-            self._unpacker.read_bytes(len(raw))
-        return found
-
     def next_is_list(self) -> bool:
         """Return whether the next value is a list."""
         byte = self._peek()

@@ -7,6 +7,7 @@ counted in ``header.meta["duplicates"]``.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -36,7 +37,6 @@ from etude.spaces import Space, leaves
 
 _OWN_BUFFERS: Final = {"observations": col.OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
 _SPACES: Final = {"_observation_space": col.OBS, "_action_space": col.ACTION}
-_DATA_FIRST: Final = b"\x84\xa4data"  # a map of four entries, the first of which is the data
 _EXTRAS: Final = "extra_model_outputs"
 _SHARED: Final = ("env_t", "env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping")
 _PLAIN: Final = (
@@ -102,21 +102,11 @@ class AgentEpisode:
         return None if data is None else space_of(data)
 
 
-class Spaces:
-    """The spaces of a recording and their leaves, by root."""
-
-    def __init__(self, obs: Space, action: Space) -> None:
-        self.by_root = {col.OBS: obs, col.ACTION: action}
-        self.leaves = {**leaves(obs, col.OBS), **leaves(action, col.ACTION)}
-        self.names = {root: frozenset(leaves(space, root)) for root, space in self.by_root.items()}
-
-
 class DocumentReader:
     """Reads documents one after another, and remembers the layout of their entries."""
 
     def __init__(self) -> None:
         self._templates: dict[str, Template] = {}
-        self._tails: dict[str, tuple[bytes, int, bool]] = {}  # the bytes after the data, and their meaning
 
     def read(self, data: bytes) -> list[AgentEpisode]:
         """Return the agents' episodes in one document; there are several if several agents act.
@@ -172,26 +162,10 @@ class DocumentReader:
         return agents
 
     def _buffer(self, reader: MsgpackReader, name: str) -> Buffer:
-        buffer = Buffer()
-        if reader.passes(_DATA_FIRST):
-            self._data(reader, name, buffer)
-            raw, lookback, finalized = self._tails.get(name, (None, 0, False))
-            if raw is not None and reader.passes(raw):
-                buffer.lookback, buffer.finalized = lookback, finalized
-            else:
-                start = reader.place
-                self._entries_of(reader, name, buffer, 3)
-                raw = reader.data[start : reader.place]
-                if b"\xa4data" not in raw:
-                    self._tails[name] = (raw, buffer.lookback, buffer.finalized)
-        elif reader.next_is_map():
-            self._entries_of(reader, name, buffer, reader.map_size())
-        else:
+        if not reader.next_is_map():
             raise DataError(f"`{name}` is not a buffer with the keys data, lookback, finalized, space")
-        return buffer
-
-    def _entries_of(self, reader: MsgpackReader, name: str, buffer: Buffer, num: int) -> None:
-        for _ in range(num):
+        buffer = Buffer()
+        for _ in range(reader.map_size()):
             key = reader.key()
             if key == "data":
                 self._data(reader, name, buffer)
@@ -203,6 +177,7 @@ class DocumentReader:
                 reader.skip()
         if type(buffer.lookback) is not int or buffer.lookback < 0:
             raise DataError(f"`{name}` has the lookback {str(buffer.lookback)[:40]!r}")
+        return buffer
 
     def _data(self, reader: MsgpackReader, name: str, buffer: Buffer) -> None:
         start, template = reader.place, None
@@ -268,16 +243,15 @@ def _own_steps(buffer: Any) -> NDArray[np.int64] | None:
     return np.flatnonzero([entry != "S" for entry in buffer["data"][int(buffer.get("lookback") or 0) :]])
 
 
-def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
+def flat(buffer: Buffer, root: str, space: Space | None) -> Columns:
     """Flatten a buffer to columns under ``root``, without the entries before ``t_started``.
 
     Raises:
         DataError: it does not fit its space, or does not hold numbers.
     """
-    space = spaces.by_root.get(root) if spaces else None
     if buffer.columns is not None and not buffer.finalized:  # else a Tuple's list of whole columns
         columns = {"/".join((root, *path)): column for path, column in buffer.columns.items()}
-        if (space is None and not _has_list(columns)) or (spaces and columns.keys() == spaces.names.get(root)):
+        if columns.keys() == leaves(space, root).keys() if space is not None else not _has_list(columns):
             return _without(columns, buffer.lookback)
     data = buffer.data
     if data is None or isinstance(data, bool | int | float | str | bytes):
@@ -349,7 +323,7 @@ class Piece:
     """Terminated, truncated."""
 
 
-def piece_of(episode: AgentEpisode, names: Sequence[str], spaces: Spaces, schema: Schema) -> Piece:
+def piece_of(episode: AgentEpisode, names: Sequence[str], header: Header, schema: Schema) -> Piece:
     """Return the columns ``names`` of an episode, in the dtypes and shapes of the recording.
 
     Raises:
@@ -357,7 +331,7 @@ def piece_of(episode: AgentEpisode, names: Sequence[str], spaces: Spaces, schema
     """
     num = num_steps(episode)
     check_clock(episode, num)
-    found = step_columns(episode, spaces, {name.split(col.SEPARATOR)[0] for name in names})
+    found = step_columns(episode, header, {name.split(col.SEPARATOR)[0] for name in names})
     infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
     final: Columns = {}
     steps: Columns = {}
@@ -408,7 +382,7 @@ def num_steps(episode: AgentEpisode) -> int:
     return max(0, len(data) - buffer.lookback)
 
 
-def step_columns(episode: AgentEpisode, spaces: Spaces, roots: set[str] | None = None) -> Columns:
+def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None = None) -> Columns:
     """Return the columns of all buffers but the infos; observations have one more row than the rest."""
     for root in (col.OBS, col.ACTION, col.REWARD):
         if root not in episode.buffers:
@@ -416,8 +390,8 @@ def step_columns(episode: AgentEpisode, spaces: Spaces, roots: set[str] | None =
     columns: Columns = {}
     for root, buffer in episode.buffers.items():
         if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
-            columns |= flat(buffer, root, spaces)
-    for name, leaf in spaces.leaves.items():
+            columns |= flat(buffer, root, header.spaces.get(root))
+    for name, leaf in header.leaves().items():
         if name in columns:
             words.check_leaf(columns[name], leaf, name)
     return columns
@@ -456,18 +430,128 @@ def is_episodes(schema: pa.Schema) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-class _EpisodesPlan(NamedTuple):
-    """Data that all units share."""
+class EpisodeFiles:
+    """The files of one recording, and what all of its episodes share.
 
-    parquet: ParquetFiles
-    reader: DocumentReader
-    spaces: Spaces
+    Raises:
+        DataError: a file is broken or of another format.
+    """
+
+    header: Header
     schema: Schema
+
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
+        self.parquet = ParquetFiles(paths)
+        self._reader = DocumentReader()
+        for i, path in enumerate(paths):
+            if not is_episodes(self.parquet.schema(i)):
+                names = ", ".join(self.parquet.schema(i).names[:8])
+                raise DataError(f"{path}: is not an RLlib episode recording: its columns are {names}, not `{ITEM}`.")
+
+    def units(self, copies: list[Problem]) -> Iterator[list[At]]:
+        """Yield the documents in units, without copies, which are added to ``copies``."""
+        seen: dict[tuple[int, int], At] = {}
+        unit: list[At] = []
+        size = 0
+        for group in range(len(self.parquet.groups)):
+            items = self.parquet.read(group, [ITEM])[ITEM]
+            is_whole = items.nbytes <= _MOST_BYTES
+            if unit and size + items.nbytes > UNIT_BYTES:
+                yield unit
+                unit, size = [], 0
+            for row, value in enumerate(items):
+                item = value.as_py() or b""
+                first = seen.setdefault((len(item), hash(item)), (group, row))
+                if first != (group, row):
+                    what = f"repeats the episode in {self.parquet.place(*first).words}, byte by byte; it is read once"
+                    copies.append(self.parquet.note("duplicate", f"{what}. Nothing needs to be done", group, row, ITEM))
+                    continue
+                if unit and not is_whole and size + len(item) > UNIT_BYTES:
+                    yield unit
+                    unit, size = [], 0
+                unit.append((group, row))
+                size += len(item)
+        if unit:
+            yield unit
+
+    def describe(self, documents: Sequence[At], num_copies: int) -> None:
+        """Find spaces and columns from the first readable episode with steps."""
+        error: DataError | None = None
+        for at in documents:
+            try:
+                episodes = [episode for episode in self.read(at) if num_steps(episode)]
+            except DataError as failed:
+                error = error or failed
+                continue
+            if not episodes:
+                continue
+            try:
+                return self._describe_from(episodes, documents, num_copies)
+            except (DataError, SpaceError) as failed:
+                raise DataError(f"{self.parquet.place(*at).words}: {failed}") from failed
+        where = self.parquet.paths[0]
+        raise error or DataError(f"{where}: holds no episode with steps. Record some, or give another folder.")
+
+    def _describe_from(self, episodes: list[AgentEpisode], documents: Sequence[At], num_copies: int) -> None:
+        first, inferred, given = episodes[0], list[str](), dict[str, Any]()
+        for root in (col.OBS, col.ACTION):
+            found = [episode.space(root) for episode in episodes]
+            given[root] = found[0]
+            if any(space != found[0] for space in found):
+                raise DataError(f"its agents have different `{root}` spaces, which Etude can't read together")
+            if given[root] is None:
+                given[root] = self._inferred(documents, root)
+                inferred.append(root)
+        said = Header(given[col.OBS], given[col.ACTION])
+        infos = first.buffers.get(col.INFO)
+        columns, known = {**step_columns(first, said), **info_columns(infos)}, said.leaves()
+        dtypes = {name: words.schema_dtype(name, own.dtype, known.get(name)) for name, own in columns.items()}
+        inferred += [name for name, leaf in known.items() if dtypes[name] != leaf.dtype]
+        self.schema = {name: (dtypes[name], column.shape[1:]) for name, column in columns.items()}
+        if first.env_t is not None:
+            self.schema = {**self.schema, col.ENV_T: (np.dtype(np.int64), ())}
+        meta: dict[str, Any] = {"format": RLlibEpisodes.name, "actions": words.ACTIONS_NOTE, "duplicates": num_copies}
+        dropped = sorted(info_names(infos) - set(self.schema))
+        meta |= {"inferred": inferred} if inferred else {}
+        meta |= {"dropped": dropped} if dropped else {}
+        obs, action = (widened(space, root, dtypes) for root, space in given.items())
+        self.header = Header(obs, action, None, meta)
+
+    def _inferred(self, documents: Sequence[At], root: str) -> Space:
+        """Infer a space from the data of all episodes, if they store none."""
+        columns: Columns = {}
+        ranges: dict[str, Range] = {}
+        for episode in (episode for at in documents for episode in self.read(at)):
+            if root not in episode.buffers:
+                raise DataError(f"it has no `{root}`")
+            if num_steps(episode):
+                columns = flat(episode.buffers[root], root, None)
+                widen(ranges, columns)
+        return inferred_space(described(columns), root, ranges)
+
+    def read(self, at: At) -> list[AgentEpisode]:
+        """Return the agents' episodes in a document."""
+        group, row = at
+        try:
+            return self._reader.read(self.parquet.read(group, [ITEM])[ITEM][row].as_py() or b"")
+        except DataError as error:
+            raise DataError(f"{self.parquet.place(*at).words}, column `{ITEM}`: {error}. {_REMEDY}") from error
+
+    def piece(self, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
+        """Return an episode's columns; None if it has no steps."""
+        try:
+            if not num_steps(episode):
+                check_clock(episode, 0)
+                return None
+            return piece_of(episode, names, self.header, self.schema)
+        except DataError as error:
+            where = f"{self.parquet.place(*at).words}, column `{ITEM}`, episode {episode.id!r}"
+            raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
 
 class _EpisodesUnit(NamedTuple):
     documents: Sequence[At]
-    plan: _EpisodesPlan
+    files: EpisodeFiles
 
 
 class RLlibEpisodes(FileFormat):
@@ -489,175 +573,51 @@ class RLlibEpisodes(FileFormat):
         Raises:
             DataError: a file is broken or of another format, or no episode can be read.
         """
-        parquet = ParquetFiles(self.files)
-        for i, path in enumerate(self.files):
-            if not is_episodes(parquet.schema(i)):
-                names = ", ".join(parquet.schema(i).names[:8])
-                raise DataError(f"{path}: is not an RLlib episode recording: its columns are {names}, not `{ITEM}`.")
-        copies: list[Problem] = []
-        documents = list(_units_of(parquet, copies))
+        files, copies = EpisodeFiles(self.files), list[Problem]()
+        documents = list(files.units(copies))
         if not documents:
             raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
-        plan, header = _described(parquet, documents, len(copies))
-        units = [Unit(k, None, data=_EpisodesUnit(own, plan)) for k, own in enumerate(documents)]
-        return Contents(header, list(plan.schema), units, self.files, copies)
-
-    # -- reading -----------------------------------------------------------------------------------------------
+        files.describe(list(itertools.chain(*documents)), len(copies))
+        units = [Unit(k, None, data=_EpisodesUnit(own, files)) for k, own in enumerate(documents)]
+        return Contents(files.header, list(files.schema), units, self.files, copies)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read one segment for each agent's episode or chunk."""
-        documents, plan = unit.data
+        documents: Sequence[At]
+        files: EpisodeFiles
+        documents, files = unit.data
         pieces: list[Piece] = []
         for at in documents:
             try:
-                episodes = _read(plan.parquet, plan.reader, at)
-                found = [_piece(plan, episode, columns, at) for episode in episodes]
+                episodes = files.read(at)
+                found = [files.piece(episode, columns, at) for episode in episodes]
             except DataError as error:
                 if problems is None:
                     raise
-                _, file, row, _ = plan.parquet.place(*at)
+                _, file, row, _ = files.parquet.place(*at)
                 problems.append(Problem("unreadable", str(error), file, row, ITEM, 1, True))
                 continue
             pieces += [piece for piece in found if piece is not None]
             if problems is not None:
                 for episode, piece in zip(episodes, found, strict=True):
-                    problems += _notes(plan.parquet, episode, piece, at)
-        return _joined(pieces, columns, plan.schema)
+                    problems += _notes(files.parquet, episode, piece, at)
+        return _joined(pieces, columns, files.schema)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its document, agent, and step."""
-        documents, plan = unit.data
-        for at in documents:
+        files: EpisodeFiles = unit.data.files
+        for at in unit.data.documents:
             try:
-                episodes = _read(plan.parquet, plan.reader, at)
+                episodes = files.read(at)
             except DataError:
                 continue  # such rows are not counted
             for episode in episodes:
                 num = num_steps(episode)
                 if row < num:
-                    place: Place = plan.parquet.place(*at)
+                    place = files.parquet.place(*at)
                     return place._replace(words=f"{place.words}, {_who(episode)}, step {row}")
                 row -= num
         return Place(str(self.files[0]), str(self.files[0]))
-
-
-# -- describing ------------------------------------------------------------------------------------------------
-
-
-def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]]:
-    """Yield the documents in units, without copies, which are added to ``copies``."""
-    seen: dict[tuple[int, int], At] = {}
-    unit: list[At] = []
-    size = 0
-    for group in range(len(parquet.groups)):
-        items = parquet.read(group, [ITEM])[ITEM]
-        is_whole = items.nbytes <= _MOST_BYTES
-        if unit and size + items.nbytes > UNIT_BYTES:
-            yield unit
-            unit, size = [], 0
-        for row, value in enumerate(items):
-            item = value.as_py() or b""
-            first = seen.setdefault((len(item), hash(item)), (group, row))
-            if first != (group, row):
-                what = f"repeats the episode in {parquet.place(*first).words}, byte by byte; it is read once"
-                copies.append(parquet.note("duplicate", f"{what}. Nothing needs to be done", group, row, ITEM))
-                continue
-            if unit and not is_whole and size + len(item) > UNIT_BYTES:
-                yield unit
-                unit, size = [], 0
-            unit.append((group, row))
-            size += len(item)
-    if unit:
-        yield unit
-
-
-def _described(parquet: ParquetFiles, units: Sequence[Sequence[At]], num_copies: int) -> tuple[_EpisodesPlan, Header]:
-    """Find spaces and columns from the first readable episode with steps."""
-    error: DataError | None = None
-    reader = DocumentReader()
-    for at in (at for unit in units for at in unit):
-        try:
-            episodes = [episode for episode in _read(parquet, reader, at) if num_steps(episode)]
-        except DataError as failed:
-            error = error or failed
-            continue
-        if not episodes:
-            continue
-        try:
-            return _described_from(parquet, units, reader, episodes, num_copies)
-        except (DataError, SpaceError) as failed:
-            raise DataError(f"{parquet.place(*at).words}: {failed}") from failed
-    raise error or DataError(f"{parquet.paths[0]}: holds no episode with steps. Record some, or give another folder.")
-
-
-def _described_from(
-    parquet: ParquetFiles,
-    units: Sequence[Sequence[At]],
-    reader: DocumentReader,
-    episodes: list[AgentEpisode],
-    num_copies: int,
-) -> tuple[_EpisodesPlan, Header]:
-    first, inferred, given = episodes[0], list[str](), dict[str, Any]()
-    for root in (col.OBS, col.ACTION):
-        found = [episode.space(root) for episode in episodes]
-        given[root] = found[0]
-        if any(space != found[0] for space in found):
-            raise DataError(f"its agents have different `{root}` spaces, which Etude can't read together")
-        if given[root] is None:
-            given[root] = _inferred(parquet, units, reader, root)
-            inferred.append(root)
-    spaces = Spaces(given[col.OBS], given[col.ACTION])
-    columns = {**step_columns(first, spaces), **info_columns(first.buffers.get(col.INFO))}
-    leaves = spaces.leaves
-    dtypes = {name: words.schema_dtype(name, own.dtype, leaves.get(name)) for name, own in columns.items()}
-    inferred += [name for name, leaf in leaves.items() if dtypes[name] != leaf.dtype]
-    given = {root: widened(space, root, dtypes) for root, space in given.items()}
-    spaces = Spaces(given[col.OBS], given[col.ACTION])
-    schema = {name: (dtypes[name], column.shape[1:]) for name, column in columns.items()}
-    if first.env_t is not None:
-        schema[col.ENV_T] = (np.dtype(np.int64), ())
-    meta: dict[str, Any] = {"format": RLlibEpisodes.name, "actions": words.ACTIONS_NOTE, "duplicates": num_copies}
-    dropped = sorted(info_names(first.buffers.get(col.INFO)) - set(schema))
-    meta |= {"inferred": inferred} if inferred else {}
-    meta |= {"dropped": dropped} if dropped else {}
-    return _EpisodesPlan(parquet, reader, spaces, schema), Header(given[col.OBS], given[col.ACTION], None, meta)
-
-
-def _inferred(parquet: ParquetFiles, units: Sequence[Sequence[At]], reader: DocumentReader, root: str) -> Space:
-    """Infer a space from the data of all episodes, if they store none."""
-    columns: Columns = {}
-    ranges: dict[str, Range] = {}
-    for at in (at for unit in units for at in unit):
-        for episode in _read(parquet, reader, at):
-            if root not in episode.buffers:
-                raise DataError(f"it has no `{root}`")
-            if num_steps(episode):
-                columns = flat(episode.buffers[root], root, None)
-                widen(ranges, columns)
-    return inferred_space(described(columns), root, ranges)
-
-
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
-def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[AgentEpisode]:
-    group, row = at
-    try:
-        return reader.read(parquet.read(group, [ITEM])[ITEM][row].as_py() or b"")
-    except DataError as error:
-        raise DataError(f"{parquet.place(group, row).words}, column `{ITEM}`: {error}. {_REMEDY}") from error
-
-
-def _piece(plan: _EpisodesPlan, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
-    """An episode's columns; None if it has no steps."""
-    try:
-        if not num_steps(episode):
-            check_clock(episode, 0)
-            return None
-        return piece_of(episode, names, plan.spaces, plan.schema)
-    except DataError as error:
-        where = f"{plan.parquet.place(*at).words}, column `{ITEM}`, episode {episode.id!r}"
-        raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
 
 def _joined(pieces: list[Piece], names: Sequence[str], schema: Schema) -> Experience:
