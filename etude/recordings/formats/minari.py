@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -178,22 +178,6 @@ def _is_dataset(folder: AnyPath) -> bool:
         return False
 
 
-class _MinariPlan(NamedTuple):
-    """Data that all units share."""
-
-    reader: EpisodeReader
-    paths: Mapping[str, Sequence[str]]
-    columns: Mapping[str, MinariColumn]
-    rows_more: Mapping[str, int]
-    """How many more rows than steps an episode has of a column, if any."""
-
-
-class _MinariUnit(NamedTuple):
-    names: Sequence[str]
-    lengths: NDArray[np.int64]
-    plan: _MinariPlan
-
-
 class Minari(Format):
     """A Minari dataset.
 
@@ -221,42 +205,43 @@ class Minari(Format):
         Raises:
             DataError: it is broken.
         """
-        found = _DatasetDescription(self.folder, self._metadata, self._kind)
-        episodes, plan, units = found.episodes, found.plan(), list[Unit]()
-        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in plan.columns.values())
-        parts = grouped(episodes.lengths, most_rows(row_bytes)).tolist()
-        for k, (first, stop) in enumerate(itertools.pairwise(parts)):
-            own = episodes.lengths[first:stop]
-            units.append(Unit(k, int(own.sum()), data=_MinariUnit(episodes.names[first:stop], own, plan)))
+        found = MinariDataset(self.folder, self._metadata, self._kind)
+        lengths = found.episodes.lengths
+        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in found.columns.values())
+        bounds = itertools.pairwise(grouped(lengths, most_rows(row_bytes)).tolist())
+        units = [Unit(k, int(lengths[a:b].sum()), data=(found, a, b)) for k, (a, b) in enumerate(bounds)]
         return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read whole episodes."""
-        own: _MinariUnit = unit.data
+        dataset: MinariDataset
+        dataset, first, stop = unit.data
         try:
-            return _loaded(own, columns)
+            return dataset.read(first, stop, columns)
         except DataError:
             if problems is None:
                 raise
-        good = [_loaded(_only(own, 0, 0), columns)]
-        for i in range(len(own.names)):
+        good = [dataset.read(first, first, columns)]
+        for i in range(first, stop):
             try:
-                good.append(_loaded(_only(own, i, i + 1), columns))
+                good.append(dataset.read(i, i + 1, columns))
             except DataError as error:
-                rows = int(own.lengths[i])
+                rows = int(dataset.episodes.lengths[i])
                 problems.append(Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True))
         return Experience.concat(good)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its episode, and its step in it."""
+        dataset: MinariDataset
+        dataset, first, stop = unit.data
         i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
-        name = next(name for name in unit.data.names if _id(name) == exp.segments.episode_id[i])
-        where, step = unit.data.plan.reader.where(name), row - int(exp.offsets[i])
+        own = next(name for name in dataset.episodes.names[first:stop] if _id(name) == exp.segments.episode_id[i])
+        where, step = dataset.reader.where(own), row - int(exp.offsets[i])
         return Place(f"{where}, step {step}", where.split(": ")[0], step)
 
 
-class _DatasetDescription:
-    """The description of a dataset, from its metadata and its first episode."""
+class MinariDataset:
+    """The description of a dataset, from its metadata and its first episode, and a reader of its episodes."""
 
     def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
         self.folder, self._metadata, self._kind = folder, metadata, kind
@@ -265,8 +250,8 @@ class _DatasetDescription:
         if not self.episodes.names:
             raise DataError(f"{folder}: the Minari dataset has no episodes.")
         self._paths: dict[str, Sequence[str]] = {}
-        self._columns: dict[str, MinariColumn] = {}
-        self._info_shift: dict[str, int] = {}
+        self.columns: dict[str, MinariColumn] = {}
+        self._rows_more: dict[str, int] = {}  # how many more rows than steps an episode has of a column, if any
         self._dropped: dict[str, str] = {}
         adapted: list[str] = []
         obs_space = self._add_space(col.OBS, adapted)
@@ -274,12 +259,45 @@ class _DatasetDescription:
         self._add_flat()
         self._add_infos()
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
-        self.step_columns = [name for name in self._columns if name not in (col.TERMINATED, col.TRUNCATED)]
+        self.step_columns = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
 
-    def plan(self) -> _MinariPlan:
-        """Return what is needed to read units."""
-        obs = {name: 1 for name in self._columns if col.is_under(name, col.OBS)}
-        return _MinariPlan(self.reader, self._paths, self._columns, self._info_shift | obs)
+    def read(self, first: int, stop: int, columns: Sequence[str]) -> Experience:
+        """Read columns of the episodes with these indices.
+
+        Raises:
+            DataError: one of them can't be read, or goes on after its end.
+        """
+        names, lengths = self.episodes.names[first:stop], self.episodes.lengths[first:stop]
+        wanted = {name: (self._paths[name], self.columns[name]) for name in [*columns, col.TERMINATED, col.TRUNCATED]}
+        rows = {name: (lengths + self._rows_more.get(name, 0)).tolist() for name in wanted}
+        found = self.reader.read(names, wanted, rows)
+        offsets, number = offsets_of(lengths), np.arange(len(lengths))
+        final_obs = {}
+        for name, values in found.items():
+            if col.is_under(name, col.OBS):
+                final_obs[name] = values[offsets[1:] + number]
+                found[name] = _without(values, offsets[1:] + number)
+            elif self._rows_more.get(name):
+                found[name] = _without(values, offsets[:-1] + number)
+        terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
+        last = offsets[1:] - 1
+        inside = terminated | truncated
+        inside[last] = False
+        if inside.any():
+            row = int(inside.argmax())
+            i = int(np.searchsorted(offsets, row, side="right")) - 1
+            raise DataError(
+                f"{self.reader.where(names[i])}: the episode continues after its end: a flag is set at step "
+                f"{row - int(offsets[i])} of {int(lengths[i])}."
+            )
+        segments = Segments.of(
+            len(lengths),
+            episode_id=[_id(name) for name in names],
+            terminated=terminated[last],
+            truncated=truncated[last],
+            has_final_obs=True,
+        )
+        return Experience(found, offsets, segments, final_obs)
 
     def _add_space(self, root: str, adapted: list[str]) -> Space:
         """The space of observations or actions; also finds its columns in the first episode."""
@@ -303,9 +321,10 @@ class _DatasetDescription:
             if dtype != np.dtype(leaf.dtype):
                 adapted.append(name)
             self._paths[name] = path
-            self._columns[name] = MinariColumn(leaf_shape(leaf), dtype, found.rows, image)
+            self.columns[name] = MinariColumn(leaf_shape(leaf), dtype, found.rows, image)
+            self._rows_more |= {name: 1} if root == col.OBS else {}
         try:
-            return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
+            return widened(space, root, {name: column.dtype for name, column in self.columns.items()})
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
 
@@ -320,7 +339,7 @@ class _DatasetDescription:
         for name, member in NAMES.items():
             found = self.reader.column(self.episodes.names[0], (member,), image=False)
             dtype = np.dtype(bool) if name != col.REWARD else np.result_type(found.dtype, np.float32)
-            self._paths[name], self._columns[name] = (member,), MinariColumn((), dtype, found.rows)
+            self._paths[name], self.columns[name] = (member,), MinariColumn((), dtype, found.rows)
 
     def _add_infos(self) -> None:
         """Add the infos that are alike in every episode, as numbers; the others are listed as dropped."""
@@ -334,9 +353,9 @@ class _DatasetDescription:
             elif not all(_alike(column, other.get(path)) for other in others):
                 self._dropped[name] = "not the same in every episode"
             else:
-                self._info_shift[name] = column.rows - length
+                self._rows_more[name] = column.rows - length
                 self._paths[name] = ("infos", *path.split("/"))
-                self._columns[name] = column
+                self.columns[name] = column
         for path in {path for other in others for path in other} - set(first):
             self._dropped[f"{col.INFO}/{path}"] = "not in every episode"
 
@@ -359,48 +378,6 @@ class _DatasetDescription:
 
 def _id(name: str) -> str:
     return name.removeprefix("episode_")
-
-
-def _only(unit: _MinariUnit, first: int, stop: int) -> _MinariUnit:
-    return _MinariUnit(unit.names[first:stop], unit.lengths[first:stop], unit.plan)
-
-
-def _loaded(unit: _MinariUnit, columns: Sequence[str]) -> Experience:
-    lengths, plan = unit.lengths, unit.plan
-    wanted = {name: (plan.paths[name], plan.columns[name]) for name in [*columns, col.TERMINATED, col.TRUNCATED]}
-    rows = {name: (lengths + plan.rows_more.get(name, 0)).tolist() for name in wanted}
-    found = plan.reader.read(unit.names, wanted, rows)
-    offsets = offsets_of(lengths)
-    final_obs = {}
-    for name, values in found.items():
-        if col.is_under(name, col.OBS):
-            ends = offsets[1:] + np.arange(len(lengths))
-            final_obs[name] = values[ends]
-            found[name] = _without(values, ends)
-        elif plan.rows_more.get(name):
-            found[name] = _without(values, offsets[:-1] + np.arange(len(lengths)))
-    terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
-    _check_ends(unit, terminated | truncated, offsets)
-    segments = Segments.of(
-        len(lengths),
-        episode_id=[_id(name) for name in unit.names],
-        terminated=terminated[offsets[1:] - 1],
-        truncated=truncated[offsets[1:] - 1],
-        has_final_obs=True,
-    )
-    return Experience(found, offsets, segments, final_obs)
-
-
-def _check_ends(unit: _MinariUnit, done: NDArray[np.bool_], offsets: NDArray[np.int64]) -> None:
-    inside = done.copy()
-    inside[offsets[1:] - 1] = False
-    if inside.any():
-        row = int(inside.argmax())
-        i = int(np.searchsorted(offsets, row, side="right")) - 1
-        raise DataError(
-            f"{unit.plan.reader.where(unit.names[i])}: the episode continues after its end: a flag is "
-            f"set at step {row - int(offsets[i])} of {int(offsets[i + 1] - offsets[i])}."
-        )
 
 
 def _reader(folder: AnyPath, kind: str) -> EpisodeReader:

@@ -326,6 +326,8 @@ def _refuse(code: int, data: bytes) -> Any:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
+_PACKER: Final = msgpack.Packer()
+
 Entries: TypeAlias = NDArray[np.uint8]
 """``[rows, bytes]``: the bytes of each entry."""
 Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree] | Sequence[Tree]"
@@ -367,16 +369,14 @@ def list_of(rows: Entries) -> bytes:
 
 def list_header(size: int) -> bytes:
     """The bytes before the entries of a list."""
-    if size < 16:
-        return bytes([0x90 | size])
-    return b"\xdc" + struct.pack(">H", size) if size < 1 << 16 else b"\xdd" + struct.pack(">I", size)
+    header: bytes = _PACKER.pack_array_header(size)
+    return header
 
 
 def map_header(size: int) -> bytes:
     """The bytes before the keys and values of a map."""
-    if size < 16:
-        return bytes([0x80 | size])
-    return b"\xde" + struct.pack(">H", size) if size < 1 << 16 else b"\xdf" + struct.pack(">I", size)
+    header: bytes = _PACKER.pack_map_header(size)
+    return header
 
 
 def _add(tree: Tree, parts: list[bytes | Entries], plain: bool) -> None:
