@@ -409,24 +409,27 @@ def _loaded(
         wanted |= {"obs", "new_obs"}
     wanted |= {*ENDS, *(CONTENT if unit.may_have_copies else ())}
     found = table.rows([run for _, run in runs], [name for name in fields if name in wanted])
-    lengths = np.array([run.num_rows for _, run in runs])
+
+    lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
     track = np.repeat([i for i, _ in runs], lengths)
     t = ranges(np.array([run.t for _, run in runs]), lengths)
     terminateds, truncated, dones = (found.pop(name, np.zeros(len(t))).astype(bool) for name in ENDS)
     terminated = terminateds | dones
     done = terminated | truncated
+
     kept = _without_copies(unit, found, track, t, done) if unit.may_have_copies else np.arange(len(t))
-    if not has_episodes:
+    if not has_episodes:  # their order in time, and the step of each
         t = np.zeros(len(t), np.int64)  # each row is a segment
     elif table.has_t:
         kept = kept[np.lexsort((t[kept], track[kept]))]
         t = t[kept]
     else:
         kept = kept[np.argsort(track[kept], kind="stable")]
-        known = [c if is_chained else {} for c in (col.subtree(found, col.OBS), _next_obs(found))]
-        order, t = in_time(track[kept], done[kept], *(_at(columns, kept) for columns in known))
+        seen, after = (col.subtree(found, col.OBS), _next_obs(found)) if is_chained else ({}, {})
+        order, t = in_time(track[kept], done[kept], _at(seen, kept), _at(after, kept))
         kept = kept[order]
-    track = track[kept]
+
+    track = track[kept]  # the segments
     is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
     offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
     steps, next_obs, last = _at({name: found[name] for name in names}, kept), _next_obs(found), kept[offsets[1:] - 1]
