@@ -24,7 +24,7 @@ from etude.recordings.format import Contents, Format, Place, Problem, Unit, most
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
-from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
+from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
     DATE_ORDERS,
     DONE,
@@ -38,7 +38,7 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
+from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable, with_members
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
@@ -470,9 +470,7 @@ class RowsUnit(NamedTuple):
     """What a unit of a table is read from."""
 
     start: int
-    """The position of its first row in order of time."""
-    rows: Ints | None
-    """The indices of its rows, and of the next one if the episode continues there; None if rows are in order."""
+    """The index of its first row."""
     follows: bool
     """Whether the row after its last one is the next of the same episode."""
     offsets: Ints
@@ -507,7 +505,7 @@ class TableRows(Format):
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
         own: RowsUnit = unit.data
-        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
+        return own.common.place(own.start + row)
 
 
 class Table(TableRows):
@@ -550,15 +548,13 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
     index = index_of(ordered, has_next, common.words, is_sorted=is_sorted, **how)
-    if index is None and is_large(groups):
+    if index is None:
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
+        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
         index = index_of(ordered, has_next, common.words, is_sorted=True, **how)
-    elif index is None:
-        index = sorted_index(ordered, has_next, common.words, **how)
     assert index is not None  # the rows are sorted
     if index.is_mostly_gaps() and not index.is_clock:
         _log.warning(
@@ -651,13 +647,12 @@ def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) 
     which = slice(int(index.parts[k]), int(index.parts[k + 1]))
     start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
     follows = bool(index.goes_on[which.stop - 1]) and not common.has_next
-    rows = None if index.order is None else index.order[start : stop + follows]
     names = ("t_start", "terminated", "truncated")
     segments = {name: ids[which] for name, ids in index.ids.items()} | {n: getattr(index, n)[which] for n in names}
     offsets = index.offsets[which.start : which.stop + 1] - start
-    place = common.place(start if rows is None else int(rows[0]))
+    place = common.place(start)
     file = next((file for file in files if str(file) == place.file), None)
-    data = RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
+    data = RowsUnit(start, follows, offsets, index.goes_on[which], segments, common)
     return Unit(k, stop - start, file, place.row, data)
 
 
@@ -673,8 +668,7 @@ def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
 
 def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
     """Fill in ``final_obs`` at the last row of each segment; returns where there is one."""
-    common, last = unit.common, unit.offsets[1:] - 1
-    rows = unit.start + last if unit.rows is None else unit.rows[last]
+    common, rows = unit.common, unit.start + unit.offsets[1:] - 1
     known = np.zeros(len(rows), bool)
     group = np.searchsorted(common.first, rows, side="right") - 1
     for g in np.unique(group).tolist():
@@ -688,22 +682,10 @@ def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
 
 def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
     """Columns of the first ``num`` rows, from whichever groups hold them."""
-    common = unit.common
-    if unit.rows is None:
-        stop = unit.start + num
-        first, last = np.searchsorted(common.first, (unit.start, stop - 1), side="right") - 1
-        pieces = []
-        for g in range(first, last + 1):
-            inside = slice(max(0, unit.start - int(common.first[g])), stop - int(common.first[g]))
-            pieces.append({name: v[inside] for name, v in common.columns.load(g, names).items()})
-        return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}
-    rows = unit.rows[:num]
-    group = np.searchsorted(common.first, rows, side="right") - 1
-    out: Columns = {}
-    for g in np.unique(group).tolist():
-        here = np.flatnonzero(group == g)
-        for name, values in common.columns.load(g, names).items():
-            if name not in out:
-                out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
-            out[name][here] = values[rows[here] - common.first[g]]
-    return out
+    common, stop = unit.common, unit.start + num
+    first, last = np.searchsorted(common.first, (unit.start, stop - 1), side="right") - 1
+    pieces = []
+    for g in range(first, last + 1):
+        inside = slice(max(0, unit.start - int(common.first[g])), stop - int(common.first[g]))
+        pieces.append({name: v[inside] for name, v in common.columns.load(g, names).items()})
+    return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}

@@ -27,12 +27,10 @@ Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArra
 
 @dataclasses.dataclass(frozen=True)
 class TableIndex:
-    """The segments of a table. A position is an index in order of time; ``order`` maps positions to rows."""
+    """The segments of a table whose rows are in order of time."""
 
-    order: Ints | None
-    """None if the rows are in order."""
     offsets: Ints
-    """Offsets of segments, as positions; long segments are cut."""
+    """Offsets of segments, as indices of rows; long segments are cut."""
     goes_on: NDArray[np.bool_]
     """Whether the next segment continues this one, so that its first observation is this one's final observation."""
     t_start: Ints
@@ -99,18 +97,8 @@ def index_of(
             if cut.is_of_other_stride:
                 break
         else:
-            return cut.index(reader, None, most)
+            return cut.index(reader, most)
         stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
-
-
-def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool, most: int = MAX_ROWS) -> TableIndex:
-    """Like `index_of`, for rows in any order; the keys of all rows are in memory."""
-    reader = _KeyReader(has_next, place)
-    keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
-    order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
-    cut = _Cut(1 if by_one else 0, by_one=by_one)
-    cut.add(keys.at(order))
-    return cut.index(reader, order, most)
 
 
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
@@ -252,7 +240,7 @@ class _Cut:
         self._first = int(first[-1])
         return keys.t if self.stride == 1 else (keys.t - first) // self.stride + first // self.stride
 
-    def index(self, reader: "_KeyReader", order: Ints | None, most: int) -> TableIndex:
+    def index(self, reader: "_KeyReader", most: int) -> TableIndex:
         """Return the segments of all rows, in parts of at most ``most`` rows."""
         assert self._last is not None  # there are rows
         offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
@@ -263,7 +251,6 @@ class _Cut:
         terminated, truncated = (np.append(e[1:], own)[parent] & ~goes_on for e, own in zip(ends, last, strict=True))
         codes = [np.concatenate(own)[parent] for own in zip(*self._codes, strict=True)]
         return TableIndex(
-            order=order,
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
             t_start=np.concatenate(self._firsts)[parent] + start - offsets[:-1][parent],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that can't be read from the middle: CSV, JSON and Arrow streams.
 
-Small ones are read into memory, larger ones converted to Arrow files in the cache.
+They are converted to Arrow files: small ones in memory, larger ones in the cache.
 """
 
 import io
@@ -42,22 +42,20 @@ _KINDS: Final = (
 """The types that Arrow tries for a CSV column, one after another."""
 
 
-def origin(path: AnyPath, kind: str) -> cache.Origin:
-    """The file as it is now, for `converted`."""
-    return cache.Origin([path], "text table", VERSION, kind, pa.__version__)
-
-
-def converted(kind: str, origin: cache.Origin) -> Path:
-    """Return the Arrow file with the rows of a file, in record batches; created if it does not exist.
+def converted(path: AnyPath, kind: str, *, in_memory: bool) -> Callable[[], pa.NativeFile]:
+    """Convert a file to an Arrow file of record batches, in memory or in the cache.
 
     Args:
+        path: The file.
         kind: One of `KINDS`.
-        origin: The file as it was when the recording was opened.
+        in_memory: Hold what it becomes in memory, unless it is large.
 
-    Raises:
-        DataError: the file can't be read, or has changed since then.
+    Returns:
+        Opens the Arrow file; raises a DataError if ``path`` can't be read, or has changed since this call. Can be
+        pickled.
     """
-    return origin.entry(lambda folder: _convert(origin.files[0], kind, folder / _TABLE)) / _TABLE
+    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__)
+    return partial(cache.Made(origin, partial(_convert, path, kind), in_memory=in_memory).opened, _TABLE)
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
@@ -77,7 +75,8 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         raise
 
 
-def _convert(path: AnyPath, kind: str, target: Path) -> None:
+def _convert(path: AnyPath, kind: str, folder: Path) -> None:
+    target = folder / _TABLE
     if kind == "stream":
         tables = _stream_tables(path)
         first = next(tables)
