@@ -155,16 +155,15 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
         return [Group(table.schema, part.num_rows, None, first, part.select) for first, part in slices]
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
-    found = [pair for place in several for pair in _files(place, filesystem, known)]
-    files, in_folders = [file for file, _ in found], _with_types([values for _, values in found], named)
-    list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
-    kinds = {file: _known_kind(file) for file in files}
-    texts = [file for file, kind in kinds.items() if kind in text_tables.KINDS]
+    found = [each for place in several for each in _files(place, filesystem, known)]
+    in_folders = _with_types([values for *_, values in found], named)
+    list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
+    texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     return [
         _with_values(group, values)
-        for file, values in zip(files, in_folders, strict=True)
-        for group in _file_groups(file, kinds[file], in_memory=size < cache.LEAST_BYTES)
+        for (file, kind, _), values in zip(found, in_folders, strict=True)
+        for group in _file_groups(file, kind, in_memory=size < cache.LEAST_BYTES)
     ]
 
 
@@ -190,16 +189,20 @@ def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
     return {name: unquote(text) for name, is_equal, text in parts if name and is_equal}
 
 
-def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, dict[str, str]]]:
-    found: list[tuple[AnyPath, dict[str, str]]] = []
+def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, str, dict[str, str]]]:
+    """The files with their kinds, and what the names of their folders say."""
+    found: list[tuple[AnyPath, str, dict[str, str]]] = []
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
             inside = visible_files(path)
             of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
-            found += [(file, _in_names(path, file)) for file in inside if file.name not in of_dataset and _kind(file)]
+            kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
+            found += [(file, kind, _in_names(path, file)) for file, kind in kinds.items() if kind]
         elif path.is_file():
-            found.append((path, {}))
+            if (kind := _kind(path)) is None:
+                raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
+            found.append((path, kind, {}))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"
@@ -218,12 +221,16 @@ def _kind_by_name(path: AnyPath) -> str | None:
 
 
 def _kind(path: AnyPath) -> str | None:
+    """The kind by name, or else by the first bytes; an Arrow file without a footer is a stream."""
     kind = _kind_by_name(path)
-    if kind is None:
+    if kind not in (None, "ipc"):
+        return kind
+    try:
         with path.open("rb") as file:
             head = file.read(6)
-        kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-    return kind
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+    return next((known for magic, known in MAGIC.items() if head.startswith(magic)), kind and "stream")
 
 
 def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group]:
@@ -236,23 +243,6 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
             yield from _batches(path, text_tables.converted(path, kind, in_memory=in_memory), is_converted=True)
     except BROKEN as error:
         raise unreadable(path, error) from error
-
-
-def _known_kind(path: AnyPath) -> str:
-    try:
-        kind = _kind(path)
-        is_stream = kind == "ipc" and not _has_footer(path)
-    except BROKEN as error:
-        raise unreadable(path, error) from error
-    if kind is None:
-        raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
-    return "stream" if is_stream else kind
-
-
-def _has_footer(path: AnyPath) -> bool:
-    """Whether an Arrow file can be read from the middle; a stream can't."""
-    with path.open("rb") as file:
-        return file.read(6) == b"ARROW1"
 
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:

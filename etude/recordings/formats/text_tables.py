@@ -5,7 +5,6 @@ They are converted to Arrow files: small ones in memory, larger ones in the cach
 """
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -59,15 +58,12 @@ def converted(path: AnyPath, kind: str, *, in_memory: bool) -> Callable[[], pa.N
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
-    """Read all rows of a file; raises the errors of Arrow and `json`."""
+    """Read all rows of a CSV or JSON file at once; raises the errors of Arrow and `json`."""
     if kind == "csv":
         return _csv(path)
-    if kind == "stream":
-        return pa.concat_tables(_stream_tables(path))
     if _is_array(path):
-        return pa.concat_tables(_list_tables(path, None), promote_options="permissive")
+        return pa.Table.from_pylist([row for row, _ in _elements(path)])
     size = min(max(path.stat().st_size, 2**20), 2**26)
-    _check_depth(path)
     try:
         return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
     except pa.ArrowInvalid:
@@ -78,9 +74,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
 def _convert(path: AnyPath, kind: str, folder: Path) -> None:
     target = folder / _TABLE
     if kind == "stream":
-        tables = _stream_tables(path)
-        first = next(tables)
-        write_batches(target, first.schema, itertools.chain([first], tables))
+        _convert_blocks(lambda schema: _stream_tables(path), target)
         return
     try:
         if kind == "csv":
@@ -100,15 +94,12 @@ def _convert(path: AnyPath, kind: str, folder: Path) -> None:
 
 def _csv(path: AnyPath) -> pa.Table:
     parse, point = _dialect(path)
+    # Types come from the first block, but integers there may be followed by fractions: this is the only block. Without
+    # threads, the row of an error is known.
+    size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
+    options = pa.csv.ReadOptions(block_size=size, use_threads=False)
     convert = pa.csv.ConvertOptions(decimal_point=point)
-    try:
-        return _blanks_as_nulls(pa.csv.read_csv(_input(path), None, parse, convert))
-    except pa.ArrowInvalid:
-        # Types come from the first block, but integers there may be followed by fractions: read again in one block. An
-        # error then occurs again, and without threads its row is known.
-        size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
-        options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-        return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
+    return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:
