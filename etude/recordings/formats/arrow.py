@@ -81,10 +81,18 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
     elif not is_number(kind):
-        shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
+        such = f", for instance {shown(array[0])!r}" if len(array) else ""
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
-        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. {advice}.")
+        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def shown(value: pa.Scalar) -> str:
+    """The start of a value, for a message."""
+    try:
+        return str(value.as_py())[:40]
+    except (ValueError, OverflowError):  # a time that Python can't represent
+        return "?"
 
 
 def list_array(values: NDArray[Any]) -> pa.Array:

@@ -312,7 +312,7 @@ class _KeyReader:
 def _ends(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    flags = {n: _flag(keys[n], n, place) for n in FLAGS if n in keys}
+    flags = {n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}
     none = np.zeros(num_rows, bool)
     truncated = flags.get(col.TRUNCATED, none)
     if DONE in flags and col.TERMINATED not in flags:
@@ -323,7 +323,8 @@ def _ends(
     return terminated, truncated
 
 
-def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
+def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
+    """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
     array = one_array(column)
     if is_text(array.type):
         found = truths(array)
