@@ -681,7 +681,7 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
         (
             {"episode_id": "trip", "obs": ["a", "b"]},
-            r"Source has no argument `episode_id`: .* Write Source.* columns={'episode_id': 'trip', 'obs': \.\.\.}\)",
+            r"Source has no argument `episode_id`: .* columns={'episode_id': 'trip', 'obs': \['a', 'b'\]}\)",
         ),
         ({"presets": "rllib"}, r"Source has no argument `presets`\. Nearest: `preset`"),
         ({"sep": ";"}, r"Source has no argument `sep`\. There are data, columns, preset"),
