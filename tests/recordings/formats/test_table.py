@@ -635,6 +635,17 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
 
 
+def test_final_observations_of_several_columns_are_read_where_they_are() -> None:
+    table = pa.table(
+        {"x": [0.0, 1.0, 2.0], "y": [5.0, 6.0, 7.0], "a": [0, 1, 0], "e": ["p", "p", "q"]}
+        | {"fx": [None, 9.0, None], "fy": [None, 8.0, None]}
+    )
+    columns = {"obs": ["x", "y"], "action": "a", "episode_id": "e", "final_obs": ["fx", "fy"]}
+    exp = read(table, {**columns, "truncated": "last-row"})
+    assert exp.final_obs["obs"].tolist() == [[9.0, 8.0], [0.0, 0.0]]
+    assert exp.segments.has_final_obs.tolist() == [True, False]
+
+
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     rows = rows_of([3, 4])
     pq.write_table(table_of(rows[:3]), tmp_path / "a.parquet")
