@@ -73,7 +73,8 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     check_nulls(array, name, place)
     if is_list(kind):
         _check_depth(_lists_in_lists(kind), name, place)
-        inside = _inside(array, name, place)
+        width = _width(array, name, place)
+        inside = numbers(array.flatten(), name, lambda row: place(row // width))
         values = inside.reshape(len(array), -1, *inside.shape[1:])
         return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
     if is_bytes(kind):
@@ -81,10 +82,18 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
     elif not is_number(kind):
-        shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
+        such = f", for instance {shown(array[0])!r}" if len(array) else ""
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
-        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. {advice}.")
+        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def shown(value: pa.Scalar) -> str:
+    """The start of a value, for a message."""
+    try:
+        return str(value.as_py())[:40]
+    except (ValueError, OverflowError):  # a time that Python can't represent
+        return "?"
 
 
 def list_array(values: NDArray[Any]) -> pa.Array:
@@ -133,23 +142,10 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
-    """The numbers inside of lists, one list after another."""
-    width = _width(array, name, place)
-    return numbers(array.flatten(), name, lambda row: place(row // max(1, width)))
-
-
 def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     """Convert byte strings of equal length to ``[rows, bytes]``."""
-    lengths = np.asarray(pc.binary_length(array))
-    other = np.flatnonzero(lengths != lengths[:1])
-    if len(other):
-        row = int(other[0])
-        raise DataError(
-            f"{place(row)}: column `{name}` has {lengths[row]} bytes, but {lengths[0]} in the rows before it. All rows "
-            "must be of one length: decode what is compressed."
-        )
-    return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), *lengths[:1])
+    width = _one_length(pc.binary_length(array), "bytes", "decode what is compressed", name, place)
+    return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), width)
 
 
 def _lists_in_lists(kind: pa.DataType) -> int:
@@ -177,18 +173,23 @@ def _width(array: pa.Array, name: str, place: Place) -> int:
     if pa.types.is_fixed_size_list(array.type):
         width = int(array.type.list_size)
     else:
-        lengths = np.asarray(pc.list_value_length(array))
-        width = int(lengths[0]) if len(lengths) else 1
-        other = np.flatnonzero(lengths != width)
-        if len(other):
-            row = int(other[0])
-            raise DataError(
-                f"{place(row)}: column `{name}` has {lengths[row]} numbers, but {width} in the rows before it. "
-                "All rows must be of one length: pad them, or split the column."
-            )
+        width = _one_length(pc.list_value_length(array), "numbers", "pad them, or split the column", name, place)
     if not width and len(array):
         raise DataError(f"{place(0)}: column `{name}` holds lists of no numbers. Leave it out.")
-    return width
+    return max(1, width)
+
+
+def _one_length(lengths: pa.Array, unit: str, advice: str, name: str, place: Place) -> int:
+    """The length that all rows have; 0 if there are none."""
+    found = np.asarray(lengths)
+    other = np.flatnonzero(found != found[:1])
+    if len(other):
+        row = int(other[0])
+        raise DataError(
+            f"{place(row)}: column `{name}` has {found[row]} {unit}, but {found[0]} in the rows before it. All rows "
+            f"must be of one length: {advice}."
+        )
+    return int(found[0]) if len(found) else 0
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:

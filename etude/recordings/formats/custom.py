@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """User-defined sources: files of any kind, converted to experience by a function."""
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -75,46 +76,46 @@ def spans_of(files: Sequence[AnyPath], together: Together) -> list[list[ByteSpan
     """Group files into units: each on its own, or those of one folder, in the order given."""
     units: dict[AnyPath, list[ByteSpan]] = {}
     for file in files:
-        try:
+        with _reading(file):
             span = ByteSpan(file, 0, file.stat().st_size)
-        except OSError as error:
-            raise _unreadable(file, error) from error
         units.setdefault(file.parent if together == "folder" else file, []).append(span)
     return list(units.values())
 
 
-def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
-    """Yield the files of a unit, all at once."""
-    rows = []
-    for span in unit:
-        try:
-            rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
-        except OSError as error:
-            raise _unreadable(span.file, error) from error
-    yield rows
+@contextlib.contextmanager
+def _reading(file: AnyPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{file}: can't be read ({error.strerror or error}). Restore it, or leave it out.") from error
 
 
 class LineCounts:
     """Counts the lines that begin before a byte of a text file; counts are cached."""
 
     def __init__(self) -> None:
-        self._ends: dict[AnyPath, tuple[int, ...]] = {}  # the line ends in the first 0, 1, 2, ... blocks
+        self._ends: dict[AnyPath, dict[int, int]] = {}  # the line ends in the first so many bytes
 
     def before(self, span: ByteSpan) -> int:
         """The number of lines that begin before ``span``."""
         if not span.start:
             return 0
-        blocks, rest = divmod(span.start, _BLOCK)
-        counts = list(self._ends.get(span.file, (0,)))
+        known, stop = self._ends.setdefault(span.file, {0: 0}), span.start - 1
+        counted = max(size for size in list(known) if size <= stop)
         with span.file.open("rb") as file:
-            file.seek((len(counts) - 1) * _BLOCK)
-            while len(counts) <= blocks:
-                counts.append(counts[-1] + file.read(_BLOCK).count(b"\n"))
-            self._ends[span.file] = tuple(counts)
-            file.seek(blocks * _BLOCK)
-            count = counts[blocks] + file.read(rest).count(b"\n")
-            file.seek(span.start - 1)
-            return count if file.read(1) == b"\n" else count + 1
+            file.seek(counted)
+            blocks = iter(lambda: file.read(min(_BLOCK, stop - file.tell())), b"")
+            known[stop] = known[counted] + sum(block.count(b"\n") for block in blocks)
+        return known[stop] + 1
+
+
+def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
+    """Yield the files of a unit, all at once."""
+    rows = []
+    for span in unit:
+        with _reading(span.file):
+            rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
+    yield rows
 
 
 def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) -> Iterator[Sequence[RawRow[bytes]]]:
@@ -128,20 +129,14 @@ def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) 
 
 def _lines(span: ByteSpan, counts: LineCounts) -> Iterator[RawRow[bytes]]:
     """The lines that begin in a span; their numbers are counted from the start of the file."""
-    try:
+    with _reading(span.file), span.file.open("rb") as file:
         number = counts.before(span)
-        with span.file.open("rb") as file:
-            if span.start:
-                file.seek(span.start - 1)
-                file.readline()  # the rest of a line that began earlier, or at least its end
-            while file.tell() < span.stop:
-                line = file.readline()
-                if not line:
-                    return
-                yield RawRow(str(span.file), line.removesuffix(b"\n").removesuffix(b"\r"), number)
-                number += 1
-    except OSError as error:
-        raise _unreadable(span.file, error) from error
+        if span.start:
+            file.seek(span.start - 1)
+            file.readline()  # the rest of a line that began earlier, or at least its end
+        while file.tell() < span.stop and (line := file.readline()):
+            yield RawRow(str(span.file), line.removesuffix(b"\n").removesuffix(b"\r"), number)
+            number += 1
 
 
 def decoded(row: RawRow[bytes]) -> RawRow[str]:
@@ -157,10 +152,6 @@ def decoded(row: RawRow[bytes]) -> RawRow[str]:
             f"{row.path}, row {row.number}: is not UTF-8 text (byte {error.start} of the line is "
             f"{row.data[error.start]:#04x}). Convert it to UTF-8; or read the file as bytes, with read_binary."
         ) from error
-
-
-def _unreadable(file: AnyPath, error: OSError) -> DataError:
-    return DataError(f"{file}: can't be read ({error.strerror or error}). Restore it, or leave it out.")
 
 
 def names_of(path: Any) -> list[str]:
@@ -199,6 +190,10 @@ Schema: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """The dtype and row shape of each column."""
 
 _SEGMENT: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, "t_start", col.TERMINATED, col.TRUNCATED, col.FINAL_OBS)
+
+
+_CAST: Final = {"i": "biu", "u": "biu", "f": "biuf"}
+"""The kinds of dtypes that are cast to one of a kind, if no number changes."""
 
 
 class Fitter:
@@ -312,7 +307,10 @@ class Fitter:
         if not self._known:
             for name, column in steps.items():
                 self.schema.setdefault(name, (column.dtype, column.shape[1:]))
-        self._check_names(steps)
+        for name in {**self.schema, **steps}:
+            if name not in steps or name not in self.schema:
+                kind = "no column" if name in self.schema else "the column"
+                raise DataError(f"gave {kind} `{name}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}")
         final_obs = {name: np.asarray(column) for name, column in exp.numpy().final_obs.items()}
         if not exp.segments.has_final_obs.all():  # meaningless zeros need not fit
             final_obs = {name: _known_or(column, steps[name][0], exp) for name, column in final_obs.items()}
@@ -321,21 +319,12 @@ class Fitter:
         self._known = True
         return Experience(fitted, exp.offsets, exp.segments, final_obs)
 
-    def _check_names(self, steps: Columns) -> None:
-        missing = [name for name in self.schema if name not in steps]
-        more = [name for name in steps if name not in self.schema]
-        if missing:
-            raise DataError(
-                f"gave no column `{missing[0]}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}"
-            )
-        if more:
-            raise DataError(f"gave a column `{more[0]}`, which the first rows lack: {', '.join(self.schema)}")
-
     def _cast(self, name: str, column: NDArray[Any], what: str) -> NDArray[Any]:
         dtype, shape = self.schema[name]
         leaf = self.leaves.get(name)
         wanted = f"{dtype} {list(shape)} a step" + (f" ({leaf})" if leaf is not None else ", as in the first rows")
-        if column.shape[1:] != shape or not _fits(column.dtype, dtype):
+        is_fit = column.dtype == dtype or column.dtype.kind in _CAST.get(dtype.kind, "")
+        if column.shape[1:] != shape or not is_fit:
             found = f"{column.dtype} {list(column.shape[1:])}"
             raise DataError(f"gave the {what} `{name}` as {found} a step, but wanted is {wanted}")
         out = column.astype(dtype, copy=False)
@@ -348,14 +337,6 @@ class Fitter:
         return out
 
 
-def _fits(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    if wanted.kind in "iu":
-        return found.kind in "biu"
-    if wanted.kind == "f":
-        return found.kind in "biuf"
-    return found == wanted
-
-
 def _array(name: str, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
@@ -366,10 +347,14 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
+def _refused(name: str, value: Any, advice: str) -> DataError:
+    return DataError(f"gave `{name}` as {str(value)[:60]!r}: give {advice}")
+
+
 def _id(name: str, given: Mapping[str, Any]) -> str | None:
     value = given.get(name)
     if not isinstance(value, Hashable):
-        raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give one text for the whole episode")
+        raise _refused(name, value, "one text for the whole episode")
     return None if value is None else str(value)
 
 
@@ -379,7 +364,7 @@ def _step(value: Any) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 2**62:
-        raise DataError(f"gave `t_start` as {str(value)[:60]!r}: give the number of the first step, from 0")
+        raise _refused("t_start", value, "the number of the first step, from 0")
     return number
 
 
@@ -389,10 +374,10 @@ def _flag(name: str, value: Any, num: int) -> bool:
     except ValueError:  # lists of several lengths
         flags = np.empty(0, object)
     if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
-        raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give true or false, or one for each of the {num} steps")
+        raise _refused(name, value, f"true or false, or one for each of the {num} steps")
     if flags.ndim and flags[:-1].any():
         raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode continues after it")
-    return bool(flags if not flags.ndim else flags.any())
+    return bool(flags.any())
 
 
 def _known_or(final: NDArray[Any], other: NDArray[Any], exp: Experience) -> NDArray[Any]:
@@ -425,6 +410,13 @@ class CustomSource:
     kind: Literal["binary", "text"]
     together: Together
     filesystem: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.to_experience):
+            raise SettingsError(f"to_experience is {self.to_experience!r}: give a function that returns Experience.")
+        known = ("file", "folder") if self.kind == "binary" else ("line", "file")
+        if self.together not in known:
+            raise SettingsError(f"together is {self.together!r}; known are {known[0]!r} and {known[1]!r}.")
 
 
 def read_binary(
@@ -463,7 +455,6 @@ def read_binary(
     Raises:
         SettingsError: an argument is invalid.
     """
-    _check(to_experience, together, ("file", "folder"))
     return CustomSource(paths, to_experience, obs_space, action_space, env, "binary", together, filesystem)
 
 
@@ -495,15 +486,7 @@ def read_text(
     Raises:
         SettingsError: an argument is invalid.
     """
-    _check(to_experience, together, ("line", "file"))
     return CustomSource(paths, to_experience, obs_space, action_space, env, "text", together, filesystem)
-
-
-def _check(to_experience: Any, together: str, known: Sequence[str]) -> None:
-    if not callable(to_experience):
-        raise SettingsError(f"to_experience is {to_experience!r}: give a function that makes Experience of a row.")
-    if together not in known:
-        raise SettingsError(f"together is {together!r}; known are {' and '.join(map(repr, known))}.")
 
 
 class _CustomPlan(NamedTuple):
@@ -547,22 +530,21 @@ class CustomFormat(Format):
     def _budget(self, units: Sequence[Sequence[ByteSpan]], plan: _CustomPlan, files: Sequence[AnyPath]) -> int:
         """The number of file bytes in a unit, estimated from the first rows with steps."""
         size, failed = 0, list[DataError]()
-        for spans in units:
-            for raws in self._raws(spans, plan):
-                size += sum(len(row.data) for row in raws)
-                try:
-                    found = self._made(raws, plan)
-                except DataError as error:
-                    failed.append(error)
-                    if len(failed) == _MOST_FAILED:
-                        raise failed[0] from failed[0].__cause__
-                    continue
-                if found:
-                    steps = sum(exp.num_steps for exp in found)
-                    share = max(steps / MAX_ROWS, steps * row_bytes(found[0]) / PART_BYTES, size / PART_BYTES)
-                    return max(_LEAST_BYTES, int(size / share))
+        for raws in self._calls(_CustomUnit(units, plan)):
+            size += sum(len(row.data) for row in raws)
+            try:
+                found = self._made(raws, plan)
+            except DataError as error:
+                failed.append(error)
+                if len(failed) == _MOST_FAILED:
+                    break
+                continue
+            if found:
+                steps = sum(exp.num_steps for exp in found)
+                share = max(steps / MAX_ROWS, steps * row_bytes(found[0]) / PART_BYTES, size / PART_BYTES)
+                return max(_LEAST_BYTES, int(size / share))
         if failed:
-            raise failed[0] from failed[0].__cause__
+            raise failed[0]
         where = ", ".join(str(path) for path in files[:3])
         raise DataError(f"{where}: to_experience gave no steps for any row of {len(files):,} files.")
 
@@ -572,24 +554,23 @@ class CustomFormat(Format):
         """Return what the function makes of the unit's rows."""
         found: list[Experience] = []
         own: _CustomUnit = unit.data
-        for spans in own.spans:
-            for raws in self._raws(spans, own.plan):
-                try:
-                    made = self._made(raws, own.plan)
-                except DataError as error:
-                    if problems is None:
-                        raise
-                    problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
-                    continue
-                found += (exp.only(columns) for exp in made)
-                if problems is not None:
-                    problems += (problem for exp in made for problem in self._not_done(raws, exp))
+        for raws in self._calls(own):
+            try:
+                made = self._made(raws, own.plan)
+            except DataError as error:
+                if problems is None:
+                    raise
+                problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
+                continue
+            found += (exp.only(columns) for exp in made)
+            if problems is not None:
+                problems += (problem for exp in made for problem in self._not_done(raws, exp))
         return Experience.concat(found) if found else own.plan.fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its row in a file, and the step in the function's result."""
         own: _CustomUnit = unit.data
-        for raws in (raws for spans in own.spans for raws in self._raws(spans, own.plan)):
+        for raws in self._calls(own):
             try:
                 num = sum(exp.num_steps for exp in self._made(raws, own.plan))
             except DataError:
@@ -599,10 +580,13 @@ class CustomFormat(Format):
             row -= num
         return super().place(unit, row, exp)
 
-    def _raws(self, spans: Sequence[ByteSpan], plan: _CustomPlan) -> Iterator[Raws]:
-        if self._source.kind == "binary":
-            return binary_rows(spans)
-        return text_rows(spans, self._source.together, plan.counts)
+    def _calls(self, unit: _CustomUnit) -> Iterator[Raws]:
+        """Yield the rows for each call of the function."""
+        for spans in unit.spans:
+            if self._source.kind == "binary":
+                yield from binary_rows(spans)
+            else:
+                yield from text_rows(spans, self._source.together, unit.plan.counts)
 
     def _made(self, raws: Raws, plan: _CustomPlan) -> list[Experience]:
         """The checked experience that the function makes of some rows."""

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import is_list, is_number, is_text
+from etude.recordings.formats.arrow import is_list, is_number, is_text, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
     DATE_ORDERS,
@@ -40,7 +40,7 @@ from etude.recordings.formats.source import (
     MONTH_FIRST,
     PROPENSITY,
 )
-from etude.recordings.formats.table_index import is_time
+from etude.recordings.formats.table_index import flags_of, is_time
 from etude.recordings.formats.table_inputs import BROKEN, groups_of, no_rows, unreadable
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, times, truths
 
@@ -168,7 +168,7 @@ class _Guessing:
         self._rows, self._all_rows = int(table.num_rows), num_rows
         self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
         self._left = list(names)
-        self._taken: dict[str, str | tuple[str, ...]] = {}
+        self._taken: dict[str, tuple[str, ...]] = {}
         self._unsure: list[str] = []
 
     def guess(self) -> Guess:
@@ -177,75 +177,81 @@ class _Guessing:
             self._take_called(role)
         self._take_person()
         self._take_ends()
-        self._check_propensity()
         if col.ACTION not in self._taken:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
-        self._check_missing()
-        self._check_texts()
-        self._say_date_order()
+        self._check_values()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
-        columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
+        taken = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
+        columns = {role: own[0] if len(own) == 1 else own for role, own in taken.items()}
         found = {name: self._facts(name) for name in self._columns}
         return Guess(columns, tuple(self._unsure), found, self._all_rows)
 
     def _facts(self, name: str) -> ColumnFacts:
         array = self._columns[name]
-        shown = tuple(_shown(value) for value in array.drop_null().slice(0, 3))
-        return ColumnFacts(str(array.type), self._distinct[name], array.null_count, shown)
+        examples = tuple(shown(value) for value in array.drop_null().slice(0, 3))
+        return ColumnFacts(str(array.type), self._distinct[name], array.null_count, examples)
+
+    def _one(self, role: str) -> str | None:
+        """The column that is taken for ``role``, if any."""
+        return self._taken[role][0] if role in self._taken else None
+
+    def _named(self, words: Iterable[str]) -> list[str]:
+        """The columns left that are called so, in the order of ``words``."""
+        named = {_plain_name(name): name for name in reversed(self._left)}
+        return [named[word] for word in words if word in named]
+
+    @property
+    def _has_flag(self) -> bool:
+        return any(flag in self._taken for flag in FLAGS)
+
+    def _take(self, role: str, *names: str) -> None:
+        self._taken[role] = names
+        self._left = [name for name in self._left if name not in names]
 
     # -- by name ------------------------------------------------------------------------------------------------
 
     def _take_called(self, role: str) -> None:
-        named = {_plain_name(name): name for name in reversed(self._left)}
-        found = [named[word] for word in CALLED[role] if word in named]
         fits, what = _FITS.get(role, (None, ""))
-        good = [name for name in found if fits is None or fits(self._columns[name])]
-        for name in found:
-            if name not in good:
+        good = []
+        for name in self._named(CALLED[role]):
+            if fits is None or fits(self._columns[name]):
+                good.append(name)
+            else:
                 self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
-        if role in (col.LOGP, col.TRUNCATED, DONE) and {PROPENSITY, col.TERMINATED} & self._taken.keys():
-            other = {col.LOGP: PROPENSITY, DONE: col.TERMINATED}.get(role)
-            good = [] if other in self._taken else good  # the same information again
+        if {col.LOGP: PROPENSITY, DONE: col.TERMINATED}.get(role) in self._taken:
+            good = []  # the same information again
         if good:
             self._take(role, good[0])
-            if len(good) > 1:
-                self._left = [name for name in self._left if name not in good]
-                self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+        if len(good) > 1:
+            self._left = [name for name in self._left if name not in good]
+            self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
     def _take_person(self) -> None:
         """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag."""
-        named = {_plain_name(name): name for name in reversed(self._left)}
-        person = next((named[word] for word in PEOPLE if word in named and _is_key(self._columns[named[word]])), None)
+        person = next((name for name in self._named(PEOPLE) if _is_key(self._columns[name])), None)
         if person is None or col.EPISODE_ID in self._taken or self._distinct[person] in (None, self._rows):
             return
-        if any(flag in self._taken for flag in FLAGS):
+        if self._has_flag:
             self._take(col.EPISODE_ID, person)
             self._unsure.append(f"the rows of each `{person}` are taken for an episode")
 
     def _take_ends(self) -> None:
         """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
-        episode = self._taken.get(col.EPISODE_ID)
-        if (
-            not isinstance(episode, str)
-            or any(flag in self._taken for flag in FLAGS)
-            or self._distinct[episode] is None
-        ):
+        episode, t = self._one(col.EPISODE_ID), self._one(col.T_INDEX)
+        if episode is None or self._has_flag or self._distinct[episode] is None:
             return
-        keys = [_codes(self._columns[episode]), np.arange(self._rows)]
-        if isinstance(t := self._taken.get(col.T_INDEX), str):
-            keys.insert(1, _codes(self._columns[t]))
-        order = np.lexsort(keys[::-1])
-        is_last = np.append(np.diff(keys[0][order]) != 0, True)
+        codes = _codes(self._columns[episode])
+        order = np.lexsort((np.arange(self._rows) if t is None else _codes(self._columns[t]), codes))
+        is_last = np.append(np.diff(codes[order]) != 0, True)
         for name in self._left:
             array = self._columns[name]
             if array.null_count or self._distinct[name] != 2 or not _is_flag(array):
                 continue
-            flags = np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
-            flags = flags[order]
+            flags = np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))[order]
             # Where rows were not read, what is the last row of an episode here may not be its last.
             is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
             if is_set and (flags <= is_last).all():
@@ -253,53 +259,47 @@ class _Guessing:
                 self._unsure.append(f"`{name}` is set in the last row of each episode alone: taken for its end")
                 return
 
-    def _check_propensity(self) -> None:
-        name = self._taken.get(PROPENSITY)
-        zeros = pc.sum(pc.equal(self._columns[name], 0)).as_py() if isinstance(name, str) else 0
-        if zeros:
-            self._unsure.append(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
-
-    def _check_missing(self) -> None:
-        for role, own in self._taken.items():
-            for name in [own] if isinstance(own, str) else own:
-                missing = self._columns[name].null_count if name in self._columns else 0
-                if missing and role not in (col.AGENT_ID, col.NEXT_OBS):
-                    rows = f"{missing:,} row{'s' * (missing > 1)}"
-                    self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
-
-    def _check_texts(self) -> None:
-        for role in (col.OBS, col.ACTION):
-            own = self._taken[role]
-            for name in [own] if isinstance(own, str) else own:
-                array = self._columns.get(name)
-                texts = [] if array is None or not is_text(array.type) else pc.unique(array.drop_null()).to_pylist()
-                if is_like := written_numbers(texts):
-                    self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
-
-    def _take(self, role: str, *names: str) -> None:
-        self._taken[role] = names[0] if len(names) == 1 else names
-        self._left = [name for name in self._left if name not in names]
-
     def _take_action(self) -> None:
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
         self._unsure.append(f"no column is called as an action: {why}")
 
+    def _check_values(self) -> None:
+        """Say which of the columns taken hold values that are an error."""
+        for role, name in [(role, name) for role, own in self._taken.items() for name in own if name in self._columns]:
+            array = self._columns[name]
+            if role == PROPENSITY and (zeros := pc.sum(pc.equal(array, 0)).as_py()):
+                self._unsure.append(
+                    f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out"
+                )
+            if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
+                rows = f"{missing:,} row{'s' * (missing > 1)}"
+                self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
+            if not is_text(array.type):
+                continue
+            texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
+            if is_like := written_numbers(texts):
+                self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
+            if role == col.T_INDEX and date_orders(array) == DATE_ORDERS:
+                self._taken[role] = (f"{name}:{MONTH_FIRST}",)
+                self._unsure.append(
+                    f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}"
+                )
+
     # -- observations -------------------------------------------------------------------------------------------
 
     def _take_observations(self) -> None:
         if col.OBS in self._taken:
             return
-        parts = [
+        named = [
             n for n in self._left if re.fullmatch(_PART, _plain_name(n)) and self._can_be_observed(n, is_named=True)
         ]
-        nexts = {f"next_{_plain_name(name)}": name for name in parts}
-        if parts:
-            self._take(col.OBS, *parts)
-            after = {_plain_name(name): name for name in self._left}
-            if all(name in after for name in nexts):
-                self._take(col.NEXT_OBS, *(after[name] for name in nexts))
+        if named:
+            self._take(col.OBS, *named)
+            nexts = self._named(f"next_{_plain_name(name)}" for name in named)
+            if len(nexts) == len(named):
+                self._take(col.NEXT_OBS, *nexts)
             return
         others = [name for name in self._left if self._can_be_observed(name)]
         self._take(col.OBS, *(others or [PLACEHOLDER]))
@@ -319,80 +319,70 @@ class _Guessing:
         kind, distinct = self._columns[name].type, self._distinct[name]
         if is_list(kind) or pa.types.is_struct(kind):
             return True
-        if is_named:
-            return _is_number(self._columns[name]) or (is_text(kind) and self._is_choice(name))
-        if distinct == 1 or re.search(r"(^|_)(id|uuid|index|unnamed_\d+)$", _plain_name(name)):
+        if is_text(kind) and not self._is_choice(name):
             return False
-        if is_text(kind):
-            return self._is_choice(name)
-        is_id = pa.types.is_integer(kind) and distinct == self._rows > 2
-        return _is_number(self._columns[name]) and not bool(is_id)
+        if not is_named and (distinct == 1 or re.search(r"(^|_)(id|uuid|index|unnamed_\d+)$", _plain_name(name))):
+            return False
+        is_id = not is_named and pa.types.is_integer(kind) and distinct == self._rows > 2
+        return is_text(kind) or (is_number(kind) and not is_id)
 
     # -- episodes -----------------------------------------------------------------------------------------------
 
     def _end_episodes(self) -> None:
-        has_flag, has_id = any(flag in self._taken for flag in FLAGS), col.EPISODE_ID in self._taken
-        if has_id:
-            self._check_time()
-        if has_flag or (col.NEXT_OBS in self._taken and not has_id):
+        episode, t = self._one(col.EPISODE_ID), self._one(col.T_INDEX)
+        if episode is not None:
+            self._check_time(episode, t)
+        if self._has_flag or (col.NEXT_OBS in self._taken and episode is None):
             return
-        if has_id:
-            alone = self._distinct[str(self._taken[col.EPISODE_ID])] == self._rows
-            self._taken[col.TERMINATED] = EVERY_ROW if alone else LAST_ROW
+        if episode is not None:
+            alone = self._distinct[episode] == self._rows
+            self._taken[col.TERMINATED] = (EVERY_ROW if alone else LAST_ROW,)
             if not alone:
                 self._unsure.append(
                     f"no column says where episodes end: terminated={LAST_ROW} takes the last row of each for its end; "
                     f"write truncated={LAST_ROW} where they were cut off"
                 )
             return
-        t = self._columns.get(str(self._taken.get(col.T_INDEX)))
-        is_count = t is not None and can_be_times(t.type) and not are_times([t])
-        if is_count and (np.diff(np.asarray(t)) <= 0).any():
-            self._taken[col.TERMINATED] = LAST_ROW
-            self._unsure.append(f"no column has the episode's id: one begins where `{self._taken[col.T_INDEX]}` falls")
-            return
-        if is_count:
-            self._left.append(str(self._taken.pop(col.T_INDEX)))  # it counts the rows
-        self._taken[col.TERMINATED] = EVERY_ROW
+        if t is not None and can_be_times(self._columns[t].type) and not are_times([self._columns[t]]):
+            if (np.diff(np.asarray(self._columns[t])) <= 0).any():
+                self._taken[col.TERMINATED] = (LAST_ROW,)
+                self._unsure.append(f"no column has the episode's id: one begins where `{t}` falls")
+                return
+            del self._taken[col.T_INDEX]  # it counts the rows
+        self._taken[col.TERMINATED] = (EVERY_ROW,)
         self._unsure.append(
             "nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag"
         )
 
-    def _check_time(self) -> None:
-        episode, t = (self._taken.get(role) for role in (col.EPISODE_ID, col.T_INDEX))
-        keys = [name for name in (episode, self._taken.get(col.AGENT_ID), t) if isinstance(name, str)]
+    def _check_time(self, episode: str, t: str | None) -> None:
         if t is None:
-            if self._distinct[str(episode)] != self._rows:
+            if self._distinct[episode] != self._rows:
                 self._unsure.append("no column is called as a step or a time: rows are taken as they stand")
             return
-        self._check_uneven(keys)
+        tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
+        self._check_uneven(tracks, t)
+        keys = [*tracks, t]
         table = pa.table({name: self._columns[name] for name in keys})
         if table.group_by(keys).aggregate([]).num_rows < self._rows:
             self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
 
-    def _check_uneven(self, keys: Sequence[str]) -> None:
-        """Leave out ``t``, the last of ``keys``, if most of its rises are of several steps, as of a time."""
-        t = self._columns[keys[-1]]
-        if not can_be_times(t.type) or t.null_count or are_times([t]):
+    def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
+        """Leave out ``t`` if most of its rises are of several steps, as of a time."""
+        array = self._columns[t]
+        if not can_be_times(array.type) or array.null_count or are_times([array]):
             return
-        *tracks, when = (_codes(self._columns[name]) for name in keys)
-        order = np.lexsort((when, *tracks))
-        is_same = np.all([np.diff(codes[order]) == 0 for codes in tracks], axis=0)
-        rises = np.diff(np.asarray(t, np.float64)[order])[is_same].astype(np.int64)
+        codes = [_codes(self._columns[name]) for name in tracks]
+        order = np.lexsort((_codes(array), *codes))
+        is_same = np.all([np.diff(own[order]) == 0 for own in codes], axis=0)
+        rises = np.diff(np.asarray(array, np.float64)[order])[is_same].astype(np.int64)
         if 2 * (rises > np.gcd.reduce(rises)).sum() <= len(rises):
             return
-        what = f"`{keys[-1]}` rises unevenly, like a time, so it does not number the steps"
-        if (order == np.lexsort(tracks)).all():
+        what = f"`{t}` rises unevenly, like a time, so it does not number the steps"
+        if (order == np.lexsort(codes)).all():
             del self._taken[col.T_INDEX]
             self._unsure.append(f"{what}: left out, as the rows of each episode are in order")
         else:
             self._unsure.append(f"{what}: turn it into times, such as 2026-03-01 08:30:00")
-
-    def _say_date_order(self) -> None:
-        t = self._taken.get(col.T_INDEX)
-        if isinstance(t, str) and is_text(self._columns[t].type) and date_orders(self._columns[t]) == DATE_ORDERS:
-            self._taken[col.T_INDEX] = f"{t}:{MONTH_FIRST}"
-            self._unsure.append(f"no row of `{t}` tells whether the month or the day is first: or {t}:{DAY_FIRST}")
 
 
 def _decoded(array: Any) -> pa.Array:
@@ -404,13 +394,6 @@ def _decoded(array: Any) -> pa.Array:
 def _codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the values of a column do."""
     return np.asarray(pc.rank(array, tiebreaker="dense"), np.int64)
-
-
-def _shown(value: pa.Scalar) -> str:
-    try:
-        return str(value.as_py())[:40]
-    except (ValueError, OverflowError):  # a time that Python can't represent
-        return "?"
 
 
 def _num_distinct(array: pa.Array) -> int | None:
@@ -432,10 +415,11 @@ def _range(array: pa.Array) -> tuple[float, float]:
 
 
 def _is_flag(array: pa.Array) -> bool:
-    if is_text(array.type):
-        return bool(truths(array).null_count == array.null_count)
-    whole = not pa.types.is_floating(array.type) or bool(pc.all(pc.equal(pc.floor(array), array)).as_py())
-    return _is_number(array) and whole and set(_range(array)) <= {0.0, 1.0}
+    found = array.drop_null()
+    try:
+        return bool(len(found) and len(flags_of(found, "", str)))
+    except DataError:
+        return False
 
 
 def _is_count(array: pa.Array) -> bool:

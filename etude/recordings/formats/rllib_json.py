@@ -252,7 +252,7 @@ class RLlibJson(TableRows, FileFormat):
             found = json.loads(file.read())
         header = Header.from_json(found["header"], self.files[0])
         lines = [_FileLines(pa.schema([]), n, file, 0) for file, n in zip(self.files, found["lines"], strict=True)]
-        groups = sorting.SortedTable(lines, made).groups()
+        groups = sorting.groups_in(made, lines)
         spaces = header.obs_space, header.action_space
         source = Source([str(file) for file in self.files], {}, ETUDE, *spaces)
         contents = contents_of(source, groups, is_sorted=True)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sort rows on disk, in bounded memory, for recordings whose rows are not in order."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from etude.recordings import cache
 from etude.recordings.format import grouped
 from etude.recordings.formats.arrow import plain, write_batches
-from etude.recordings.formats.table_inputs import Group, is_in_memory
+from etude.recordings.formats.table_inputs import Group, read_batch
 
 Ints = NDArray[np.int64]
 
@@ -167,58 +167,26 @@ def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def is_large(groups: Sequence[Group]) -> bool:
-    """Whether a table is sorted on disk rather than in memory."""
-    files = dict.fromkeys(group.file for group in groups if group.file)
-    held = sum(group.num_rows for group in groups) * _KEY_BYTES
-    size = max(held, sum(file.stat().st_size for file in files))
-    return size >= cache.LEAST_BYTES and not any(is_in_memory(group) for group in groups)
-
-
-class SortedTable:
-    """A table with its rows in order. Can be pickled.
+def sorted_groups(
+    groups: Sequence[Group],
+    tables: Callable[[], Iterator[pa.Table]],
+    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
+    *made_by: object,
+) -> list[Group]:
+    """Sort the rows of a table: a small one in memory, a larger one in the cache.
 
     Args:
         groups: The unsorted rows.
-        made: Contains the file `TABLE`, which gives the original index of each row; see `write_sorted`.
+        tables: Yields the columns of each group.
+        tracks: Yields the track and the time of each row, group by group.
+        made_by: What the sorted table depends on other than the files.
     """
-
-    def __init__(self, groups: Sequence[Group], made: cache.Made) -> None:
-        self._unsorted, self._first, self.made = groups, bounds_of(groups), made
-
-    @classmethod
-    def of(
-        cls,
-        groups: Sequence[Group],
-        tables: Callable[[], Iterator[pa.Table]],
-        tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
-        *made_by: object,
-    ) -> "SortedTable":
-        """Sort the rows of a table.
-
-        Args:
-            groups: The unsorted rows.
-            tables: Yields the columns of each group.
-            tracks: Yields the track and the time of each row, group by group.
-            made_by: What the sorted table depends on other than the files.
-        """
-        files = list(dict.fromkeys(group.file for group in groups if group.file))
-        origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
-        return cls(groups, cache.Made(origin, partial(_sort, tables, tracks), in_memory=False))
-
-    def groups(self) -> list[Group]:
-        """Return the sorted rows."""
-        with self.made.opened(TABLE) as source:
-            reader = pa.ipc.open_file(source)
-            sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
-            schema = reader.schema.remove(reader.schema.get_field_index(ROW))
-        first = np.append(0, np.cumsum(sizes)).tolist()
-        return [_SortedGroup(schema, rows, None, first[k], self, k) for k, rows in enumerate(sizes)]
-
-    def origin(self, row: int) -> tuple[Group, int]:
-        """Locate an unsorted row: its group, and its index there."""
-        g = int(np.searchsorted(self._first, row, side="right")) - 1
-        return self._unsorted[g].origin(row - int(self._first[g]))
+    files = list(dict.fromkeys(group.file for group in groups if group.file))
+    which = made_by if files else uuid4()  # a table in memory is not found again
+    origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
+    size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
+    made = cache.Made(origin, partial(_sort, tables, tracks), in_memory=size < cache.LEAST_BYTES)
+    return groups_in(made, groups)
 
 
 def _sort(
@@ -238,25 +206,28 @@ def _sort(
     write_sorted(found, rows(), folder / TABLE)
 
 
-@dataclasses.dataclass(frozen=True)
-class _SortedGroup(Group):
-    """Rows of a `SortedTable`."""
+def groups_in(made: cache.Made, unsorted: Sequence[Group]) -> list[Group]:
+    """Return the sorted rows in the file `TABLE`, which gives the index of each among those of ``unsorted``."""
+    with made.opened(TABLE) as source:
+        reader = pa.ipc.open_file(source)
+        sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
+        schema = reader.schema.remove(reader.schema.get_field_index(ROW))
+    origin = partial(_origin, unsorted, bounds_of(unsorted))
+    groups: list[Group] = []
+    first = 0
+    for k, rows in enumerate(sizes):
+        load = partial(read_batch, partial(made.opened, TABLE), (), k, slice(None))
+        groups.append(Group(schema, rows, None, first, load, partial(origin, load)))
+        first += rows
+    return groups
 
-    table: SortedTable
-    index: int
 
-    def read(self, names: Sequence[str]) -> pa.Table:
-        with self.table.made.opened(TABLE) as source:
-            batch = pa.ipc.open_file(source).get_batch(self.index).select(list(names))
-            batch.validate(full=True)
-            return pa.Table.from_batches([batch])
-
-    def origin(self, row: int) -> tuple[Group, int]:
-        return self.table.origin(self.read([ROW])[ROW][row].as_py())
-
-    def place(self, row: int) -> str:
-        group, inside = self.origin(row)
-        return group.place(inside)
+def _origin(
+    unsorted: Sequence[Group], first: Ints, load: Callable[[list[str]], pa.Table], row: int
+) -> tuple[Group, int]:
+    before = load([ROW])[ROW][row].as_py()
+    g = int(np.searchsorted(first, before, side="right")) - 1
+    return unsorted[g].origin(before - int(first[g]))
 
 
 def bounds_of(groups: Sequence[Group]) -> Ints:

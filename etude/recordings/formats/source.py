@@ -78,12 +78,10 @@ def _arguments_checked(cls: type[C]) -> type[C]:
     @functools.wraps(plain_init)
     def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
         others = [name for name in given if name not in known]
-        mapped = {name: given[name] if isinstance(given[name], str) else ... for name in others if name in NAMES}
-        if mapped:
-            written = ", ".join(f"{name!r}: {'...' if own is ... else repr(own)}" for name, own in mapped.items())
+        if mapped := {name: given[name] for name in others if name in NAMES}:
             raise SettingsError(
                 f"{cls.__name__} has no argument `{next(iter(mapped))}`: which of the table's columns is what "
-                f"goes into `columns`. Write {cls.__name__}(..., columns={{{written}}})."
+                f"goes into `columns`. Write {cls.__name__}(..., columns={mapped})."
             )
         if others:
             raise SettingsError(f"{cls.__name__} has no argument `{others[0]}`. {choice(others[0], known)}")

@@ -3,9 +3,10 @@
 
 import copy
 import dataclasses
+import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,12 +20,11 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.files import AnyPath
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
-from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
+from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
     DATE_ORDERS,
     DONE,
@@ -38,7 +38,7 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
+from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable, with_members
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
@@ -56,6 +56,8 @@ CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
 """Columns in which text becomes numbers with names."""
 _CHECKED: Final = (col.OBS, col.ACTION, col.REWARD, col.NEXT_OBS, col.LOGP)
 """Columns in which NaN is a fault that is found."""
+HAS_FINAL: Final = "final_obs in etude"
+"""The column that says in which rows final observations are not empty."""
 _FEW: Final = 100
 """Different numbers that may be choices."""
 _ROUNDING: Final = 1e-6
@@ -189,7 +191,8 @@ class TableColumns:
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Load columns of one group, by Etude's names."""
-        plan = {**self._values(), **{name: (own,) for name, own in self._plan.extras.items()}}
+        finals = col.subtree(self._plan.mapped, col.FINAL_OBS)
+        plan = {**self._values(), **finals, **{name: (own,) for name, own in self._plan.extras.items()}}
         out: Columns = {}
         for name, own in plan.items():
             if any(col.is_under(wanted, name) for wanted in names):
@@ -200,25 +203,25 @@ class TableColumns:
         return {name: out[name] for name in names}
 
     def _decode(self, g: int, name: str, own: Sequence[str]) -> tuple[Columns, int]:
-        found = {path: self._as_planned(g, path, values) for path, values in self._raw(g, name, own).items()}
+        if col.is_under(name, col.FINAL_OBS):
+            found = self._finals(g, name, own)
+        else:
+            found = {path: self._as_planned(g, path, values) for path, values in self._raw(g, name, own).items()}
         return found, sum(values.nbytes for values in found.values())
 
-    def finals(self, g: int, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Return where ``final_obs`` is present in some rows of a group, and its values there.
-
-        Args:
-            g: Index of the group.
-            name: The observation column.
-            rows: Row indices in the group.
-        """
-        (own,) = self._plan.mapped[col.moved(name, col.OBS, col.FINAL_OBS)]
-        array = one_array(self._read(self._groups[g], [own])[own]).take(pa.array(rows))
-        known = np.asarray(array.is_valid())
-        if not known.any():
-            shape, dtype = self._found[name]
-            return known, np.zeros((0, *shape), dtype)
-        values = self._flat(array.drop_null(), own, name, lambda row: self._groups[g].place(int(rows[known][row])))
-        return known, self._as_planned(g, name, values[name])
+    def _finals(self, g: int, name: str, own: Sequence[str]) -> Columns:
+        """Final observations, zeros where they are empty; and where they are not, as `HAS_FINAL`."""
+        group = self._groups[g]
+        table = self._read(group, own)
+        known = np.all([np.asarray(one_array(table[part]).is_valid()) for part in own], axis=0)
+        rows = np.flatnonzero(known)
+        shape, dtype = self._found[col.as_obs(name)]
+        out = np.zeros((len(known), *shape), dtype)
+        if len(rows):
+            filled = table.filter(pa.array(known))
+            found = self._numbers(filled, name, own, lambda row: group.place(int(rows[row])))
+            out[rows] = self._as_planned(g, col.as_obs(name), found[name])
+        return {name: out, HAS_FINAL: known}
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -357,21 +360,21 @@ class TableColumns:
     def _raw(self, g: int, name: str, own: Sequence[str]) -> Columns:
         """Decode one of Etude's columns in a group, with the numbers unchanged."""
         group = self._groups[g]
-        table = self._read(group, own)
+        return self._numbers(self._read(group, own), name, own, group.place)
+
+    def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: Callable[[int], str]) -> Columns:
         if len(own) == 1 and name not in self._plan.vectors:
             array = self._array(table[own[0]], name)
             if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
-                return {name: strings(array, own[0], group.place)}
-            found = self._flat(array, own[0], name, group.place)
+                return {name: strings(array, own[0], place)}
+            found = self._flat(array, own[0], name, place)
             if name == col.LOGP and self._plan.is_propensity:
-                found = {name: _logarithm(values, own[0], group.place) for name, values in found.items()}
+                found = {name: _logarithm(values, own[0], place) for name, values in found.items()}
             return found
-        parts = [flat(self._array(table[part], name), part, group.place) for part in own]
+        parts = [flat(self._array(table[part], name), part, place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
-                raise DataError(
-                    f"{group.place(0)}: column `{part}` holds more than one number a row: map it on its own."
-                )
+                raise DataError(f"{place(0)}: column `{part}` holds more than one number a row: map it on its own.")
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
 
     def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
@@ -452,8 +455,13 @@ class _Common(NamedTuple):
     first: Ints
     """The index of the first row of each group, and the number of rows."""
     columns: TableColumns
-    has_next: bool
-    has_finals: bool
+    after: str | None
+    """What holds the observation after a row, if the table has one: ``next_obs`` or ``final_obs``."""
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next observation of each row is known."""
+        return self.after == col.NEXT_OBS
 
     def place(self, row: int) -> Place:
         """Locate a row of the table."""
@@ -469,16 +477,9 @@ class _Common(NamedTuple):
 class RowsUnit(NamedTuple):
     """What a unit of a table is read from."""
 
-    start: int
-    """The position of its first row in order of time."""
-    rows: Ints | None
-    """The indices of its rows, and of the next one if the episode continues there; None if rows are in order."""
-    follows: bool
-    """Whether the row after its last one is the next of the same episode."""
-    offsets: Ints
-    """Offsets of segments, from 0."""
-    goes_on: NDArray[np.bool_]
-    segments: Mapping[str, NDArray[Any]]
+    segments: slice
+    """Its segments in ``cuts``."""
+    cuts: TableIndex
     common: _Common
 
 
@@ -488,26 +489,40 @@ class TableRows(Format):
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read whole segments, or pieces of those longer than a unit. A unit is read as a whole or not at all."""
         own: RowsUnit = unit.data
-        common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-        obs = col.under(columns, col.OBS) if common.has_next else []
-        nexts = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in obs}
-        found = _rows(own, stop + own.follows, [*columns, *nexts.values()])
-        known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
-        final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
-        if common.has_finals:
-            known |= _add_finals(own, final_obs)
-        segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
-        exp = Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
-        if problems is not None:
-            for name, after in nexts.items():
+        which, index, common = own
+        start, stop = index.offsets[which.start], index.offsets[which.stop]
+        offsets = index.offsets[which.start : which.stop + 1] - start
+        last, goes_on = offsets[1:] - 1, index.goes_on[which]
+        obs = col.under(columns, col.OBS)
+        after = {name: col.moved(name, col.OBS, common.after) for name in obs} if common.after else {}
+        needed = [*columns, *after.values(), *([HAS_FINAL] if after and not common.has_next else [])]
+        found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
+        known = goes_on | common.has_next
+        final_obs: Columns = {}
+        for name in obs:
+            if common.has_next:
+                final_obs[name] = found[after[name]][last]
+                continue
+            final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
+            final[goes_on] = found[name][last[goes_on] + 1]
+            if after:
+                there = found[HAS_FINAL][last]
+                known |= there
+                final[there] = found[after[name]][last[there]]
+        keys = {name: getattr(index, name)[which] for name in ("t_start", "terminated", "truncated")}
+        keys |= {name: ids[which] for name, ids in index.ids.items()}
+        segments = Segments.of(len(last), **keys, has_final_obs=known)
+        exp = Experience({name: found[name][: offsets[-1]] for name in columns}, offsets, segments, final_obs)
+        if problems is not None and common.has_next:
+            for name, other in after.items():
                 place = partial(self.place, unit, exp=exp)
-                problems += not_chained(place, name, found[name], found[after], offsets)
+                problems += not_chained(place, name, found[name], found[other], offsets)
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
         own: RowsUnit = unit.data
-        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
+        return own.common.place(int(own.cuts.offsets[own.segments.start]) + row)
 
 
 class Table(TableRows):
@@ -544,21 +559,18 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source)
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
-    has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
-    has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-    common = _Common(where, groups, bounds_of(groups), columns, has_next, has_finals)
+    after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
+    common = _Common(where, groups, bounds_of(groups), columns, after)
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    index = index_of(ordered, has_next, common.words, is_sorted=is_sorted, **how)
-    if index is None and is_large(groups):
+    index = index_of(ordered, common.has_next, common.words, is_sorted=is_sorted, **how)
+    if index is None:
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
+        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, has_next, common.words, is_sorted=True, **how)
-    elif index is None:
-        index = sorted_index(ordered, has_next, common.words, **how)
+        index = index_of(ordered, common.has_next, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
     if index.is_mostly_gaps() and not index.is_clock:
         _log.warning(
@@ -570,7 +582,12 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         if word == LAST_ROW:
             index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
     header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
-    units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
+    units = []
+    for k, (first, last) in enumerate(itertools.pairwise(index.parts.tolist())):
+        start, stop = index.offsets[[first, last]].tolist()
+        place = common.place(start)
+        file = next((file for file in files if str(file) == place.file), None)
+        units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
     return Contents(header, columns.steps, units, files)
 
 
@@ -579,7 +596,7 @@ def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
     text in some and numbers in others become text.
 
     Raises:
-        DataError: a column is of types that do not go together; the message names two files.
+        DataError: a column is of types that do not go together; the message names a file.
     """
     schemas = [group.schema for group in groups]
     for schema in schemas:
@@ -592,36 +609,16 @@ def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowTypeError:
         texts = {name for schema in schemas for name in {*ids} & {*schema.names} if is_text(schema.field(name).type)}
-        joint = plain = _plain_schema(schemas[0], texts)
-        first = dict.fromkeys(plain.names, groups[0])
-        for group in groups[1:]:
-            plain = _plain_schema(group.schema, texts)
-            try:
-                joint = pa.unify_schemas([joint, plain], promote_options="permissive")
-            except pa.ArrowTypeError as error:
-                name = next(n for n in plain.names if n in first and not _go_together(joint.field(n), plain.field(n)))
-                raise DataError(
-                    f"column `{name}` is of type {joint.field(name).type} in {first[name].file}, but "
-                    f"{plain.field(name).type} in {group.file}. Convert one of them."
-                ) from error
-            first = dict.fromkeys(plain.names, group) | first
-        return joint
-
-
-def _go_together(a: pa.Field, b: pa.Field) -> bool:
-    try:
-        pa.unify_schemas([pa.schema([a]), pa.schema([b])], promote_options="permissive")
-    except pa.ArrowTypeError:
-        return False
-    return True
-
-
-def _plain_schema(schema: pa.Schema, texts: Collection[str]) -> pa.Schema:
-    """The schema with plain values in place of dictionaries, and text in the columns ``texts``."""
-    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema]
-    return pa.schema(
-        [f.with_type(pa.string() if f.name in texts else kind) for f, kind in zip(schema, types, strict=True)]
-    )
+    joint = pa.schema([])
+    for group in groups:
+        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in group.schema]
+        names = group.schema.names
+        plain = pa.schema([(n, pa.string() if n in texts else kind) for n, kind in zip(names, kinds, strict=True)])
+        try:
+            joint = pa.unify_schemas([joint, plain], promote_options="permissive")
+        except pa.ArrowTypeError as error:
+            raise DataError(f"{group.file} has other types than files before it ({error}). Convert them.") from error
+    return joint
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
@@ -647,63 +644,11 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     return meta
 
 
-def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) -> Unit:
-    which = slice(int(index.parts[k]), int(index.parts[k + 1]))
-    start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
-    follows = bool(index.goes_on[which.stop - 1]) and not common.has_next
-    rows = None if index.order is None else index.order[start : stop + follows]
-    names = ("t_start", "terminated", "truncated")
-    segments = {name: ids[which] for name, ids in index.ids.items()} | {n: getattr(index, n)[which] for n in names}
-    offsets = index.offsets[which.start : which.stop + 1] - start
-    place = common.place(start if rows is None else int(rows[0]))
-    file = next((file for file in files if str(file) == place.file), None)
-    data = RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
-    return Unit(k, stop - start, file, place.row, data)
-
-
-def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
-    offsets = unit.offsets
-    if unit.common.has_next:
-        return found[col.moved(name, col.OBS, col.NEXT_OBS)][offsets[1:] - 1]
-    final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
-    inside = np.flatnonzero(unit.goes_on)
-    final[inside] = found[name][offsets[1:][inside]]
-    return final
-
-
-def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
-    """Fill in ``final_obs`` at the last row of each segment; returns where there is one."""
-    common, last = unit.common, unit.offsets[1:] - 1
-    rows = unit.start + last if unit.rows is None else unit.rows[last]
-    known = np.zeros(len(rows), bool)
-    group = np.searchsorted(common.first, rows, side="right") - 1
-    for g in np.unique(group).tolist():
-        here = np.flatnonzero(group == g)
-        for name, values in final_obs.items():
-            is_there, found = common.columns.finals(g, name, rows[here] - common.first[g])
-            values[here[is_there]] = found
-            known[here] = is_there
-    return known
-
-
-def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
-    """Columns of the first ``num`` rows, from whichever groups hold them."""
-    common = unit.common
-    if unit.rows is None:
-        stop = unit.start + num
-        first, last = np.searchsorted(common.first, (unit.start, stop - 1), side="right") - 1
-        pieces = []
-        for g in range(first, last + 1):
-            inside = slice(max(0, unit.start - int(common.first[g])), stop - int(common.first[g]))
-            pieces.append({name: v[inside] for name, v in common.columns.load(g, names).items()})
-        return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}
-    rows = unit.rows[:num]
-    group = np.searchsorted(common.first, rows, side="right") - 1
-    out: Columns = {}
-    for g in np.unique(group).tolist():
-        here = np.flatnonzero(group == g)
-        for name, values in common.columns.load(g, names).items():
-            if name not in out:
-                out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
-            out[name][here] = values[rows[here] - common.first[g]]
-    return out
+def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:
+    """Columns of some rows, from whichever groups hold them."""
+    first, last = np.searchsorted(common.first, (start, stop - 1), side="right") - 1
+    pieces = []
+    for g in range(first, last + 1):
+        inside = slice(max(0, start - int(common.first[g])), stop - int(common.first[g]))
+        pieces.append({name: v[inside] for name, v in common.columns.load(g, names).items()})
+    return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}

@@ -27,12 +27,10 @@ Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArra
 
 @dataclasses.dataclass(frozen=True)
 class TableIndex:
-    """The segments of a table. A position is an index in order of time; ``order`` maps positions to rows."""
+    """The segments of a table whose rows are in order of time."""
 
-    order: Ints | None
-    """None if the rows are in order."""
     offsets: Ints
-    """Offsets of segments, as positions; long segments are cut."""
+    """Offsets of segments, as indices of rows; long segments are cut."""
     goes_on: NDArray[np.bool_]
     """Whether the next segment continues this one, so that its first observation is this one's final observation."""
     t_start: Ints
@@ -47,12 +45,14 @@ class TableIndex:
     is_clock: bool
     """Whether the table's ``t`` holds points in time."""
 
+    @property
+    def has_next(self) -> NDArray[np.bool_]:
+        """Whether the next segment is of the same agent in the same episode; for all segments but the last."""
+        return _are_alike([names for name, names in self.ids.items() if name != col.MODULE_ID])
+
     def is_mostly_gaps(self) -> bool:
         """Whether most rows have a larger ``t`` than the step after the row before, of the same agent in an episode."""
-        is_next = np.ones(len(self.t_start) - 1, bool)
-        for name, names in self.ids.items():
-            if name != col.MODULE_ID:
-                is_next &= names[1:] == names[:-1]
+        is_next = self.has_next
         is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
         return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
 
@@ -90,7 +90,8 @@ def index_of(
     """
     stride = 0
     while True:
-        reader, cut = _KeyReader(has_next, place), _Cut(1 if by_one else stride, by_one=by_one)
+        reader = _KeyReader(has_next, place)
+        cut = _Cut(reader, 1 if by_one else stride, by_one=by_one)
         for rows, columns in groups():
             keys = reader.read(rows, columns)
             if not is_sorted and not cut.is_followed_by(keys):
@@ -99,26 +100,13 @@ def index_of(
             if cut.is_of_other_stride:
                 break
         else:
-            return cut.index(reader, None, most)
+            return cut.index(most)
         stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
-
-
-def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool, most: int = MAX_ROWS) -> TableIndex:
-    """Like `index_of`, for rows in any order; the keys of all rows are in memory."""
-    reader = _KeyReader(has_next, place)
-    keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
-    order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
-    cut = _Cut(1 if by_one else 0, by_one=by_one)
-    cut.add(keys.at(order))
-    return cut.index(reader, order, most)
 
 
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     """Set ``flag`` at the last row of each agent in each episode, and end the episode there."""
-    ids = [names for name, names in index.ids.items() if name != col.MODULE_ID]
-    is_last = np.append(np.zeros(len(index.t_start) - 1, bool), True)
-    for names in ids:
-        is_last[:-1] |= names[1:] != names[:-1]
+    is_last = np.append(~index.has_next, True)
     terminated, truncated = index.terminated, index.truncated
     if flag == col.TRUNCATED:
         truncated = truncated | (is_last & ~terminated)
@@ -132,147 +120,131 @@ def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[In
     reader, first = _KeyReader(has_next, place), 0
     for rows, columns in groups():
         keys = reader.read(rows, columns)
-        episode, *agent = keys.codes[: keys.num_tracks]
+        episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
-        yield track, np.arange(first, first + rows) if keys.t is None else keys.t
+        yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Keys:
-    """The keys of some rows."""
+Keys: TypeAlias = Mapping[str, NDArray[Any]]
+"""The keys of some rows: codes of the names of episodes, agents and modules, ``t`` as integers, and both flags. What
+the table does not have is missing, except flags."""
 
-    codes: Sequence[Ints]
-    """Codes of the episode names, and of the agent and module names if there are any."""
-    num_tracks: int
-    """How many of ``codes`` identify a track (whose steps follow each other): those of the episode and the agent."""
-    t: Ints | None
-    is_clock: bool
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
 
-    @property
-    def arrays(self) -> list[NDArray[Any]]:
-        """All key arrays."""
-        return [*self.codes, *([] if self.t is None else [self.t]), self.terminated, self.truncated]
+def _taken(keys: Keys, rows: slice) -> Keys:
+    return {name: values[rows] for name, values in keys.items()}
 
-    def with_arrays(self, arrays: Sequence[NDArray[Any]]) -> "_Keys":
-        """The same keys for other rows."""
-        *codes, terminated, truncated = arrays
-        t = None if self.t is None else codes.pop()
-        return _Keys(codes, self.num_tracks, t, self.is_clock, terminated, truncated)
 
-    def at(self, rows: Ints | slice) -> "_Keys":
-        """The keys of some rows."""
-        return self.with_arrays([array[rows] for array in self.arrays])
+def _tracks(keys: Keys) -> list[Ints]:
+    """What identifies a track, whose steps follow each other: the episode and the agent."""
+    return [keys[name] for name in (col.EPISODE_ID, col.AGENT_ID) if name in keys]
 
-    @staticmethod
-    def concatenated(parts: "Sequence[_Keys]") -> "_Keys":
-        """The keys of all rows."""
-        return parts[0].with_arrays([np.concatenate(a) for a in zip(*(part.arrays for part in parts), strict=True)])
 
-    def sorted_by(self) -> list[Ints]:
-        """The sort keys, the most significant first."""
-        return [*self.codes[: self.num_tracks], *([] if self.t is None else [self.t])]
+def _are_alike(arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
+    """Whether each row is followed by one with the same values."""
+    return np.asarray(np.all([values[1:] == values[:-1] for values in arrays], axis=0))
 
 
 class _Cut:
     """Cuts rows that are in order into segments.
 
     Args:
+        reader: Reads the keys.
         stride: By how much ``t`` increases per step; 0 finds it from the first rows.
         by_one: Whether ``t`` increases by one, and larger increases mean missing steps.
     """
 
-    def __init__(self, stride: int, *, by_one: bool) -> None:
+    def __init__(self, reader: "_KeyReader", stride: int, *, by_one: bool) -> None:
         self.stride, self.found = max(1, stride), stride
         """`found` is the stride of ``t`` in the rows that were added; 0 if there is none."""
-        self._by_one = by_one
-        self._last: _Keys | None = None  # the previous row
+        self._reader, self._by_one = reader, by_one
+        self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
         self._starts: list[Ints] = []
         self._firsts: list[Ints] = []
-        self._codes: list[Sequence[Ints]] = []
-        self._ends: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []  # flags of the rows before those
+        self._heads: list[Keys] = []  # the keys of each segment's first row
+        self._before: list[Keys] = []  # and of the row before it
 
     @property
     def is_of_other_stride(self) -> bool:
         """Whether earlier rows were cut wrongly, because the first ones did not show the stride of ``t``."""
         return self.stride != max(1, self.found)
 
-    def is_followed_by(self, keys: _Keys) -> bool:
+    def is_followed_by(self, keys: Keys) -> bool:
         """Whether these rows are in order, and come after those before."""
-        after = keys.sorted_by() if self._last is None else _Keys.concatenated([self._last, keys]).sorted_by()
-        risen = np.zeros(max(0, len(after[0]) - 1), bool)  # is a row after the previous one, by the keys so far?
+        after = self._with_last(keys)
+        risen = np.zeros(max(0, len(after[col.TERMINATED]) - 1), bool)  # is a row after the previous one, so far?
         equal = ~risen
-        for key in after:
+        for key in (*_tracks(after), *([after[col.T_INDEX]] if col.T_INDEX in after else [])):
             risen |= equal & (key[1:] > key[:-1])
             equal &= key[1:] == key[:-1]
         return bool((risen | equal).all())
 
-    def add(self, keys: _Keys) -> None:
+    def _with_last(self, keys: Keys) -> Keys:
+        """The keys with those of the previous row in front, if there is one."""
+        last = self._last
+        return keys if last is None else {n: np.concatenate([last[n], values]) for n, values in keys.items()}
+
+    def add(self, keys: Keys) -> None:
         """Cut some more rows, which come after those before."""
-        num = len(keys.terminated)
+        num = len(keys[col.TERMINATED])
         if not num:
             return
         is_first = self._last is None
-        both = _Keys.concatenated([keys.at(slice(0, 1)) if self._last is None else self._last, keys])
-        same = np.ones(num, bool)
-        for code in both.codes[: keys.num_tracks]:
-            same &= code[1:] == code[:-1]
+        if is_first:
+            self._last = _taken(keys, slice(0, 1))
+        both = self._with_last(keys)
+        same = _are_alike(_tracks(both))
         same[0] &= not is_first
         head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if it is in earlier rows
         t = self._steps(keys, both, same, head)
-        breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both.terminated | both.truncated)[:-1]
-        for code in both.codes[keys.num_tracks :]:
-            breaks |= code[1:] != code[:-1]
+        breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both[col.TERMINATED] | both[col.TRUNCATED])[:-1]
+        if col.MODULE_ID in both:
+            breaks |= ~_are_alike([both[col.MODULE_ID]])
         breaks[0] |= is_first
         starts = np.flatnonzero(breaks)
         self._starts.append(starts + self._num)
         self._firsts.append(t[starts])
-        self._codes.append([code[starts] for code in keys.codes])
-        self._ends.append((both.terminated[starts], both.truncated[starts]))
-        self._last, self._t, self._num = keys.at(slice(num - 1, num)), int(t[-1]), self._num + num
+        self._heads.append({name: values[starts] for name, values in keys.items()})
+        self._before.append({name: both[name][starts] for name in (col.TERMINATED, col.TRUNCATED)})
+        self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
-    def _steps(self, keys: _Keys, both: _Keys, same: NDArray[np.bool_], head: Ints) -> Ints:
+    def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> Ints:
         """The step of each row: ``t`` if it counts steps, else counted from the first row of its track."""
-        before, num = head < 0, len(same)
-        if keys.t is None or keys.is_clock:
-            rises = np.ones(num, np.int64) if both.t is None else (np.diff(both.t) != 0).astype(np.int64)
-            counted = np.cumsum(rises)
+        before, t = head < 0, keys.get(col.T_INDEX)
+        if t is None or self._reader.is_clock:
+            counted = np.cumsum(np.ones(len(same), bool) if t is None else np.diff(both[col.T_INDEX]) != 0)
             return np.where(before, self._t + counted, counted - counted[head])
         if self._by_one:
-            return keys.t
-        assert both.t is not None
-        rises = np.diff(both.t)[same]
+            return t
+        rises = np.diff(both[col.T_INDEX])[same]
         self.found = int(np.gcd.reduce(rises, initial=self.found))
         if not self._num:
             self.stride = max(1, self.found)
-        first = np.where(before, self._first, keys.t[head])
+        first = np.where(before, self._first, t[head])
         self._first = int(first[-1])
-        return keys.t if self.stride == 1 else (keys.t - first) // self.stride + first // self.stride
+        return t if self.stride == 1 else (t - first) // self.stride + first // self.stride
 
-    def index(self, reader: "_KeyReader", order: Ints | None, most: int) -> TableIndex:
+    def index(self, most: int) -> TableIndex:
         """Return the segments of all rows, in parts of at most ``most`` rows."""
         assert self._last is not None  # there are rows
         offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
         parent, start, stop = cut_long(offsets, most)
         goes_on = stop != offsets[1:][parent]
-        ends = [np.concatenate(flags) for flags in zip(*self._ends, strict=True)]
-        last = self._last.terminated, self._last.truncated
-        terminated, truncated = (np.append(e[1:], own)[parent] & ~goes_on for e, own in zip(ends, last, strict=True))
-        codes = [np.concatenate(own)[parent] for own in zip(*self._codes, strict=True)]
+        ends = {}
+        for name in (col.TERMINATED, col.TRUNCATED):
+            last_rows = np.concatenate([*(keys[name] for keys in self._before), self._last[name]])[1:]
+            ends[name] = last_rows[parent] & ~goes_on
+        ids = {n: np.concatenate([keys[n] for keys in self._heads])[parent] for n in KEYS if n in self._last}
         return TableIndex(
-            order=order,
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
             t_start=np.concatenate(self._firsts)[parent] + start - offsets[:-1][parent],
-            ids=reader.names_of(codes),
-            terminated=terminated,
-            truncated=truncated,
+            ids={name: self._reader.names_of(name, codes) for name, codes in ids.items()},
             parts=grouped(stop - start, most),
             stride=self.stride,
-            is_clock=self._last.is_clock,
+            is_clock=self._reader.is_clock,
+            **ends,
         )
 
 
@@ -283,9 +255,11 @@ class _KeyReader:
         self._has_next, self._place = has_next, place
         self._known: dict[str, dict[str | None, int]] = {}
         self._rows = 0
+        self.is_clock = False
+        """Whether ``t`` holds points in time."""
         self._episode, self._t, self._done = 0, 0, False  # of the previous row, if episodes have no names
 
-    def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> _Keys:
+    def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> Keys:
         """Return the keys of the next ``num`` rows; see `index_of`."""
         first = self._rows
 
@@ -293,22 +267,22 @@ class _KeyReader:
             return self._place(first + row)
 
         terminated, truncated = _ends(columns, num, place)
-        t = _time(columns[col.T_INDEX], place) if col.T_INDEX in columns else None
-        is_clock = t is not None and is_time(columns[col.T_INDEX].type)
+        keys: dict[str, NDArray[Any]] = {col.TERMINATED: terminated, col.TRUNCATED: truncated}
+        if col.T_INDEX in columns:
+            keys[col.T_INDEX] = _time(columns[col.T_INDEX], place)
+            self.is_clock = is_time(columns[col.T_INDEX].type)
         if col.EPISODE_ID in columns:
-            names = [name for name in KEYS if name in columns]
-            codes = [self._coded(columns[name], name, place) for name in names]
+            keys |= {name: self._coded(columns[name], name, place) for name in KEYS if name in columns}
         else:
-            names, codes = [col.EPISODE_ID], [self._numbered(t, terminated | truncated, columns)]
+            keys[col.EPISODE_ID] = self._numbered(keys.get(col.T_INDEX), terminated | truncated, columns)
         self._rows += num
-        return _Keys(codes, len([n for n in names if n != col.MODULE_ID]), t, is_clock, terminated, truncated)
+        return keys
 
-    def names_of(self, codes: Sequence[Ints]) -> dict[str, NDArray[np.object_]]:
-        """The names that codes stand for, by key."""
-        if not self._known:
-            return {col.EPISODE_ID: codes[0].astype(str).astype(object)}
-        words = {name: np.array([*known, None], object)[:-1] for name, known in self._known.items()}
-        return {name: own[code] for (name, own), code in zip(words.items(), codes, strict=True)}
+    def names_of(self, name: str, codes: Ints) -> NDArray[np.object_]:
+        """The names that the codes of a key stand for."""
+        if name not in self._known:
+            return codes.astype(str).astype(object)
+        return np.array([*self._known[name], None], object)[codes]
 
     def _coded(self, column: pa.ChunkedArray, name: str, place: Place) -> Ints:
         codes, words = key_codes(column, name, place)
@@ -338,7 +312,7 @@ class _KeyReader:
 def _ends(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    flags = {n: _flag(keys[n], n, place) for n in FLAGS if n in keys}
+    flags = {n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}
     none = np.zeros(num_rows, bool)
     truncated = flags.get(col.TRUNCATED, none)
     if DONE in flags and col.TERMINATED not in flags:
@@ -349,7 +323,8 @@ def _ends(
     return terminated, truncated
 
 
-def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
+def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
+    """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
     array = one_array(column)
     if is_text(array.type):
         found = truths(array)
@@ -401,7 +376,7 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
     array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
-    if pa.types.is_dictionary(array.type) and array.null_count:
+    if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count and name == col.EPISODE_ID:
         row = int(np.argmax(np.asarray(array.is_null())))
@@ -414,14 +389,7 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
             "ids may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
         )
     try:
-        encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode(null_encoding="encode")
+        encoded = array.dictionary_encode(null_encoding="encode")
     except pa.ArrowException as error:
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
-    words = strings(encoded.dictionary, name, place)
-    codes = np.asarray(encoded.indices).astype(np.int64)
-    if pa.types.is_dictionary(array.type):  # its words may be in any order
-        seen = np.asarray(pc.unique(encoded.indices)).astype(np.int64)
-        rank = np.zeros(len(words), np.int64)
-        rank[seen] = np.arange(len(seen))
-        codes, words = rank[codes], words[seen]
-    return codes, words
+    return np.asarray(encoded.indices).astype(np.int64), strings(encoded.dictionary, name, place)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables in files and in memory, as groups of rows that are read one at a time."""
 
-import abc
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -38,145 +38,102 @@ BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, In
 
 
 @dataclasses.dataclass(frozen=True)
-class Group(abc.ABC):
-    """Rows that are read together: a row group, a record batch, a text file, a slice of a table in memory."""
+class Group:
+    """Rows that are read together: a row group, a record batch, a slice of a table in memory. Can be pickled."""
 
     schema: pa.Schema
     num_rows: int
     file: AnyPath | None
     first: int
     """The index of its first row in the file, or in the table."""
+    load: Callable[[Sequence[str]], pa.Table] | None = None
+    """Reads some of the columns; None if the rows can only be located."""
+    origin_of: "Callable[[int], tuple[Group, int]] | None" = None
+    """If the rows are sorted: what `origin` returns."""
 
-    @abc.abstractmethod
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read some of the columns."""
+        assert self.load is not None
+        table = self.load(list(names))
+        if table.num_rows != self.num_rows:
+            raise ValueError(f"there are {table.num_rows} rows where {self.num_rows} should be")
+        return table
 
     def origin(self, row: int) -> "tuple[Group, int]":
         """Return the group that a row originally came from, before sorting, and its index there."""
-        return self, row
+        return self.origin_of(row) if self.origin_of else (self, row)
 
     def place(self, row: int) -> str:
         """Describe the location of a row of the group."""
-        return f"{self.file or 'the table'}, row {self.first + row}"
+        group, inside = self.origin(row)
+        return f"{group.file or 'the table'}, row {group.first + inside}" if group is self else group.place(inside)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ParquetGroup(Group):
-    """A row group of a Parquet file."""
-
-    metadata: pq.FileMetaData
-    index: int
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        assert self.file is not None
-        with footers.opened(self.file, self.metadata) as opened:
-            table = opened.read_row_group(self.index, columns=list(names))
-        if table.num_rows != self.num_rows:
-            raise ValueError(f"row group {self.index} has {table.num_rows} rows, not {self.num_rows}")
-        return table
+def _read_row_group(path: AnyPath, metadata: pq.FileMetaData, index: int, names: Sequence[str]) -> pa.Table:
+    with footers.opened(path, metadata) as opened:
+        return opened.read_row_group(index, columns=names)
 
 
-@dataclasses.dataclass(frozen=True)
-class _RecordBatch(Group):
-    """A record batch of an Arrow file, or of a converted file; or rows of a large one."""
+def read_batch(
+    opened: Callable[[], pa.NativeFile], all_names: Sequence[str], index: int, rows: slice, names: Sequence[str]
+) -> pa.Table:
+    """Rows of a record batch of an Arrow file.
 
-    index: int
-    start: int
-    """The index of its first row in the record batch."""
-    text: tuple[str, cache.Origin] | None = None
-    """For a converted file: its kind, and the state of the file."""
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        assert self.file is not None
-        path = text_tables.converted(*self.text) if self.text else self.file
-        fields = [self.schema.get_field_index(name) for name in names]
-        if self.text:  # with fields given, Arrow copies all; without, it takes what it needs from the mapped file
-            fields = []
-        with input_file(path, mapped=True) as source:
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            whole = pa.ipc.open_file(source, options=options).get_batch(self.index)
-            batch = whole.slice(self.start, self.num_rows).select(list(names))
-            batch.validate(full=True)
-            return pa.Table.from_batches([batch])
+    With ``all_names``, those of its columns, Arrow loads only ``names``, but copies them; without, it takes what it
+    needs from a mapped file that is not compressed.
+    """
+    fields = [all_names.index(name) for name in names] if all_names else []
+    with opened() as source:
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        batch = pa.ipc.open_file(source, options=options).get_batch(index)[rows].select(names)
+        batch.validate(full=True)
+        return pa.Table.from_batches([batch])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slice(Group):
-    """Rows of a table in memory."""
-
-    table: pa.Table
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        return self.table.select(list(names))
-
-
-@dataclasses.dataclass(frozen=True)
-class _InFolder(Group):
-    """Rows of a file in folders such as ``date=2026-03-01``, each of which is one more column."""
-
-    inner: Group
-    values: Mapping[str, str | int | None]
-    """By the names of these columns."""
-
-    @staticmethod
-    def of(inner: Group, values: Mapping[str, str | int | None]) -> Group:
-        """The group with columns of ``values``, except those that the file has itself."""
-        values = {name: value for name, value in values.items() if name not in inner.schema.names}
-        fields = [
-            pa.field(name, pa.int64() if isinstance(value, int) else pa.string()) for name, value in values.items()
-        ]
-        schema = pa.schema([*inner.schema, *fields])
-        return _InFolder(schema, inner.num_rows, inner.file, inner.first, inner, values) if values else inner
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        own = [name for name in names if name not in self.values]
-        table = self.inner.read(own) if own else None
-        columns = [
-            pa.repeat(pa.scalar(self.values[name], self.schema.field(name).type), self.num_rows)
-            if table is None or name in self.values
-            else table[name]
-            for name in names
-        ]
-        return pa.table(columns, names=list(names))
+def _with_values(group: Group, values: Mapping[str, str | int | None]) -> Group:
+    """The group with a column for each of ``values``, from names of folders, except those that the file has itself."""
+    values = {name: value for name, value in values.items() if name not in group.schema.names}
+    if not values:
+        return group
+    kinds = {name: pa.int64() if isinstance(value, int) else pa.string() for name, value in values.items()}
+    schema = pa.schema([*group.schema, *kinds.items()])
+    return dataclasses.replace(group, schema=schema, load=partial(_read_values, group, values, schema))
 
 
-@dataclasses.dataclass(frozen=True)
-class _WithMembers(Group):
-    """Rows with members of structs as columns of their own."""
-
-    inner: Group
-    paths: Mapping[str, tuple[str, ...]]
-    """By the names of these columns: the name of the struct, of its member, and so on."""
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        table = self.inner.read(list(dict.fromkeys(self.paths.get(name, (name,))[0] for name in names)))
-        found = [(table[path[0]], path[1:]) for path in (self.paths.get(name, (name,)) for name in names)]
-        return pa.table([pc.struct_field(c, list(path)) if path else c for c, path in found], names=list(names))
+def _read_values(group: Group, values: Mapping[str, Any], schema: pa.Schema, names: Sequence[str]) -> pa.Table:
+    own = [name for name in names if name not in values]
+    table = group.read(own) if own else None
+    columns = [
+        pa.repeat(pa.scalar(values[name], schema.field(name).type), group.num_rows)
+        if table is None or name in values
+        else table[name]
+        for name in names
+    ]
+    return pa.table(columns, names=names)
 
 
 def with_members(group: Group, names: Iterable[str]) -> Group:
     """The group with a column for each of ``names`` that is a member of a struct, such as ``state.speed``."""
-    paths: dict[str, tuple[str, ...]] = {}
-    fields, known = [], {*group.schema.names}
+    paths: dict[str, list[str]] = {}
+    schema = group.schema
     for name in names:
-        first, *rest = path = re.split(r"[./]", name)
-        if name in paths or name in known or first not in known:
+        first, *rest = re.split(r"[./]", name)
+        if name in schema.names or first not in schema.names:
             continue
-        kind = group.schema.field(first).type
+        kind = schema.field(first).type
         for member in rest:
             kind = kind.field(member).type if pa.types.is_struct(kind) and kind.get_field_index(member) >= 0 else None
         if kind is not None:
-            paths[name] = tuple(path)
-            fields.append(pa.field(name, kind))
-    schema = pa.schema([*group.schema, *fields])
-    return _WithMembers(schema, group.num_rows, group.file, group.first, group, paths) if paths else group
+            paths[name] = [first, *rest]
+            schema = schema.append(pa.field(name, kind))
+    return dataclasses.replace(group, schema=schema, load=partial(_read_members, group, paths))
 
 
-def is_in_memory(group: Group) -> bool:
-    """Whether the rows of a group are already in memory."""
-    while isinstance(group, _InFolder | _WithMembers):
-        group = group.inner
-    return isinstance(group, _Slice)
+def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[str]) -> pa.Table:
+    found = [paths.get(name, [name]) for name in names]
+    table = group.read(list(dict.fromkeys(first for first, *_ in found)))
+    columns = [pc.struct_field(table[first], rest) if rest else table[first] for first, *rest in found]
+    return pa.table(columns, names=names)
 
 
 def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None = None) -> Sequence[Group]:
@@ -192,21 +149,21 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
         DataError: nothing is there, or it can't be read.
     """
     if not is_paths(data):
-        return _table_groups(_table(data), None)
+        table = _table(data)
+        most = most_rows(table.nbytes / max(1, table.num_rows))
+        slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
+        return [Group(table.schema, part.num_rows, None, first, part.select) for first, part in slices]
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
-    found = [pair for place in several for pair in _files(place, filesystem, known)]
-    files, in_folders = [file for file, _ in found], _with_types([values for _, values in found], named)
-    list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
-    kinds = {file: _known_kind(file) for file in files}
-    texts = [file for file, kind in kinds.items() if kind in text_tables.KINDS]
-    in_memory = (
-        sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) < cache.LEAST_BYTES
-    )
+    found = [each for place in several for each in _files(place, filesystem, known)]
+    in_folders = _with_types([values for *_, values in found], named)
+    list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
+    texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
+    size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     return [
-        _InFolder.of(group, values)
-        for file, values in zip(files, in_folders, strict=True)
-        for group in _file_groups(file, kinds[file], in_memory=in_memory)
+        _with_values(group, values)
+        for (file, kind, _), values in zip(found, in_folders, strict=True)
+        for group in _file_groups(file, kind, in_memory=size < cache.LEAST_BYTES)
     ]
 
 
@@ -232,16 +189,20 @@ def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
     return {name: unquote(text) for name, is_equal, text in parts if name and is_equal}
 
 
-def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, dict[str, str]]]:
-    found: list[tuple[AnyPath, dict[str, str]]] = []
+def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, str, dict[str, str]]]:
+    """The files with their kinds, and what the names of their folders say."""
+    found: list[tuple[AnyPath, str, dict[str, str]]] = []
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
             inside = visible_files(path)
             of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
-            found += [(file, _in_names(path, file)) for file in inside if file.name not in of_dataset and _kind(file)]
+            kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
+            found += [(file, kind, _in_names(path, file)) for file, kind in kinds.items() if kind]
         elif path.is_file():
-            found.append((path, {}))
+            if (kind := _kind(path)) is None:
+                raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
+            found.append((path, kind, {}))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"
@@ -260,12 +221,16 @@ def _kind_by_name(path: AnyPath) -> str | None:
 
 
 def _kind(path: AnyPath) -> str | None:
+    """The kind by name, or else by the first bytes; an Arrow file without a footer is a stream."""
     kind = _kind_by_name(path)
-    if kind is None:
+    if kind not in (None, "ipc"):
+        return kind
+    try:
         with path.open("rb") as file:
             head = file.read(6)
-        kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-    return kind
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+    return next((known for magic, known in MAGIC.items() if head.startswith(magic)), kind and "stream")
 
 
 def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group]:
@@ -273,31 +238,11 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
         if kind == "parquet":
             yield from _parquet_groups(path)
         elif kind == "ipc":
-            yield from _batches(path, path, None)
-        elif in_memory:
-            yield from _table_groups(text_tables.read(path, kind), path)
+            yield from _batches(path, partial(input_file, path, mapped=True))
         else:
-            text = (kind, text_tables.origin(path, kind))
-            yield from _batches(text_tables.converted(*text), path, text)
+            yield from _batches(path, text_tables.converted(path, kind, in_memory=in_memory), is_converted=True)
     except BROKEN as error:
         raise unreadable(path, error) from error
-
-
-def _known_kind(path: AnyPath) -> str:
-    try:
-        kind = _kind(path)
-        is_stream = kind == "ipc" and not _has_footer(path)
-    except BROKEN as error:
-        raise unreadable(path, error) from error
-    if kind is None:
-        raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
-    return "stream" if is_stream else kind
-
-
-def _has_footer(path: AnyPath) -> bool:
-    """Whether an Arrow file can be read from the middle; a stream can't."""
-    with path.open("rb") as file:
-        return file.read(6) == b"ARROW1"
 
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
@@ -314,21 +259,24 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
-        yield _ParquetGroup(schema, rows, path, first, metadata, k)
+        yield Group(schema, rows, path, first, partial(_read_row_group, path, metadata, k))
         first += rows
 
 
-def _batches(arrow: AnyPath, path: AnyPath, text: tuple[str, cache.Origin] | None) -> Iterator[Group]:
-    with input_file(arrow, mapped=True) as source:
+def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted: bool = False) -> Iterator[Group]:
+    """The record batches of an Arrow file, in pieces of bounded size: of ``path``, or of what it was converted to."""
+    with opened() as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
         check_names(schema)
         sizes = [(batch.num_rows, batch.nbytes) for batch in map(reader.get_batch, range(num))]
     first = 0
-    for k, (rows, size) in enumerate(sizes):
+    for k, (rows, size) in enumerate(sizes or [(0, 0)]):
         most = most_rows(size / max(1, rows))
-        for start in range(0, rows, most):
-            yield _RecordBatch(schema, min(most, rows - start), path, first + start, k, start, text)
+        for start in range(0, max(1, rows), most):
+            part = slice(start, min(start + most, rows))
+            load = partial(read_batch, opened, () if is_converted else schema.names, k, part)
+            yield Group(schema, part.stop - start, path, first + start, load)
         first += rows
 
 
@@ -343,8 +291,6 @@ def _table(data: Any) -> pa.Table:
     try:
         if isinstance(data, pa.Table):
             table = data
-        elif isinstance(data, pa.RecordBatch):
-            table = pa.Table.from_batches([data])
         elif hasattr(data, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(data).read_all()
         elif callable(getattr(data, "iter_batches", None)):
@@ -358,9 +304,3 @@ def _table(data: Any) -> pa.Table:
     except BROKEN as error:
         raise unreadable(None, error) from error
     return table
-
-
-def _table_groups(table: pa.Table, path: AnyPath | None) -> Sequence[Group]:
-    most = most_rows(table.nbytes / max(1, table.num_rows))
-    slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
-    return [_Slice(table.schema, part.num_rows, path, first, part) for first, part in slices]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that can't be read from the middle: CSV, JSON and Arrow streams.
 
-Small ones are read into memory, larger ones converted to Arrow files in the cache.
+They are converted to Arrow files: small ones in memory, larger ones in the cache.
 """
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -42,34 +41,29 @@ _KINDS: Final = (
 """The types that Arrow tries for a CSV column, one after another."""
 
 
-def origin(path: AnyPath, kind: str) -> cache.Origin:
-    """The file as it is now, for `converted`."""
-    return cache.Origin([path], "text table", VERSION, kind, pa.__version__)
-
-
-def converted(kind: str, origin: cache.Origin) -> Path:
-    """Return the Arrow file with the rows of a file, in record batches; created if it does not exist.
+def converted(path: AnyPath, kind: str, *, in_memory: bool) -> Callable[[], pa.NativeFile]:
+    """Convert a file to an Arrow file of record batches, in memory or in the cache.
 
     Args:
+        path: The file.
         kind: One of `KINDS`.
-        origin: The file as it was when the recording was opened.
+        in_memory: Hold what it becomes in memory, unless it is large.
 
-    Raises:
-        DataError: the file can't be read, or has changed since then.
+    Returns:
+        Opens the Arrow file; raises a DataError if ``path`` can't be read, or has changed since this call. Can be
+        pickled.
     """
-    return origin.entry(lambda folder: _convert(origin.files[0], kind, folder / _TABLE)) / _TABLE
+    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__)
+    return partial(cache.Made(origin, partial(_convert, path, kind), in_memory=in_memory).opened, _TABLE)
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
-    """Read all rows of a file; raises the errors of Arrow and `json`."""
+    """Read all rows of a CSV or JSON file at once; raises the errors of Arrow and `json`."""
     if kind == "csv":
         return _csv(path)
-    if kind == "stream":
-        return pa.concat_tables(_stream_tables(path))
     if _is_array(path):
-        return pa.concat_tables(_list_tables(path, None), promote_options="permissive")
+        return pa.Table.from_pylist([row for row, _ in _elements(path)])
     size = min(max(path.stat().st_size, 2**20), 2**26)
-    _check_depth(path)
     try:
         return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
     except pa.ArrowInvalid:
@@ -77,11 +71,10 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         raise
 
 
-def _convert(path: AnyPath, kind: str, target: Path) -> None:
+def _convert(path: AnyPath, kind: str, folder: Path) -> None:
+    target = folder / _TABLE
     if kind == "stream":
-        tables = _stream_tables(path)
-        first = next(tables)
-        write_batches(target, first.schema, itertools.chain([first], tables))
+        _convert_blocks(lambda schema: _stream_tables(path), target)
         return
     try:
         if kind == "csv":
@@ -101,15 +94,12 @@ def _convert(path: AnyPath, kind: str, target: Path) -> None:
 
 def _csv(path: AnyPath) -> pa.Table:
     parse, point = _dialect(path)
+    # Types come from the first block, but integers there may be followed by fractions: this is the only block. Without
+    # threads, the row of an error is known.
+    size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
+    options = pa.csv.ReadOptions(block_size=size, use_threads=False)
     convert = pa.csv.ConvertOptions(decimal_point=point)
-    try:
-        return _blanks_as_nulls(pa.csv.read_csv(_input(path), None, parse, convert))
-    except pa.ArrowInvalid:
-        # Types come from the first block, but integers there may be followed by fractions: read again in one block. An
-        # error then occurs again, and without threads its row is known.
-        size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
-        options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-        return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
+    return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:

@@ -197,7 +197,7 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "t_start": 2**70}, "gave `t_start` as '1180591620717411303424': give the number"),
         ({**GOOD, "t_start": 0.5}, "gave `t_start` as '0.5': give the number"),
         ({k: v for k, v in GOOD.items() if k != "speed"}, "gave no column `speed`; wanted are obs, action, speed"),
-        ({**GOOD, "angle": [1, 2]}, "gave a column `angle`, which the first rows lack"),
+        ({**GOOD, "angle": [1, 2]}, "gave the column `angle`; wanted are obs, action, speed"),
     ],
 )
 def test_what_does_not_fit_is_told_by_column_found_and_wanted(given: Any, message: str, tmp_path: Path) -> None:

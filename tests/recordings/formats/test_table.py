@@ -564,7 +564,7 @@ def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
     columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
     assert Recording.open(Source(tmp_path, columns)).read().segments.episode_id.tolist() == ["1", "x"]
     pq.write_table(pa.table({"trip": ["y"], "x": ["far"], "a": [0.5]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"`x` is of type double in \S*a\.parquet, but string in \S*c\.parquet\."):
+    with pytest.raises(DataError, match=r"c\.parquet has other types .*x has incompatible types: double vs string"):
         Recording.open(Source(tmp_path, columns))
 
 
@@ -635,6 +635,17 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
 
 
+def test_final_observations_of_several_columns_are_read_where_they_are() -> None:
+    table = pa.table(
+        {"x": [0.0, 1.0, 2.0], "y": [5.0, 6.0, 7.0], "a": [0, 1, 0], "e": ["p", "p", "q"]}
+        | {"fx": [None, 9.0, None], "fy": [None, 8.0, None]}
+    )
+    columns = {"obs": ["x", "y"], "action": "a", "episode_id": "e", "final_obs": ["fx", "fy"]}
+    exp = read(table, {**columns, "truncated": "last-row"})
+    assert exp.final_obs["obs"].tolist() == [[9.0, 8.0], [0.0, 0.0]]
+    assert exp.segments.has_final_obs.tolist() == [True, False]
+
+
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     rows = rows_of([3, 4])
     pq.write_table(table_of(rows[:3]), tmp_path / "a.parquet")
@@ -681,7 +692,7 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
         (
             {"episode_id": "trip", "obs": ["a", "b"]},
-            r"Source has no argument `episode_id`: .* Write Source.* columns={'episode_id': 'trip', 'obs': \.\.\.}\)",
+            r"Source has no argument `episode_id`: .* columns={'episode_id': 'trip', 'obs': \['a', 'b'\]}\)",
         ),
         ({"presets": "rllib"}, r"Source has no argument `presets`\. Nearest: `preset`"),
         ({"sep": ";"}, r"Source has no argument `sep`\. There are data, columns, preset"),
