@@ -41,7 +41,7 @@ class TaskModule(Module):
 
     def __init__(self, made: Module, task: "Task[Any]") -> None:
         super().__init__(made.net, made.obs_space, made.action_space, made.dist)
-        self._state = {}
+        self._state, self.recurrent = {}, False
         self.mask = None
         self._task = task
 

@@ -137,10 +137,10 @@ class Batch:
         columns: The columns, ``[B, ...]``; looked up only when used.
         module: The module whose spaces say how observations and actions are nested.
         sequences: For a recurrent module: the layout of the rows in sequences; None: single rows.
-        size: Number of rows; None: that of the first column used.
+        size: Number of rows; None: that of the first column.
     """
 
-    __slots__ = ("_columns", "_module", "_sequences", "_size", "used")
+    __slots__ = ("_columns", "_module", "_sequences", "size", "used")
 
     def __init__(
         self,
@@ -152,12 +152,13 @@ class Batch:
         self._columns = columns
         self._module = module
         self._sequences = sequences
-        self._size = size
+        self.size = len(next(iter(columns.values()), ())) if size is None else size
+        """Number of rows."""
         self.used: dict[str, torch.Tensor] = {}
         """The columns used so far."""
 
     def __repr__(self) -> str:
-        return short(self, *([] if self._size is None else [f"{self._size:,} rows"]), columns=[*self._columns])
+        return short(self, f"{self.size:,} rows", columns=[*self._columns])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A column ``[B, ...]`` by its full name."""
@@ -170,13 +171,6 @@ class Batch:
                     "A connector of the learner can add it (learner_connectors)."
                 ) from None
         return self.used[name]
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        if self._size is None:
-            self._size = len(self[next(iter(self.used or self._columns))])
-        return self._size
 
     def forward(self, module: Module) -> Output:
         """The output of ``module`` for each row's observation: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.

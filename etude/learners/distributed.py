@@ -206,25 +206,29 @@ class BatchResult(NamedTuple):
     """Logged figures; without rows, none of the loss."""
 
 
+def on_host(results: Sequence[BatchResult]) -> list[BatchResult]:
+    """The results with Python numbers instead of tensors; all are moved to the host in one go."""
+    numbers = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
+    return [
+        BatchResult(rows, {name: next(numbers) for name in parts}, {name: next(numbers) for name in figures})
+        for rows, parts, figures in results
+    ]
+
+
 def results_of_all(
-    team: Team, names: list[str], results: Sequence[BatchResult]
+    team: Team, names: list[str], results: list[BatchResult]
 ) -> tuple[list[str], list[BatchResult], list[int]]:
     """Join the results that the learners of a team got from the batches of an update.
 
     Args:
         team: The learners.
         names: The parts of the loss that this learner has computed.
-        results: Its results, of the same batches for each learner.
+        results: Its results, in numbers, of the same batches for each learner.
 
     Returns:
         The names of all learners; the result of each batch, averaged over all rows; the number of rows of each rank.
     """
-    values = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
-    own = [
-        BatchResult(result.rows, *({name: next(values) for name in figures} for figures in result[1:]))
-        for result in results
-    ]
-    every = team.gathered((names, own))
+    every = team.gathered((names, results))
     joined = [
         BatchResult(
             sum(result.rows for result in of_batch),

@@ -480,7 +480,9 @@ class Optimizers:
     def follow(self, at: int) -> None:
         """Set learning rates to their schedules' values after ``at`` steps."""
         self._at = at
-        self.lr = {name: value_at(self.schedules[name], at) for name in (*self.by_name, *sorted(self._own_lr))}
+        self.lr.clear()
+        for name in (*self.by_name, *sorted(self._own_lr)):
+            self.lr[name] = value_at(self.schedules[name], at)
 
     def rates(self, name: str) -> Rates:
         """The current learning rate of an optimizer, or those of its slices."""

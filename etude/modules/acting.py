@@ -6,7 +6,7 @@ fifth to a twelfth of the time of eager torch. All other networks act through to
 `etude.modules.module.TorchActor`.
 """
 
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -162,7 +162,7 @@ class NumPyActor(SamplingActor):
         return self._dist.act(inputs, self.noise(len(inputs))), {DIST_INPUTS: inputs}
 
 
-def runs_in_numpy(net: nn.Module) -> bool:
+def runs_in_numpy(net: nn.Module) -> TypeGuard[Network]:
     """Whether `NumPyNetwork` can compute ``net``: exactly a `Network`, without images and recurrent layers."""
     return type(net) is Network and net.policy.encoder.vector and net.policy.memory is None
 
@@ -273,7 +273,6 @@ class NumPyNetwork:
         self._first = self._policy.names[0]
         self._order = None if net.order is None else net.order.cpu().numpy()
         self._width = net.policy_head.out_features
-        self.has_value = net.value_head is not None
         self._where: list[tuple[int, str, torch.dtype]] = []
         self._is_shared = False
         self.refresh()
