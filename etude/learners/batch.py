@@ -2,6 +2,7 @@
 """Batch: the data that a loss gets, as columns by name that are gathered only when used."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -230,47 +231,41 @@ class Batch:
         return name in self._columns
 
 
+@dataclass
 class RowsInOrder:
-    """Columns in a given order of rows, cut into minibatches. Each column is gathered once, when it is first used.
+    """Columns in a given order of rows, cut into minibatches. Each column is gathered once, when it is first used."""
 
-    Args:
-        columns: The columns, ``[rows, ...]``.
-        order: The rows of all minibatches, one after the other, int64.
-        sizes: Number of rows in each minibatch.
-        device: The device of the columns.
-    """
-
-    def __init__(
-        self, columns: Mapping[str, torch.Tensor], order: Index, sizes: list[int], device: torch.device | str
-    ) -> None:
-        self.columns = columns
-        self.order = torch.from_numpy(order).to(device)
-        self.sizes = sizes
-        self.parts: dict[str, tuple[torch.Tensor, ...]] = {}
-        """The columns gathered so far: a tuple of minibatches by name."""
+    columns: Mapping[str, torch.Tensor]
+    """The columns, ``[rows, ...]``."""
+    order: torch.Tensor
+    """The rows of all minibatches, one after the other, int64."""
+    sizes: list[int]
+    """Number of rows in each minibatch."""
+    parts: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """The columns gathered so far: a tuple of minibatches by name."""
 
 
+@dataclass(eq=False, repr=False)
 class MinibatchColumns(Mapping[str, torch.Tensor]):
     """The columns of minibatch ``i`` of a `RowsInOrder`."""
 
-    def __init__(self, rows: RowsInOrder, i: int) -> None:
-        self._rows = rows
-        self._i = i
+    rows: RowsInOrder
+    i: int
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        rows = self._rows
+        rows = self.rows
         if name not in rows.parts:
             rows.parts[name] = torch.split(rows.columns[name].index_select(0, rows.order), rows.sizes)
-        return rows.parts[name][self._i]
+        return rows.parts[name][self.i]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows.columns
+        return name in self.rows.columns
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows.columns)
+        return iter(self.rows.columns)
 
     def __len__(self) -> int:
-        return len(self._rows.columns)
+        return len(self.rows.columns)
 
 
 def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:

@@ -185,13 +185,6 @@ class TeamGradients:
         return rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest)
 
 
-def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:
-    """Give all learners the buffers of the one with the most rows, as gradients don't keep these equal."""
-    buffers = list(module.buffers())
-    if buffers:
-        team.take_from(rows.index(max(rows)), buffers)
-
-
 # -- what is reported ---------------------------------------------------------------------------------------------
 
 
@@ -200,19 +193,19 @@ class BatchResult(NamedTuple):
 
     rows: int
     """Rows that this learner had of the batch."""
-    parts: Figures
+    losses: Figures
     """Parts of the loss; {} without rows."""
-    figures: Figures
+    metrics: Figures
     """Logged figures; without rows, none of the loss."""
 
 
-def on_host(results: Sequence[BatchResult]) -> list[BatchResult]:
-    """The results with Python numbers instead of tensors; all are moved to the host in one go."""
-    numbers = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
-    return [
-        BatchResult(rows, {name: next(numbers) for name in parts}, {name: next(numbers) for name in figures})
-        for rows, parts, figures in results
-    ]
+def move_to_host(results: Sequence[BatchResult]) -> None:
+    """Replace the tensors in results by Python numbers, all moved in one go."""
+    every = [figures for result in results for figures in (result.losses, result.metrics)]
+    numbers = iter(numbers_of([value for figures in every for value in figures.values()]))
+    for figures in every:
+        for name in figures:
+            figures[name] = next(numbers)
 
 
 def results_of_all(
@@ -232,8 +225,8 @@ def results_of_all(
     joined = [
         BatchResult(
             sum(result.rows for result in of_batch),
-            _mean_by_rows([(result.rows, result.parts) for result in of_batch]),
-            _mean_by_rows([(result.rows, result.figures) for result in of_batch]),
+            _mean_by_rows([(result.rows, result.losses) for result in of_batch]),
+            _mean_by_rows([(result.rows, result.metrics) for result in of_batch]),
         )
         for of_batch in zip(*(theirs for _, theirs in every), strict=True)
     ]

@@ -21,7 +21,7 @@ from etude.experience.arrays import Array
 from etude.interruption import pause
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
-from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, on_host, results_of_all, share_buffers
+from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, move_to_host, results_of_all
 from etude.learners.loss import Figures, Loss, checked, columns_of, numbers_of
 from etude.learners.minibatches import batch_from, minibatches
 from etude.learners.optim import MakeOptimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
@@ -49,7 +49,7 @@ class Update(NamedTuple):
     skipped because the loss or its gradients were not finite; ``threads`` of the CPU."""
 
 
-def mean_of(updates: Sequence[Update]) -> Update:
+def mean_of(updates: Sequence[Update] | Sequence[BatchResult]) -> Update:
     """Merge several updates: the mean of each figure over the updates that have it.
 
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
@@ -385,12 +385,14 @@ class ModuleLearner:
                 parts.update(dict.fromkeys(step(batch), math.nan))
             if self._gathered:  # a last step of fewer than `accumulate` batches
                 self._apply(batch)
-        results = on_host(self._made)
+        results = self._made
+        move_to_host(results)
         if team is not None:
             names, results, rows = results_of_all(team, list(parts), results)
-            share_buffers(team, self.module, rows)
+            if buffers := list(self.module.buffers()):  # gradients don't keep these equal
+                team.take_from(rows.index(max(rows)), buffers)
             parts = dict.fromkeys(names, math.nan)
-        update = mean_of([Update(result.parts, result.figures) for result in results])
+        update = mean_of(results)
         if self.skipped > before:
             update.metrics["skipped_steps"] = float(self.skipped - before)
         update.metrics["threads"] = float(self.threads.num)
@@ -409,8 +411,8 @@ class ModuleLearner:
             with nullcontext() if self.precision == "float32" else self.autocast():
                 loss = self.loss(self.module, batch)
             for name, part in loss.parts.items():
-                result.parts[name] = part.detach()
-            result.figures.update(loss.logged)
+                result.losses[name] = part.detach()
+            result.metrics.update(loss.logged)
         if self._optim.wants_sides:
             self._find_sides(loss)
         if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
@@ -431,7 +433,7 @@ class ModuleLearner:
         self._gathered.append(result)
         if len(self._gathered) == self.accumulate:
             self._apply(batch)
-        return result.parts
+        return result.losses
 
     def _find_sides(self, loss: Loss | None) -> None:
         """Find which parameters each side of the loss reaches; a team uses the finding of its first learner that has
@@ -468,9 +470,9 @@ class ModuleLearner:
                 self.on_gradients(self.module)
         clippings = self._optim.all_clippings(resting)
         total, *norms = numbers_of([mean, *self._optim.norms(clippings)])
-        results[-1].figures.update(self._optim.norms_by_name(clippings, norms))
+        results[-1].metrics.update(self._optim.norms_by_name(clippings, norms))
         if not math.isfinite(total + sum(norms)):
-            self._skip(results[-1].parts, batch)
+            self._skip(results[-1].losses, batch)
             return
         self._skipped_in_a_row = 0
         self._optim.clip(clippings, norms)
