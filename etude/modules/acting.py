@@ -216,23 +216,18 @@ class _Layers:
         """The output ``[n, width]``, valid until the next call."""
         if n != self._size:
             self._resize(n)
-        x, activate = self._encode(obs), self._activate
-        if self._across:
-            x = x.T
-            for weight, bias, out in self._steps:
-                weight.dot(x, out)
-                out += bias
-                if activate is not None:
-                    activate(out, out)
-                x = out
-            return x.T
+        x, activate, across = self._encode(obs), self._activate, self._across
+        x = x.T if across else x
         for weight, bias, out in self._steps:
-            x.dot(weight, out)
+            if across:
+                weight.dot(x, out)
+            else:
+                x.dot(weight, out)
             out += bias
             if activate is not None:
                 activate(out, out)
             x = out
-        return x
+        return x.T if across else x
 
     def many(self, obs: Columns, n: int) -> torch.Tensor:
         """``[n, width]`` for many rows, in torch, whose matrix products are a quarter faster than NumPy's."""
