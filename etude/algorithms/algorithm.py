@@ -17,20 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude import columns as col
-from etude.algorithms import saving
-from etude.algorithms.checkpoint import (
-    Checkpoints,
-    Component,
-    Names,
-    chosen,
-    components_of,
-    put_back,
-    read_components,
-    reason_of,
-    what_fits,
-    write_components,
-)
-from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
+from etude.algorithms import checkpoint, run, saving
+from etude.algorithms.checkpoint import Checkpoints, Component, Names
+from etude.algorithms.config import AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import Recorder, learned_by_connectors, play, record, runner_for, seed_after
@@ -56,18 +45,7 @@ from etude.algorithms.results import (
     parameter_counts,
     together,
 )
-from etude.algorithms.run import (
-    Log,
-    Logs,
-    check_free,
-    check_logs,
-    check_same,
-    claimed,
-    clear,
-    folder_of,
-    is_run_of,
-    opened_logs,
-)
+from etude.algorithms.run import Log, Logs
 from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
@@ -137,9 +115,7 @@ class Algorithm(Generic[C]):
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         self._saved_spaces = saved_spaces
-        self.recorder = Recorder(
-            config.record, self.recorded, config.env, self.recorded_spaces, lambda: self.recording_meta(**self._plays())
-        )
+        self.recorder = Recorder(self)
         """Records the experience of training if `record` is set."""
         check_device(config.compute.device)
         if config.compute.compile:
@@ -279,10 +255,6 @@ class Algorithm(Generic[C]):
     def threads_held(self) -> AbstractContextManager[None]:
         """Context in which torch uses the threads of the settings (one if `auto`) and BLAS uses one."""
         return held(for_acting(self.config.compute.threads))
-
-    def _plays(self) -> dict[str, Any]:
-        """How the episodes that training records were played: only algorithms that act in training explore."""
-        return {"explore": isinstance(self.config, ActingConfig), "seed": self.config.seed}
 
     @property
     def policy(self) -> Policy:
@@ -437,6 +409,15 @@ class Algorithm(Generic[C]):
             self.times = dict.fromkeys(times, 0.0)
         sampling = times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before.env_steps
+        rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
+        for module_id, learner in self.learner.modules.items():
+            own = rates[module_id] = {}
+            for name in learner.scheduled:
+                own[name] = float(learner.module.scheduled[name])
+            for name, rate in learner.lr.items():
+                own["lr" if name == "all" else f"lr/{name}"] = rate
+            own |= self.policies[module_id].connectors.metrics()
+            own |= learner.connectors.metrics()
         if self._parameters is None:
             self._parameters = parameter_counts({name: policy.module for name, policy in self.policies.items()})
         return Result(
@@ -448,7 +429,7 @@ class Algorithm(Generic[C]):
             episodes=self.episodes,
             **self.figures.fields(),
             losses=update.losses,
-            metrics=update.metrics | self._rates() | self._parameters | logged,
+            metrics=update.metrics | together(rates, several=len(rates) > 1) | self._parameters | logged,
             times=dict(times),
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
             faulty_episodes=self.faulty_episodes,
@@ -457,19 +438,6 @@ class Algorithm(Generic[C]):
             data=self.data_flow,
             bottleneck=self.bottleneck,
         )
-
-    def _rates(self) -> dict[str, float]:
-        """Current learning rates and other schedules of each module, and its connectors' metrics."""
-        rates: dict[str, dict[str, float]] = {}
-        for module_id, learner in self.learner.modules.items():
-            own = rates[module_id] = {}
-            for name in learner.scheduled:
-                own[name] = float(learner.module.scheduled[name])
-            for name, rate in learner.lr.items():
-                own["lr" if name == "all" else f"lr/{name}"] = rate
-            own |= self.policies[module_id].connectors.metrics()
-            own |= learner.connectors.metrics()
-        return together(rates, several=len(rates) > 1)
 
     @interruptible
     def evaluate_when_due(self) -> None:
@@ -569,14 +537,15 @@ class Algorithm(Generic[C]):
                 for result in self.iterate(stop):
                     view.show(result)
             return result
-        folder = folder_of(out)
-        check_logs(log)
-        with Signals(quiet=not progress, kill=kill_workers) as signals, claimed(folder):
-            check_free(folder, is_run_of(folder, saving.name_of(type(self)), self.iteration), overwrite=overwrite)
+        folder = run.folder_of(out)
+        run.check_logs(log)
+        with Signals(quiet=not progress, kill=kill_workers) as signals, run.claimed(folder):
+            goes_on = run.is_run_of(folder, saving.name_of(type(self)), self.iteration)
+            run.check_free(folder, goes_on, overwrite=overwrite)
             self.check_stop(stop)  # before anything is replaced
             self.prepare()
             if overwrite:
-                clear(folder)
+                run.clear(folder)
             view = self.view(stop, quiet=not progress)
             result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
         if signals.is_set() and not stop.now(result):
@@ -617,7 +586,7 @@ class Algorithm(Generic[C]):
         start, saved, result = self.iteration, time.monotonic(), self.standing()
 
         def save() -> None:
-            check_same(out, begun)
+            run.check_same(out, begun)
             self.save(out, result=result)
             if checkpoints is not None:
                 checkpoints.add(out, result)
@@ -629,7 +598,7 @@ class Algorithm(Generic[C]):
 
         if self.config.engine != "local":
             signals.wait()
-        with opened_logs(log, out, start) as logs, closing(view):
+        with run.opened_logs(log, out, start) as logs, closing(view):
             begun = os.stat(out)
             signals.conclude = conclude
             signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
@@ -798,23 +767,30 @@ class Algorithm(Generic[C]):
         Raises:
             SettingsError: an argument is wrong, or there is no env to act in.
         """
-        if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool):
+        if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool) or num_episodes < 1:
             raise SettingsError(
-                f"`num_episodes` is {num_episodes!r}, but must be a whole number; give an env as env=..."
+                f"`num_episodes` is {num_episodes!r}, but must be a whole number of at least 1; give an env as env=..."
             )
-        if num_episodes < 1:
-            raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
         if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
             raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
+        where = self.env_to_play(env)
+        return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps)
+
+    def env_to_play(self, env: EnvLike | None) -> EnvLike:
+        """The env to play in apart from training: ``env``, or the config's if it is None.
+
+        Raises:
+            SettingsError: there is none, or the config's is an object that training is using.
+        """
         where = env if env is not None else self.config.env
         if where is None:
             raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
         if env is None and self.in_use(where):
             raise SettingsError(
-                f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
-                "and record an env=... of their own, or a function that makes envs to the config."
+                f"config.env is one {type(where).__name__} object, which training is in the middle of: give an "
+                "env=... of its own here, or a function that makes envs to the config."
             )
-        return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps)
+        return where
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training is using."""
@@ -828,7 +804,7 @@ class Algorithm(Generic[C]):
         Override it to save more: ``{**super().components(), "mine": Component(get, set)}``.
         """
         modules = self.learner.modules
-        own = [components_of(name, self.policies[name], learner) for name, learner in modules.items()]
+        own = [checkpoint.components_of(name, self.policies[name], learner) for name, learner in modules.items()]
         recorder, figures = self.recorder, self.figures
         return {name: component for parts in own for name, component in parts.items()} | {
             **({"recorder": Component(recorder.state_dict, recorder.load_state_dict)} if recorder.is_on else {}),
@@ -857,7 +833,7 @@ class Algorithm(Generic[C]):
         """
         self.engine.pull()
         parts = self.components()
-        return {name: parts[name].get() for name in chosen(parts, components, not_components)}
+        return {name: parts[name].get() for name in checkpoint.chosen(parts, components, not_components)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned; components that are not in ``state`` stay as they are.
@@ -869,7 +845,7 @@ class Algorithm(Generic[C]):
         """
         parts = self.components()
         # whether a run is recorded does not change the rest of its state
-        put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
+        checkpoint.put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
         self.engine.push()
 
     @arguments_checked
@@ -899,9 +875,9 @@ class Algorithm(Generic[C]):
         """
         self.engine.pull()
         parts = self.components()
-        wanted = {name: parts[name] for name in chosen(parts, components, not_components)}
-        failures = write_components(path, wanted, self._description(result), self.left_out)
-        self.left_out = {name: reason_of(error) for name, error in failures.items()}
+        wanted = {name: parts[name] for name in checkpoint.chosen(parts, components, not_components)}
+        failures = checkpoint.write_components(path, wanted, self._description(result), self.left_out)
+        self.left_out = {name: checkpoint.reason_of(error) for name, error in failures.items()}
         if "recorder" in failures:  # recorded steps may be lost
             raise failures["recorder"]
 
@@ -937,11 +913,11 @@ class Algorithm(Generic[C]):
             CheckpointError: the folder is not an algorithm's checkpoint or is broken, or it lacks these components, or
                 they do not fit. The state is then unchanged, but running episodes may start again.
         """
-        state, saved = read_components(path, components, not_components)
+        state, saved = checkpoint.read_components(path, components, not_components)
         saving.drop_other_episodes(state, saved, self.config.env)
         before = self.get_state([name for name in state if name in self.components()])
         try:
-            with what_fits(redacted(os.fspath(path))):
+            with checkpoint.what_fits(redacted(os.fspath(path))):
                 self.set_state(state)
         except BaseException:
             self.set_state(before)  # all or nothing

@@ -205,14 +205,9 @@ def check_clips(algorithm: Algorithm[Any]) -> None:
 @contextlib.contextmanager
 def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
     """Context with the env to play in, which is closed afterwards unless it was given."""
-    where = env if env is not None or not isinstance(policy, Algorithm) else policy.config.env
+    where = policy.env_to_play(env) if isinstance(policy, Algorithm) else env
     if where is None:
         raise SettingsError("there is no env to act in: give one, as env=....")
-    if isinstance(policy, Algorithm) and env is None and policy.in_use(where):
-        raise SettingsError(
-            f"config.env is one {type(where).__name__} object, which training is in the middle of: give the clip an "
-            "env=... of its own, or a function that makes envs to the config."
-        )
     with no_screen_needed():
         shown = seen_env(where, mode)
         try:

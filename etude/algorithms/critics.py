@@ -86,6 +86,11 @@ def draw_by_gate(net: nn.Module) -> None:
             part.draw_by_gate()
 
 
+def trained(**parts: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of named parts of a module that are trained, for optimizers of these names."""
+    return {name: [p for p in part.parameters() if p.requires_grad] for name, part in parts.items()}
+
+
 def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
     """Move the module's target network if as many gradient steps were made as the settings ask for."""
     own = next(own for own in learner.modules.values() if own.module is module)

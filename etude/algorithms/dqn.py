@@ -143,13 +143,7 @@ class QModule(FollowedModule):
 
     def action_values(self, output: Output) -> Tensor:
         """The action values ``[B, n]`` in a net's output."""
-        _, advantages = output.bound()
-        if output.value is None:
-            return advantages
-        allowed = advantages > ALLOWED_ABOVE
-        sums = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
-        centred = output.value.unsqueeze(-1) + advantages - sums / allowed.sum(-1, keepdim=True).clamp(min=1)
-        return torch.where(allowed, centred, advantages)
+        return dueling(output.bound()[1], output.value, (-1,))
 
     def values(self, obs: Any) -> Tensor:
         """The value of each action, float32 ``[B, n]``; actions that the mask forbids are far below all others."""
@@ -174,6 +168,19 @@ class QModule(FollowedModule):
         else:
             best = values.gather(-1, by.argmax(-1, keepdim=True)).squeeze(-1)
         return best if self.mask is None else torch.where(best > ALLOWED_ABOVE, best, 0.0)
+
+
+def dueling(advantages: Tensor, value: Tensor | None, axes: tuple[int, ...]) -> Tensor:
+    """``value`` plus advantages, whose mean over the last ``axes`` is subtracted; forbidden choices stay as they are.
+
+    Without a ``value``, the advantages themselves.
+    """
+    if value is None:
+        return advantages
+    allowed = advantages > ALLOWED_ABOVE
+    sums = torch.where(allowed, advantages, 0.0).sum(axes, keepdim=True)
+    centred = value[(..., *(None for _ in axes))] + advantages - sums / allowed.sum(axes, keepdim=True).clamp(min=1)
+    return torch.where(allowed, centred, advantages)
 
 
 def check_discrete(action_space: Space) -> spaces.Discrete:

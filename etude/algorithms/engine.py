@@ -51,6 +51,8 @@ class Engine:
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
         self._arena: Arena | None = None
+        self.is_asked = True
+        """Whether the learners that the settings ask for were used; always True for learners in this process."""
 
     # -- acting ---------------------------------------------------------------------------------------------------
 
@@ -122,11 +124,6 @@ class Engine:
 
     def push(self) -> None:
         """Send the state here to remote learners, after loading or after modules were added or removed."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the learners that the settings ask for were used; always True for learners in this process."""
-        return True
 
     # -- the rest -------------------------------------------------------------------------------------------------
 

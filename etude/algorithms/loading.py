@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from etude.algorithms import saving
 from etude.algorithms.algorithm import Algorithm
@@ -19,6 +19,8 @@ from etude.policies import Policy
 from etude.settings import choice, merged, nearest, other_names, own_paths, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
+
+T = TypeVar("T")
 
 _log = logging.getLogger("etude.algorithms")
 
@@ -48,7 +50,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     path = redacted(os.fspath(path))  # for messages
     cls, saved, spaces = _described(meta if isinstance(tree, dict) else None, path, trust=trust)
     left_out = meta.get("left_out") or {}
-    config = _config(cls, meta, overrides, path, trust=trust)
+    config = _config(_config_class(cls, meta, path, trust=trust), saved, overrides, path, trust=trust)
     given = placed(type(config), overrides, type(config).__name__)
     if "network" in given and saving.to_plain(config.network) != saved.get("network"):
         raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
@@ -77,15 +79,15 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
 def load_settings(path: Where, *, trust: bool = False, **overrides: Any) -> AlgorithmConfig:
     """Load the settings of the run that was saved at ``path``; arguments and errors are those of `load`."""
     meta, shown = load_meta(path), redacted(os.fspath(path))
-    cls, _, _ = _described(meta, shown, trust=trust)
-    return _config(cls, meta, overrides, shown, trust=trust)
+    cls, saved, _ = _described(meta, shown, trust=trust)
+    return _config(_config_class(cls, meta, shown, trust=trust), saved, overrides, shown, trust=trust)
 
 
 def _config(
-    cls: type[Algorithm[Any]], meta: dict[str, Any], overrides: Mapping[str, Any], path: str, *, trust: bool
+    cls: type[AlgorithmConfig], saved: Mapping[str, Any], overrides: Mapping[str, Any], path: str, *, trust: bool
 ) -> AlgorithmConfig:
     try:
-        return saving.load_config(_config_class(cls, meta, trust=trust), meta["config"], overrides, trust=trust)
+        return saving.load_config(cls, saved, overrides, trust=trust)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -128,7 +130,7 @@ def load_policy(
     name = next(iter(spaces)) if policy_id is None else policy_id
     if name not in spaces:
         raise SettingsError(f"{shown} has no policy {name!r}. {choice(name, spaces)}")
-    cls = _config_class(algorithm, meta, trust=trust)
+    cls = _config_class(algorithm, meta, shown, trust=trust)
     _check_overrides(algorithm, cls, overrides, shown)
     config = _config_of_policy(cls, saved, overrides, name, shown, trust=trust)
     try:
@@ -176,17 +178,14 @@ def _config_of_policy(
     kept = {key: value for key, value in kept.items() if key not in _NOT_OF_POLICIES}
     if "data" in {field.name for field in dataclasses.fields(cls)}:
         given.setdefault("data", ())  # else an env would be required
-    try:
-        return saving.load_config(cls, kept, given, trust=trust)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return _config(cls, kept, given, path, trust=trust)
 
 
 def _described(meta: Any, path: str, *, trust: bool) -> tuple[type[Algorithm[Any]], dict[str, Any], dict[str, Spaces]]:
     """What a checkpoint says about its algorithm: the class, the saved settings, and the spaces by module id."""
     if not (isinstance(meta, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
         raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
-    cls = _algorithm_class(str(meta["algorithm"]), path, trust=trust)
+    cls = _known_class(str(meta["algorithm"]), Algorithm, path, "its algorithm", trust=trust)
     saved, spaces = meta["config"], _spaces(meta["spaces"], path)
     if not (isinstance(saved, dict) and isinstance(meta.get("left_out") or {}, dict)):
         raise CheckpointError(f"{path} is broken: its `config` or its `left_out` is not a mapping.")
@@ -207,29 +206,24 @@ def _spaces(saved: Any, path: Where) -> dict[str, Spaces]:
         raise CheckpointError(f"{path} is broken: its `spaces` can't be read ({error}).") from error
 
 
-def _algorithm_class(name: str, path: Where, *, trust: bool) -> type[Algorithm[Any]]:
-    cls = saving.known_class(name, Algorithm)
-    if cls is None and trust:
-        cls = saving.imported(name, "the algorithm")
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise CheckpointError(
-            f"{path} names {name} as its algorithm, which is not one that is known here. Nothing that a checkpoint "
-            "names is imported: import the module that defines it before you load, or load with trust=True (--trust), "
-            "which runs code from the file."
-        )
-    return cls
-
-
-def _config_class(cls: type[Algorithm[Any]], meta: dict[str, Any], *, trust: bool) -> type[AlgorithmConfig]:
+def _config_class(cls: type[Algorithm[Any]], meta: dict[str, Any], path: str, *, trust: bool) -> type[AlgorithmConfig]:
     """The class of the saved settings: the algorithm's, or one that inherits from it."""
     name = str(meta.get("config_class", saving.name_of(cls.Config)))
-    found: Any = cls.Config if name == saving.name_of(cls.Config) else saving.known_class(name, cls.Config)
+    if name == saving.name_of(cls.Config):
+        return cls.Config
+    hint = f" A class {cls.__name__} that says `Config = {name.rpartition(':')[2]}` is found by its own name."
+    return _known_class(name, cls.Config, path, "its settings", hint, trust=trust)
+
+
+def _known_class(name: str, base: type[T], path: str, what: str, hint: str = "", *, trust: bool) -> type[T]:
+    """The class of this name, which must be ``base`` or inherit from it; imported only if the file is trusted."""
+    found: Any = saving.known_class(name, base)
     if found is None and trust:
-        found = saving.imported(name, "the settings")
-    if not (isinstance(found, type) and issubclass(found, cls.Config)):
+        found = saving.imported(name, what)
+    if not (isinstance(found, type) and issubclass(found, base)):
         raise CheckpointError(
-            f"its settings are of {name}, which is not known here: import the module that defines it before you load, "
-            f"or load with trust=True (--trust), which runs code from the file. A class {cls.__name__} that says "
-            f"`Config = {name.rpartition(':')[2]}` is found by its own name."
+            f"{path} names {name} as {what}, which is not one that is known here. Nothing that a checkpoint names is "
+            "imported: import the module that defines it before you load, or load with trust=True (--trust), which "
+            f"runs code from the file.{hint}"
         )
     return found

@@ -17,8 +17,9 @@ from etude.algorithms.results import joined, together
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
+from etude.connectors.rewards import with_summed_rewards
 from etude.errors import SettingsError
-from etude.experience import Experience, Segments, returns
+from etude.experience import Experience, Segments
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
@@ -321,11 +322,8 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
     ``next_obs``: the number of steps to the next observation, which is at most the one after the sequence, since a
     recurrent module's output for it depends on the steps before.
     """
-    sums = returns.n_step(exp.steps[col.REWARD].astype(np.float32), exp.offsets, n_step, gamma)
-    terminated = exp.at_ends(exp.segments.terminated)[sums.last]
-    discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
-    ahead = {col.TERMINATED: terminated, "discount": discount, col.STEPS_AHEAD: sums.steps}
-    return exp.with_steps(**{col.REWARD: sums.reward}, **ahead)
+    summed, sums = with_summed_rewards(exp, n_step, gamma, "the replay")
+    return summed.with_steps(**{col.STEPS_AHEAD: sums.steps})
 
 
 def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:

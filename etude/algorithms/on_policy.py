@@ -11,6 +11,7 @@ from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.learners import ModuleLearner, Update
+from etude.threads import held
 
 C = TypeVar("C", bound=OnPolicyConfig)
 
@@ -48,7 +49,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
     def prepared(self, name: str, seen: Experience) -> Experience:
         """What a module learns from: the output of the learner's connectors on what it saw."""
         learner = self.learner.modules[name]
-        with self.timed("connect"), learner.with_threads():
+        with self.timed("connect"), held(learner.threads.num):
             return learner.connectors.offline(seen, learner.module)
 
     @arguments_checked

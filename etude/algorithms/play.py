@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
-from numpy.typing import NDArray
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
 from etude.algorithms.policies import MAIN, spaces_in
@@ -48,8 +47,8 @@ def play(
 ) -> Evaluation:
     """Play whole episodes, pass them by module id to ``to``, and close the runner."""
     begin = time.perf_counter()
-    parts, faulty = played(runner, num_episodes, explore=explore, to=to)
-    return evaluation_of(parts, faulty, updates=updates, seconds=time.perf_counter() - begin)
+    finished, faulty = played(runner, num_episodes, explore=explore, to=to)
+    return evaluation_of(finished, faulty, updates=updates, seconds=time.perf_counter() - begin)
 
 
 def played(
@@ -58,39 +57,34 @@ def played(
     *,
     explore: bool,
     to: Callable[[Mapping[str, Experience]], None] | None = None,
-) -> tuple[list[Finished], int]:
+) -> tuple[Finished, int]:
     """Like `play`, but return the finished episodes, and the number of those that an env broke off."""
     at_a_time = _AT_A_TIME * runner.arena.num_slots
-    parts: list[Finished] = []
-    faulty = 0
     try:
         for done in range(0, num_episodes, at_a_time):
             experience = runner.collect_each(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
-            parts.append(runner.take_finished())
-            faulty += int(runner.stats().get("faulty_episodes", 0))
             if to is not None:
                 to(by_module(experience))
+        return runner.take_finished(), int(runner.stats().get("faulty_episodes", 0))
     finally:
         runner.close()
-    return parts, faulty
 
 
-def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, seconds: float) -> Evaluation:
+def evaluation_of(finished: Finished, faulty: int, *, updates: int, seconds: float) -> Evaluation:
     """The evaluation of episodes that were played apart from training.
 
     Args:
-        parts: The finished episodes.
+        finished: The finished episodes.
         faulty: Number of episodes that an env broke off.
         updates: Gradient steps that the modules had made.
         seconds: Duration of playing.
     """
-    count = sum(len(part.returns) for part in parts)
-    nothing = [] if count else [np.full(1, np.nan)]  # if the env failed in each
-    returns = np.concatenate([*(part.returns for part in parts), *nothing])
-    lengths = np.concatenate([*(part.lengths for part in parts), *nothing])
-    steps = int(np.nansum(lengths))
+    returns, lengths = finished.returns, finished.lengths.astype(np.float64)
+    steps = int(lengths.sum())
+    if not len(returns):  # the env failed in each
+        returns = lengths = np.full(1, np.nan)
     return Evaluation(
-        episodes=count,
+        episodes=len(finished.returns),
         return_mean=float(returns.mean()),
         return_min=float(returns.min()),
         return_max=float(returns.max()),
@@ -100,10 +94,13 @@ def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, secon
         updates=updates,
         seconds=seconds,
         sample_steps_per_s=steps / seconds,
-        agent_returns=_means([part.agent_returns for part in parts]),
-        module_returns=_means([part.module_returns for part in parts]),
+        agent_returns={name: float(found.mean()) for name, found in finished.agent_returns.items()},
+        module_returns={name: float(found.mean()) for name, found in finished.module_returns.items()},
         faulty_episodes=faulty,
-        custom=_spreads([part.custom for part in parts]),
+        custom={
+            name: {"mean": float(found.mean()), "min": float(found.min()), "max": float(found.max())}
+            for name, found in sorted(finished.custom.items())
+        },
     )
 
 
@@ -114,17 +111,6 @@ def check_played(found: Evaluation) -> None:
             f"the env broke off every episode ({found.faulty_episodes} in all), so there is nothing to keep and no "
             "return to tell. The warnings say what it raised: correct the env."
         )
-
-
-def _means(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, float]:
-    names = sorted({name for part in parts for name in part})
-    return {name: float(np.concatenate([part[name] for part in parts if name in part]).mean()) for name in names}
-
-
-def _spreads(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, dict[str, float]]:
-    names = sorted({name for part in parts for name in part})
-    values = {name: np.concatenate([part[name] for part in parts if name in part]) for name in names}
-    return {name: {"mean": float(v.mean()), "min": float(v.min()), "max": float(v.max())} for name, v in values.items()}
 
 
 def make_runner(
@@ -275,25 +261,14 @@ class Recorder:
     """Records what an algorithm's modules experience, if its settings ask for it.
 
     Args:
-        settings: Settings of the recording.
-        columns: The step columns to keep.
-        env: The env in which the modules act, for the recording's metadata.
-        kinds: Returns the spaces of observations and actions as they are recorded, by module id.
-        meta: Returns the current metadata of the recording.
+        algorithm: An `Algorithm`. The type is Any because that class imports this file.
     """
 
-    def __init__(
-        self,
-        settings: RecordConfig,
-        columns: tuple[str, ...],
-        env: EnvLike | None,
-        kinds: Callable[[], Mapping[str, Spaces]],
-        meta: Callable[[], dict[str, Any]],
-    ) -> None:
-        self.settings = settings
-        self.is_on = settings.path is not None
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+        self.settings: RecordConfig = algorithm.config.record
+        self.is_on = self.settings.path is not None
         """Whether anything is recorded."""
-        self._columns, self._env, self._kinds, self._meta = columns, env, kinds, meta
         self._writers: ModuleWriters | None = None
         self._state: Mapping[str, Any] | None = None
         """The state of a loaded run's writers, or of this one's when they were closed."""
@@ -311,16 +286,16 @@ class Recorder:
             return
         from etude.recordings.module_writers import ModuleWriters
 
-        own = self.settings
+        own, algorithm = self.settings, self._algorithm
         self._writers = ModuleWriters(
             self.settings.path,
-            self._kinds(),
-            columns=self._columns,
+            algorithm.recorded_spaces(),
+            columns=algorithm.recorded,
             layout=own.layout,
             append=own.append,
             state=self._state,
             new_episodes=new_episodes,
-            env=None if self._env is None else env_name(self._env),
+            env=None if algorithm.config.env is None else env_name(algorithm.config.env),
             meta=self._meta(),
             compression=own.compression,
             max_rows_per_file=own.max_rows_per_file,
@@ -333,9 +308,14 @@ class Recorder:
             return
         self.open()
         assert self._writers is not None
-        self._writers.take(parts, self._kinds(), tag)
+        self._writers.take(parts, self._algorithm.recorded_spaces(), tag)
         if self._writers.meta_is_due:
             self._writers.set_meta(self._meta())
+
+    def _meta(self) -> Any:
+        """The current metadata of the recording; only algorithms that act in training explore."""
+        config = self._algorithm.config
+        return self._algorithm.recording_meta(explore=isinstance(config, ActingConfig), seed=config.seed)
 
     def state_dict(self) -> Any:
         """The state of the writers; all but unfinished episodes is then on disk."""

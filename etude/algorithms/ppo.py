@@ -73,17 +73,16 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         clip = self.scheduled("clip", module)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         policy = -torch.min(ratio * batch.advantage, clipped * batch.advantage).mean()
-        parts = {"policy": policy, "value": config.value_weight * self._value_error(out.value, batch)}
+        limit, target = config.value_clip, batch["value_target"]
+        if limit is None:
+            error = F.mse_loss(out.value, target)
+        else:
+            near = batch["value"] + (out.value - batch["value"]).clamp(-limit, limit)
+            error = torch.max((out.value - target).square(), (near - target).square()).mean()
+        parts = {"policy": policy, "value": config.value_weight * error}
         if config.entropy_weight:
             parts["entropy"] = -self.scheduled("entropy_weight", module) * out.entropy().mean()
         return Loss(**parts)
-
-    def _value_error(self, value: torch.Tensor, batch: Batch) -> torch.Tensor:
-        limit, target = self.config.value_clip, batch["value_target"]
-        if limit is None:
-            return F.mse_loss(value, target)
-        near = batch["value"] + (value - batch["value"]).clamp(-limit, limit)
-        return torch.max((value - target).square(), (near - target).square()).mean()
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """Update one module as every on-policy algorithm does, but one epoch at a time if a KL target is set.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etude.algorithms.critics import of_kind
-from etude.algorithms.dqn import DQN, DQNConfig, QModule
+from etude.algorithms.dqn import DQN, DQNConfig, QModule, dueling
 from etude.columns import ACTION, WEIGHT
 from etude.experience.arrays import Array
 from etude.learners import Batch, Loss
@@ -78,13 +78,7 @@ class QuantileModule(QModule):
     def quantiles(self, output: Output) -> Tensor:
         """The quantiles in a net's output, ``[B, quantiles, n]``; those of forbidden actions are far below all
         others."""
-        quantiles = self.dist.apart(output.bound()[1])
-        if output.value is None:
-            return quantiles
-        allowed = quantiles > ALLOWED_ABOVE
-        sums = torch.where(allowed, quantiles, 0.0).sum((-2, -1), keepdim=True)
-        centred = output.value[..., None, None] + quantiles - sums / allowed.sum((-2, -1), keepdim=True).clamp(min=1)
-        return torch.where(allowed, centred, quantiles)
+        return dueling(self.dist.apart(output.bound()[1]), output.value, (-2, -1))
 
 
 class QRDQN(DQN):

@@ -3,8 +3,12 @@
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from etude.display import rounded, short, table
 from etude.learners import Update
@@ -120,21 +124,10 @@ class Result:
 
 def result_from(saved: Any) -> Result | None:
     """The `Result` that `Result.to_dict` returned, as a checkpoint stores it; None if it is none, or does not fit."""
-    hints = get_type_hints(Result)
-    if not isinstance(saved, Mapping) or not all(_fits(hints.get(name), value) for name, value in saved.items()):
-        return None
     try:
-        return Result(**saved)
-    except TypeError:  # a field is missing
+        return TypeAdapter(Result).validate_python(saved)
+    except ValidationError:
         return None
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    if hint in (int, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(_fits(get_args(hint)[1], item) for item in value.values())
-    return hint is not None and isinstance(value, hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -226,12 +219,10 @@ class RunningStats:
     """
 
     def __init__(self, size: int, smoothing: Smoothing) -> None:
-        self._size = size
-        self._kind = Window if smoothing == "window" else Ema
-        self._windows: dict[str, dict[str, Window]] = {
-            "episodes": {name: self._kind(size) for name in ("returns", "lengths", "durations")},
-            **{name: {} for name in ("agents", "modules", "custom", "turns")},
-        }
+        self._smoothing = smoothing
+        kinds = ("episodes", "agents", "modules", "custom", "turns")
+        new_window = partial(Window if smoothing == "window" else Ema, size)
+        self._windows = {kind: defaultdict[str, Window](new_window) for kind in kinds}
         self.metrics = Metrics()
         self._turn_ms: dict[str, float] = {}
         self._times: dict[str, float] = {}  # the runner's at the last call
@@ -239,26 +230,24 @@ class RunningStats:
 
     def add(self, finished: Finished) -> None:
         """Add finished episodes."""
-        own = {"returns": finished.returns, "lengths": finished.lengths, "durations": finished.durations}
-        self._add("episodes", own)
-        self._add("agents", finished.agent_returns)
-        self._add("modules", finished.module_returns)
-        self._add("custom", finished.custom)
-
-    def _add(self, kind: str, found: Mapping[str, Any]) -> None:
-        windows = self._windows[kind]
-        for name, values in found.items():
-            if name not in windows:
-                windows[name] = self._kind(self._size)
-            windows[name].add(values)
+        found: dict[str, Mapping[str, Any]] = {
+            "episodes": {"returns": finished.returns, "lengths": finished.lengths, "durations": finished.durations},
+            "agents": finished.agent_returns,
+            "modules": finished.module_returns,
+            "custom": finished.custom,
+        }
+        for kind, figures in found.items():
+            for name, values in figures.items():
+                self._windows[kind][name].add(values)
 
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
         """Add turns, given a runner's seconds by phase and its number of turns since it was made."""
         count = turns - self._turn_count
         if count:
-            before = self._times
-            self._turn_ms = {name: 1000 * (took - before.get(name, 0.0)) / count for name, took in times.items()}
-            self._add("turns", self._turn_ms)
+            self._turn_ms = {}
+            for name, took in times.items():
+                self._turn_ms[name] = 1000 * (took - self._times.get(name, 0.0)) / count
+                self._windows["turns"][name].add(self._turn_ms[name])
         self._times, self._turn_count = dict(times), turns
 
     def fields(self) -> dict[str, Any]:
@@ -275,7 +264,7 @@ class RunningStats:
         for name, window in self._windows["custom"].items():
             custom[name] = dict(zip(("mean", "min", "max"), window.spread(), strict=True))
         fields["turn_ms"] = dict(self._turn_ms)  # a mean over the last iteration
-        if self._kind is Ema:
+        if self._smoothing == "ema":
             fields["turn_ms"] = {name: window.mean for name, window in self._windows["turns"].items()}
         return fields
 
@@ -288,9 +277,9 @@ class RunningStats:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; older states may lack metrics."""
-        for name, windows in self._windows.items():
-            for key, saved in state[name].items():
-                windows.setdefault(key, self._kind(self._size)).load_state_dict(saved)
+        for kind, windows in self._windows.items():
+            for key, saved in state[kind].items():
+                windows[key].load_state_dict(saved)
         if "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
 

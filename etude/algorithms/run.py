@@ -128,13 +128,9 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a folder contains the files of a run."""
-    return (out / MANIFEST).exists() or any(_is_nonempty(out / name) for name in (METRICS_FILE, TABLE))
-
-
-def _is_nonempty(path: Path) -> bool:
-    """Whether a file exists and is not empty; a run that fails at once leaves empty files."""
-    return path.exists() and path.stat().st_size > 0
+    """Whether a folder contains the files of a run. A run that fails at once leaves empty files, which don't count."""
+    logs = [path for name in (METRICS_FILE, TABLE) if (path := out / name).exists()]
+    return (out / MANIFEST).exists() or any(path.stat().st_size for path in logs)
 
 
 def clear(out: Path) -> None:

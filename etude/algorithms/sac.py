@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude.algorithms.config import NO_VALUE
-from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind
+from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind, trained
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
@@ -124,10 +124,7 @@ class SoftModule(RandomFirstModule, TargetedModule):
 
 def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
     """The parameters of the optimizers ``actor``, ``critic`` and, if it is learned, ``temperature``."""
-    groups = {
-        "actor": [p for p in soft.net.parameters() if p.requires_grad],
-        "critic": [p for p in soft.critic.parameters() if p.requires_grad],
-    }
+    groups = trained(actor=soft.net, critic=soft.critic)
     return groups | ({"temperature": [soft.log_temperature]} if soft.log_temperature.requires_grad else {})
 
 
@@ -180,7 +177,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
             "critic": 0.5 * squares.mean(1).sum(),
         }
         if soft.log_temperature.requires_grad:
-            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + self._target_entropy(soft))).sum()
+            given = self.config.target_entropy
+            entropy = -float(soft.action_size) if given is None else given
+            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + entropy)).sum()
         loss = Loss(**parts).log(temperature=temperature.squeeze(0), entropy=-logp.mean(), q=values.mean())
         return loss.keep(td_error=errors.abs().mean(0)) if WEIGHT in batch else loss
 
@@ -190,10 +189,6 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
             action, logp = soft.draw(batch.forward_next(soft).bound()[1])
             value = soft.target_critic.values(batch.encode_next(soft.target_critic), action).amin(0)
             return torch.addcmul(batch.reward, batch.discount, value - temperature * logp)
-
-    def _target_entropy(self, soft: SoftModule) -> float:
-        given = self.config.target_entropy
-        return -float(soft.action_size) if given is None else given
 
     def after_step(self, module: Module) -> None:
         """Move the target critics."""

@@ -143,15 +143,6 @@ def flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def tried(config: C, trial: Mapping[str, Any], owner: str) -> C:
-    """Like `applied`, but an error also lists the values of the trial."""
-    try:
-        return applied(config, trial, owner)
-    except SettingsError as error:
-        values = ", ".join(f"{name}={value!r}" for name, value in trial.items())
-        raise SettingsError(f"{error} The search space gave {values}.") from error
-
-
 def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
     """Return ``config`` with the values of a trial.
 
@@ -161,7 +152,7 @@ def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
         owner: The name of the settings in messages.
 
     Raises:
-        SettingsError: a name is not a setting, or a value does not fit it.
+        SettingsError: a name is not a setting, or a value does not fit it; the message lists all values.
     """
     nested: dict[str, Any] = {}
     for name, value in trial.items():
@@ -170,4 +161,8 @@ def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
         for part in outer:
             here = here.setdefault(part, {})
         here[last] = value
-    return replaced(config, typed(type(config), nested, owner=owner), owner)
+    try:
+        return replaced(config, typed(type(config), nested, owner=owner), owner)
+    except SettingsError as error:
+        values = ", ".join(f"{name}={value!r}" for name, value in trial.items())
+        raise SettingsError(f"{error} The search space gave {values}.") from error

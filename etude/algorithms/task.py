@@ -41,7 +41,7 @@ class TaskModule(Module):
 
     def __init__(self, made: Module, task: "Task[Any]") -> None:
         super().__init__(made.net, made.obs_space, made.action_space, made.dist)
-        self._state = {}
+        self._state, self.recurrent = {}, False
         self.mask = None
         self._task = task
 
@@ -291,27 +291,23 @@ class Task(ActingAlgorithm[C]):
     def _postprocessed(self, exp: Experience) -> Experience:
         own = type(self)
         if own.postprocess_trajectory is not Task.postprocess_trajectory and exp.num_segments:
-            done = [self._experience(self.postprocess_trajectory(part), "postprocess_trajectory") for part in exp]
-            exp = self._sound(Experience.concat(done), "postprocess_trajectory")
+            parts = [self._sound(self.postprocess_trajectory(part), "postprocess_trajectory") for part in exp]
+            exp = Experience.concat(parts)
         if own.postprocess_trajectories is not Task.postprocess_trajectories:
-            exp = self._experience(self.postprocess_trajectories(exp), "postprocess_trajectories")
-            exp = self._sound(exp, "postprocess_trajectories")
+            exp = self._sound(self.postprocess_trajectories(exp), "postprocess_trajectories")
         return exp
 
-    def _experience(self, made: Any, by: str) -> Experience:
+    def _sound(self, made: Any, by: str) -> Experience:
         if not isinstance(made, Experience):
             raise DataError(
                 f"{type(self).__name__}.{by} returned a {type(made).__name__}: it must return an Experience, such as "
                 "the one it was given .with_steps(name=values)."
             )
-        return made
-
-    def _sound(self, exp: Experience, by: str) -> Experience:
         try:
-            exp.validate(finite=())
+            made.validate(finite=())
         except DataError as error:
             raise DataError(f"what {type(self).__name__}.{by} returned is not sound: {error}") from error
-        return exp
+        return made
 
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
         self._has_gaps = dataset.has_gaps

@@ -22,6 +22,7 @@ from etude.algorithms.critics import (
     not_recurrent,
     of_kind,
     target_of,
+    trained,
 )
 from etude.algorithms.nested import ModuleLike, ReplayConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
@@ -186,10 +187,7 @@ class TwinDelayed(Algorithm[Any]):
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
         """Parameters of the optimizers ``actor`` and ``critic``."""
         net = of_kind(module, DeterministicModule)
-        return {
-            "actor": [p for p in net.net.parameters() if p.requires_grad],
-            "critic": [p for p in net.critic.parameters() if p.requires_grad],
-        }
+        return trained(actor=net.net, critic=net.critic)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The losses of Fujimoto et al. 2018, algorithm 1: of the critics in each step, of the policy in every

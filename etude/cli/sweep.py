@@ -16,7 +16,7 @@ from etude.algorithms.checkpoint import score_of
 from etude.algorithms.comparison import interval_of
 from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.saving import to_plain
-from etude.algorithms.search import trials, tried
+from etude.algorithms.search import applied, trials
 from etude.algorithms.seeds import failures, seeds_of, title_of
 from etude.checkpoints import load_meta
 from etude.cli import streams
@@ -142,7 +142,7 @@ def _trials(
     """All trials, none of which has begun; those of a sweep that goes on are as they were."""
     base, found = config_of(cls, given, owner), []
     for number, values in enumerate(trials(space, options.samples, base.seed or 0)):
-        config = tried(base, values, owner)
+        config = applied(base, values, owner)
         changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         name, seeds = f"trial-{number}", seeds_of(config.seed, options.seeds)
         jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")

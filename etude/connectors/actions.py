@@ -5,10 +5,10 @@ from gymnasium import spaces
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors.connector import Connector, map_leaves
+from etude.connectors.connector import Connector, float_boxes, map_leaves
 from etude.errors import SpaceError
 from etude.experience.arrays import Array, Constant, clip
-from etude.spaces import Space, leaf_dtype, leaves
+from etude.spaces import Space, leaf_dtype
 
 
 class BoundedActions(Connector):
@@ -35,17 +35,12 @@ def _bounds(box: spaces.Box) -> tuple[Constant, Constant]:
     return Constant(box.low), Constant(box.high)
 
 
-def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
-    found = leaves(action_space, col.ACTION)
-    return {name: leaf for name, leaf in found.items() if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
-
-
 class ClipAction(BoundedActions):
     """Clips actions to the bounds of the env's float Boxes; other actions are unchanged."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
-        boxes = _float_boxes(action_space).items()
+        boxes = float_boxes(action_space, col.ACTION).items()
         self.bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
         return obs_space, action_space
 
@@ -65,7 +60,7 @@ class RescaleAction(BoundedActions):
         Raises:
             SpaceError: one of them is unbounded.
         """
-        boxes = _float_boxes(action_space)
+        boxes = float_boxes(action_space, col.ACTION)
         for name, box in boxes.items():
             if not box.is_bounded():
                 raise SpaceError(

@@ -252,7 +252,13 @@ class VTrace(Connector):
         obs, action, state = (col.subtree(exp.steps, root) for root in (col.OBS, col.ACTION, col.STATE_IN))
         logp, value = module.logp_and_value(obs, action, state)
         if self.by_target:
-            logp, _ = _target_of(module).logp_and_value(obs, action, state)
+            target_module: Module | None = getattr(module, "target", None)
+            if target_module is None:
+                raise ModuleError(
+                    f"VTrace(by_target=True) needs the target network of the module, but a {type(module).__name__} has "
+                    "none: make a FollowedModule of its net."
+                )
+            logp, _ = target_module.logp_and_value(obs, action, state)
         target, advantage = returns.vtrace(
             reward,
             value,
@@ -265,13 +271,3 @@ class VTrace(Connector):
             lambda_=self.lambda_,
         )
         return exp.with_steps(**{col.ADVANTAGE: advantage, col.VALUE_TARGET: target, col.TARGET_LOGP: logp})
-
-
-def _target_of(module: Module) -> Module:
-    target: Module | None = getattr(module, "target", None)
-    if target is None:
-        raise ModuleError(
-            f"VTrace(by_target=True) needs the target network of the module, but a {type(module).__name__} has none: "
-            "make a FollowedModule of its net."
-        )
-    return target

@@ -17,7 +17,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import CheckpointError, DataError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns
+from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns, ranges
 from etude.modules.module import Module
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
@@ -269,6 +269,12 @@ def observations(exp: Experience) -> tuple[Columns, Columns]:
     return host_columns(col.subtree(exp.steps, col.OBS)), host_columns(exp.final_obs)
 
 
+def float_boxes(space: Space, root: str) -> dict[str, spaces.Box]:
+    """The Boxes of floats in ``space``, by column name."""
+    found = leaves(space, root).items()
+    return {name: leaf for name, leaf in found if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
+
+
 def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
     """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
     if isinstance(space, spaces.Dict):
@@ -386,37 +392,32 @@ class ActionCodes:
 
     def __init__(self, action_space: Space | None = None) -> None:
         found = {} if action_space is None else leaves(action_space, col.ACTION)
-        self._codes = {name: _ActionCode(leaf) for name, leaf in found.items()}
-        self.names = list(self._codes)
+        self._sizes = {name: math.prod(leaf_shape(leaf)) for name, leaf in found.items()}
+        self._choices: dict[str, tuple[Constant, Constant]] = {}
+        """For each column of choices: which of its numbers, and which choice, a component of the vector stands for."""
+        self.names = list(found)
         """The names of the columns."""
-        self.width = sum(code.width for code in self._codes.values())
+        self.width = 0
         """Size of the vector."""
+        for name, leaf in found.items():
+            width = self._sizes[name]
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+                counts = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
+                of = np.repeat(np.arange(len(counts)), counts)
+                choice = ranges(np.reshape(leaf.start, -1).astype(np.int64), counts.astype(np.int64))
+                self._choices[name], width = (Constant(of), Constant(choice)), len(of)
+            self.width += width
 
     def __call__(self, action: Columns) -> Array:
         """Encode actions, float32 ``[rows, width]``; as a tensor if they are tensors."""
-        return concat([cast(code(action[name]), np.float32) for name, code in self._codes.items()], 1)
-
-
-class _ActionCode:
-    """Encodes one action column."""
-
-    def __init__(self, leaf: Space) -> None:
-        self._components = self.width = math.prod(leaf_shape(leaf))
-        self._is_choice = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
-        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-            sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
-            starts = np.reshape(leaf.start, -1)
-            self._component = Constant(np.repeat(np.arange(len(sizes)), sizes))  # of each number in the vector
-            choices = [first + np.arange(n) for first, n in zip(starts, sizes, strict=True)]
-            self._choice = Constant(np.concatenate(choices))
-            self.width = len(self._choice.value)
-
-    def __call__(self, action: Array) -> Array:
-        flat = action.reshape(action.shape[0], self._components)
-        if not self._is_choice:
-            return flat
-        each = flat if self._components == 1 else flat[:, self._component.like(flat)]
-        return each == self._choice.like(flat)
+        parts = []
+        for name, size in self._sizes.items():
+            part = action[name].reshape(action[name].shape[0], size)
+            if name in self._choices:
+                of, choice = self._choices[name]
+                part = (part if size == 1 else part[:, of.like(part)]) == choice.like(part)
+            parts.append(cast(part, np.float32))
+        return concat(parts, 1)
 
 
 _PROBES = 2

@@ -20,6 +20,7 @@ from etude.connectors.connector import (
     ObservationMap,
     array_column,
     column,
+    float_boxes,
     map_leaves,
     observations,
     replace_obs,
@@ -206,7 +207,7 @@ class NormalizeObs(ObservationMap):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
-        found = {n: leaf for n, leaf in leaves(obs_space, col.OBS).items() if _is_float(leaf) and n != col.OBS_MASK}
+        found = {name: box for name, box in float_boxes(obs_space, col.OBS).items() if name != col.OBS_MASK}
         self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
         # float64 observations are centred in float64: a large mean would cost digits in float32
         self._dtypes = {name: np.result_type(leaf_dtype(leaf), np.float32) for name, leaf in found.items()}
@@ -272,10 +273,6 @@ class NormalizeObs(ObservationMap):
 
 def _sum(batch: Array) -> float:
     return float(batch.sum(dtype=np.float64) if isinstance(batch, np.ndarray) else batch.double().sum())
-
-
-def _is_float(leaf: Space) -> bool:
-    return isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"
 
 
 _REWARD = "prev_reward"

@@ -120,6 +120,7 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
+        self._offline = [c.offline for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
@@ -188,8 +189,8 @@ class Pipeline(Connector):
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        for connector in self.connectors:
-            exp = connector.offline(exp, module)
+        for offline in self._offline:
+            exp = offline(exp, module)
         return exp
 
     def update(self, exp: Experience) -> None:

@@ -17,7 +17,27 @@ from etude.modules.module import Module
 from etude.settings import check_range
 
 
-class ClipReward(Connector):
+class RewardMap(Connector):
+    """Base class of connectors that map each reward on its own, by `map_reward`, online and offline alike."""
+
+    needs = (col.REWARD,)
+    takes_tensors = True
+
+    def map_reward(self, reward: Array) -> Array:
+        """Map the env's rewards ``[rows]`` to the module's."""
+        raise NotImplementedError
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Map the reward of the previous step."""
+        reward = where_rows(inputs.first, 0.0, self.map_reward(inputs.prev_reward))
+        return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Map the column ``reward``."""
+        return exp.with_steps(reward=self.map_reward(array_column(exp, col.REWARD, self.name)))
+
+
+class ClipReward(RewardMap):
     """Clips rewards. Recordings and episode returns keep the env's rewards.
 
     Args:
@@ -26,27 +46,15 @@ class ClipReward(Connector):
         sign: Replace the reward by its sign (-1, 0 or 1) before clipping.
     """
 
-    needs = (col.REWARD,)
-    takes_tensors = True
-
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
         check_range("ClipReward", low=(low <= high, f"at most high ({high}), not {low}"))
         self.low, self.high, self.sign = low, high, sign
 
-    def _clipped(self, reward: Array) -> Array:
+    def map_reward(self, reward: Array) -> Array:
         return clip(sign(reward) if self.sign else reward, self.low, self.high)
 
-    def online(self, inputs: Inputs) -> Inputs:
-        """Clip the reward of the previous step."""
-        reward = where_rows(inputs.first, 0.0, self._clipped(inputs.prev_reward))
-        return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Clip the column ``reward``."""
-        return exp.with_steps(reward=self._clipped(array_column(exp, col.REWARD, "ClipReward")))
-
-
-class NormalizeReward(Connector):
+class NormalizeReward(RewardMap):
     """Divides rewards by the standard deviation of the discounted return so far, then clips them.
 
     That return is ``G[t] = gamma * G[t - 1] + r[t]`` within an episode, as in ``VecNormalize`` of OpenAI Baselines and
@@ -59,9 +67,6 @@ class NormalizeReward(Connector):
         clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. ``VecNormalize`` uses
             10.
     """
-
-    needs = (col.REWARD,)
-    takes_tensors = True
 
     def __init__(self, gamma: float = 0.99, clip: float = 10.0) -> None:
         check_range(
@@ -78,23 +83,14 @@ class NormalizeReward(Connector):
         """Forget the running episodes."""
         self._running = {}
 
-    def _scaled(self, reward: Array) -> Array:
+    def map_reward(self, reward: Array) -> Array:
         return clip(reward * float(1 / self._moments.deviation()), -self.clip, self.clip)
-
-    def online(self, inputs: Inputs) -> Inputs:
-        """Scale the reward of the previous step."""
-        reward = self._scaled(inputs.prev_reward)
-        return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
         return {}  # only `update` uses running episodes
 
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
         return self.online(inputs), state
-
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Scale the column ``reward``."""
-        return exp.with_steps(reward=self._scaled(array_column(exp, col.REWARD, "NormalizeReward")))
 
     def update(self, exp: Experience) -> None:
         """Add the returns so far to the statistics. Episodes continue from one call to the next.
@@ -185,15 +181,17 @@ class NStep(Connector):
                 f"NStep needs the observation after the last step of episode {episode!r}, which was not recorded "
                 f"({len(unknown)} such segment(s)). Repair that with on_bad='repair', or leave these out."
             )
-        reward = column(exp, col.REWARD, "NStep").astype(np.float32, copy=False)
-        sums = returns.n_step(reward, exp.offsets, self.n, self.gamma)
+        summed, sums = with_summed_rewards(exp, self.n, self.gamma, "NStep")
         next_obs = {name: np.asarray(values).take(sums.last, axis=0) for name, values in exp.next_obs().items()}
-        terminated = exp.at_ends(segments.terminated)[sums.last]
-        discount = np.where(terminated, 0.0, np.power(self.gamma, sums.steps)).astype(np.float32)
-        return exp.with_steps(
-            **{col.REWARD: sums.reward, col.TERMINATED: terminated, "discount": discount},
-            **col.renamed(next_obs, col.OBS, col.NEXT_OBS),
-        )
+        return summed.with_steps(**col.renamed(next_obs, col.OBS, col.NEXT_OBS))
+
+
+def with_summed_rewards(exp: Experience, n: int, gamma: float, who: str) -> tuple[Experience, returns.NStepSums]:
+    """Experience with ``reward``, ``terminated`` and ``discount`` as `NStep` gives them, and what was summed."""
+    sums = returns.n_step(column(exp, col.REWARD, who).astype(np.float32, copy=False), exp.offsets, n, gamma)
+    terminated = exp.at_ends(exp.segments.terminated)[sums.last]
+    discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
+    return exp.with_steps(**{col.REWARD: sums.reward, col.TERMINATED: terminated, "discount": discount}), sums
 
 
 class NextObs(Connector):

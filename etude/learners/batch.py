@@ -2,6 +2,7 @@
 """Batch: the data that a loss gets, as columns by name that are gathered only when used."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -137,10 +138,10 @@ class Batch:
         columns: The columns, ``[B, ...]``; looked up only when used.
         module: The module whose spaces say how observations and actions are nested.
         sequences: For a recurrent module: the layout of the rows in sequences; None: single rows.
-        size: Number of rows; None: that of the first column used.
+        size: Number of rows; None: that of the first column.
     """
 
-    __slots__ = ("_columns", "_module", "_sequences", "_size", "used")
+    __slots__ = ("_columns", "_module", "_sequences", "size", "used")
 
     def __init__(
         self,
@@ -152,12 +153,13 @@ class Batch:
         self._columns = columns
         self._module = module
         self._sequences = sequences
-        self._size = size
+        self.size = len(next(iter(columns.values()), ())) if size is None else size
+        """Number of rows."""
         self.used: dict[str, torch.Tensor] = {}
         """The columns used so far."""
 
     def __repr__(self) -> str:
-        return short(self, *([] if self._size is None else [f"{self._size:,} rows"]), columns=[*self._columns])
+        return short(self, f"{self.size:,} rows", columns=[*self._columns])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A column ``[B, ...]`` by its full name."""
@@ -170,13 +172,6 @@ class Batch:
                     "A connector of the learner can add it (learner_connectors)."
                 ) from None
         return self.used[name]
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        if self._size is None:
-            self._size = len(self[next(iter(self.used or self._columns))])
-        return self._size
 
     def forward(self, module: Module) -> Output:
         """The output of ``module`` for each row's observation: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.
@@ -236,47 +231,41 @@ class Batch:
         return name in self._columns
 
 
+@dataclass
 class RowsInOrder:
-    """Columns in a given order of rows, cut into minibatches. Each column is gathered once, when it is first used.
+    """Columns in a given order of rows, cut into minibatches. Each column is gathered once, when it is first used."""
 
-    Args:
-        columns: The columns, ``[rows, ...]``.
-        order: The rows of all minibatches, one after the other, int64.
-        sizes: Number of rows in each minibatch.
-        device: The device of the columns.
-    """
-
-    def __init__(
-        self, columns: Mapping[str, torch.Tensor], order: Index, sizes: list[int], device: torch.device | str
-    ) -> None:
-        self.columns = columns
-        self.order = torch.from_numpy(order).to(device)
-        self.sizes = sizes
-        self.parts: dict[str, tuple[torch.Tensor, ...]] = {}
-        """The columns gathered so far: a tuple of minibatches by name."""
+    columns: Mapping[str, torch.Tensor]
+    """The columns, ``[rows, ...]``."""
+    order: torch.Tensor
+    """The rows of all minibatches, one after the other, int64."""
+    sizes: list[int]
+    """Number of rows in each minibatch."""
+    parts: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """The columns gathered so far: a tuple of minibatches by name."""
 
 
+@dataclass(eq=False, repr=False)
 class MinibatchColumns(Mapping[str, torch.Tensor]):
     """The columns of minibatch ``i`` of a `RowsInOrder`."""
 
-    def __init__(self, rows: RowsInOrder, i: int) -> None:
-        self._rows = rows
-        self._i = i
+    rows: RowsInOrder
+    i: int
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        rows = self._rows
+        rows = self.rows
         if name not in rows.parts:
             rows.parts[name] = torch.split(rows.columns[name].index_select(0, rows.order), rows.sizes)
-        return rows.parts[name][self._i]
+        return rows.parts[name][self.i]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows.columns
+        return name in self.rows.columns
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows.columns)
+        return iter(self.rows.columns)
 
     def __len__(self) -> int:
-        return len(self._rows.columns)
+        return len(self.rows.columns)
 
 
 def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:

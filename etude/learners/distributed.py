@@ -185,13 +185,6 @@ class TeamGradients:
         return rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest)
 
 
-def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:
-    """Give all learners the buffers of the one with the most rows, as gradients don't keep these equal."""
-    buffers = list(module.buffers())
-    if buffers:
-        team.take_from(rows.index(max(rows)), buffers)
-
-
 # -- what is reported ---------------------------------------------------------------------------------------------
 
 
@@ -200,36 +193,40 @@ class BatchResult(NamedTuple):
 
     rows: int
     """Rows that this learner had of the batch."""
-    parts: Figures
+    losses: Figures
     """Parts of the loss; {} without rows."""
-    figures: Figures
+    metrics: Figures
     """Logged figures; without rows, none of the loss."""
 
 
+def move_to_host(results: Sequence[BatchResult]) -> None:
+    """Replace the tensors in results by Python numbers, all moved in one go."""
+    every = [figures for result in results for figures in (result.losses, result.metrics)]
+    numbers = iter(numbers_of([value for figures in every for value in figures.values()]))
+    for figures in every:
+        for name in figures:
+            figures[name] = next(numbers)
+
+
 def results_of_all(
-    team: Team, names: list[str], results: Sequence[BatchResult]
+    team: Team, names: list[str], results: list[BatchResult]
 ) -> tuple[list[str], list[BatchResult], list[int]]:
     """Join the results that the learners of a team got from the batches of an update.
 
     Args:
         team: The learners.
         names: The parts of the loss that this learner has computed.
-        results: Its results, of the same batches for each learner.
+        results: Its results, in numbers, of the same batches for each learner.
 
     Returns:
         The names of all learners; the result of each batch, averaged over all rows; the number of rows of each rank.
     """
-    values = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
-    own = [
-        BatchResult(result.rows, *({name: next(values) for name in figures} for figures in result[1:]))
-        for result in results
-    ]
-    every = team.gathered((names, own))
+    every = team.gathered((names, results))
     joined = [
         BatchResult(
             sum(result.rows for result in of_batch),
-            _mean_by_rows([(result.rows, result.parts) for result in of_batch]),
-            _mean_by_rows([(result.rows, result.figures) for result in of_batch]),
+            _mean_by_rows([(result.rows, result.losses) for result in of_batch]),
+            _mean_by_rows([(result.rows, result.metrics) for result in of_batch]),
         )
         for of_batch in zip(*(theirs for _, theirs in every), strict=True)
     ]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import chain, filterfalse, islice
+from itertools import filterfalse
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -21,10 +21,10 @@ from etude.experience.arrays import Array
 from etude.interruption import pause
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
-from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, results_of_all, share_buffers
+from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, move_to_host, results_of_all
 from etude.learners.loss import Figures, Loss, checked, columns_of, numbers_of
 from etude.learners.minibatches import batch_from, minibatches
-from etude.learners.optim import MakeOptimizer, Optimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
+from etude.learners.optim import MakeOptimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
 from etude.modules.module import load_weights
 from etude.settings import IntFrom1, settings
@@ -49,7 +49,7 @@ class Update(NamedTuple):
     skipped because the loss or its gradients were not finite; ``threads`` of the CPU."""
 
 
-def mean_of(updates: Sequence[Update]) -> Update:
+def mean_of(updates: Sequence[Update] | Sequence[BatchResult]) -> Update:
     """Merge several updates: the mean of each figure over the updates that have it.
 
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
@@ -177,6 +177,12 @@ class ModuleLearner:
         own_lr = {name: rate for name, rate in own.items() if rate is not None}
         is_one = parameters is None and not isinstance(lr, Mapping)
         self._optim = Optimizers(name, optimizer, own_lr if is_one else {})
+        self.optimizers = self._optim.by_name
+        """The optimizers by name."""
+        self.schedules = self._optim.schedules
+        """The schedules of `lr`."""
+        self.lr = self._optim.lr
+        """The current learning rate of each optimizer, and those of parts of a single one."""
         self._team: Team | None = None
         self._shared: TeamGradients | None = None  # None: to be made, if there is a team
         self._compiled: CompiledStep | None = None
@@ -227,21 +233,6 @@ class ModuleLearner:
         self._optimizers_changed()
 
     # -- optimizers ---------------------------------------------------------------------------------------------
-
-    @property
-    def optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers by name."""
-        return self._optim.by_name
-
-    @property
-    def lr(self) -> dict[str, float]:
-        """The current learning rate of each optimizer, and those of parts of a single one."""
-        return self._optim.lr
-
-    @property
-    def schedules(self) -> dict[str, Schedule]:
-        """The schedules of `lr`."""
-        return self._optim.schedules
 
     def _register_all(
         self, parameters: Mapping[str, Sequence[nn.Parameter]] | None, lr: Schedule | Mapping[str, Schedule]
@@ -358,7 +349,7 @@ class ModuleLearner:
         totals: dict[str, float] = {}
         rows = 0
         self.module.eval()
-        with torch.no_grad(), self.with_threads():
+        with torch.no_grad(), held(self.threads.num):
             how: dict[str, Any] = {"minibatch_size": chunk_size, "sparse": sparse, **sequences}
             for batch in minibatches(exp, self.module, self.device, **how):
                 rows += batch.size
@@ -374,10 +365,6 @@ class ModuleLearner:
             totals[name] /= rows
         return totals
 
-    def with_threads(self) -> AbstractContextManager[None]:
-        """Context in which torch uses as many CPU threads as gradient steps do."""
-        return held(self.threads.num)
-
     def _update(self, batches: Iterable[Batch]) -> Update:
         """Make a gradient step from each batch, or from each `accumulate` of them."""
         if not self._are_owners_checked:
@@ -391,7 +378,7 @@ class ModuleLearner:
         step = self._compiled_step if self.compile else self._plain_step
         if not self.threads.is_one:
             step = self._timed_step
-        with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
+        with seeded(seed, self.device), held(self.threads.num):  # dropout and the like, too
             for batch in batches:
                 if team is None:  # others would wait for this one
                     pause()
@@ -399,11 +386,13 @@ class ModuleLearner:
             if self._gathered:  # a last step of fewer than `accumulate` batches
                 self._apply(batch)
         results = self._made
+        move_to_host(results)
         if team is not None:
             names, results, rows = results_of_all(team, list(parts), results)
-            share_buffers(team, self.module, rows)
+            if buffers := list(self.module.buffers()):  # gradients don't keep these equal
+                team.take_from(rows.index(max(rows)), buffers)
             parts = dict.fromkeys(names, math.nan)
-        update = _means(results)
+        update = mean_of(results)
         if self.skipped > before:
             update.metrics["skipped_steps"] = float(self.skipped - before)
         update.metrics["threads"] = float(self.threads.num)
@@ -422,12 +411,18 @@ class ModuleLearner:
             with nullcontext() if self.precision == "float32" else self.autocast():
                 loss = self.loss(self.module, batch)
             for name, part in loss.parts.items():
-                result.parts[name] = part.detach()
-            result.figures.update(loss.logged)
+                result.losses[name] = part.detach()
+            result.metrics.update(loss.logged)
         if self._optim.wants_sides:
             self._find_sides(loss)
         if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
-            self._zero_gradients()
+            if team is not None:
+                if self._shared is None:
+                    self._optim.forget_memory()
+                    self._shared = TeamGradients(team, self.optimizers, self.accumulate, self.device)
+                self._shared.begin()
+            for optimizer in self.optimizers.values():
+                optimizer.parameters.attach_grads()
         weight = 1.0 / self.accumulate if self._shared is None else self._shared.weight(rows)
         if loss is not None:
             self._optim.backward(loss, weight)
@@ -438,16 +433,7 @@ class ModuleLearner:
         self._gathered.append(result)
         if len(self._gathered) == self.accumulate:
             self._apply(batch)
-        return result.parts
-
-    def _zero_gradients(self) -> None:
-        if self._team is not None:
-            if self._shared is None:
-                self._optim.forget_memory()
-                self._shared = TeamGradients(self._team, self.optimizers, self.accumulate, self.device)
-            self._shared.begin()
-        for optimizer in self._optim.by_name.values():
-            optimizer.parameters.attach_grads()
+        return result.losses
 
     def _find_sides(self, loss: Loss | None) -> None:
         """Find which parameters each side of the loss reaches; a team uses the finding of its first learner that has
@@ -484,9 +470,9 @@ class ModuleLearner:
                 self.on_gradients(self.module)
         clippings = self._optim.all_clippings(resting)
         total, *norms = numbers_of([mean, *self._optim.norms(clippings)])
-        results[-1].figures.update(self._optim.norms_by_name(clippings, norms))
+        results[-1].metrics.update(self._optim.norms_by_name(clippings, norms))
         if not math.isfinite(total + sum(norms)):
-            self._skip(results[-1].parts, batch)
+            self._skip(results[-1].losses, batch)
             return
         self._skipped_in_a_row = 0
         self._optim.clip(clippings, norms)
@@ -674,17 +660,6 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed(seed)
         yield
-
-
-def _means(results: Sequence[BatchResult]) -> Update:
-    """The mean of each figure over the gradient steps that have it; moved to the host in one go."""
-    losses, metrics = columns_of(map(attrgetter("parts"), results)), columns_of(map(attrgetter("figures"), results))
-    numbers = iter(numbers_of(list(chain(*losses.values(), *metrics.values()))))
-    means = Update({}, {})
-    for own, columns in zip(means, (losses, metrics), strict=True):
-        for name, column in columns.items():
-            own[name] = sum(islice(numbers, len(column))) / len(column)
-    return means
 
 
 def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:

@@ -171,16 +171,17 @@ def _batches(
         DataError: the columns do not hold the module's state.
     """
     if not module.recurrent:
-        rows = RowsInOrder(columns, sequences.starts, counts, device)
+        rows = RowsInOrder(columns, torch.from_numpy(sequences.starts).to(device), counts)
         for i, size in enumerate(counts):
             yield Batch(MinibatchColumns(rows, i), module, size=size)
         return
     starts, lengths, burn_in = sequences
     bounds = np.cumsum([0, *counts])
     sizes = _sums(lengths, bounds)
-    rows = RowsInOrder(columns, ranges(starts, lengths), sizes, device)
-    first = RowsInOrder(columns, starts - burn_in, counts, device)
-    before = RowsInOrder(columns, ranges(starts - burn_in, burn_in), _sums(burn_in, bounds), device)
+    rows = RowsInOrder(columns, torch.from_numpy(ranges(starts, lengths)).to(device), sizes)
+    first = RowsInOrder(columns, torch.from_numpy(starts - burn_in).to(device), counts)
+    burned_rows = torch.from_numpy(ranges(starts - burn_in, burn_in)).to(device)
+    before = RowsInOrder(columns, burned_rows, _sums(burn_in, bounds))
     for i, size in enumerate(sizes):
         if not size:
             yield Batch({}, module, size=0)

@@ -299,9 +299,9 @@ class Clipping(NamedTuple):
     limit: float | None
 
 
-def scale_to(norm: float | torch.Tensor, limit: float) -> float | torch.Tensor:
+def scale_to(norm: torch.Tensor, limit: float) -> torch.Tensor:
     """The factor that scales a norm down to ``limit``; 1 if it is no larger."""
-    return limit / (norm.clamp(min=limit) if isinstance(norm, torch.Tensor) else max(norm, limit))
+    return limit / norm.clamp(min=limit)
 
 
 Reached: TypeAlias = Sequence[frozenset[str]]
@@ -480,7 +480,9 @@ class Optimizers:
     def follow(self, at: int) -> None:
         """Set learning rates to their schedules' values after ``at`` steps."""
         self._at = at
-        self.lr = {name: value_at(self.schedules[name], at) for name in (*self.by_name, *sorted(self._own_lr))}
+        self.lr.clear()
+        for name in (*self.by_name, *sorted(self._own_lr)):
+            self.lr[name] = value_at(self.schedules[name], at)
 
     def rates(self, name: str) -> Rates:
         """The current learning rate of an optimizer, or those of its slices."""
@@ -586,7 +588,7 @@ class Optimizers:
                 for part in clipping.group.split(clipping.parts[0]):
                     part.mul_(scale_to(torch.linalg.vector_norm(part), limit))
             elif isinstance(norm, torch.Tensor) or norm > limit:
-                scale = scale_to(norm, limit)
+                scale = scale_to(norm, limit) if isinstance(norm, torch.Tensor) else limit / norm
                 for part in clipping.parts:
                     part.mul_(scale)
 

@@ -156,16 +156,6 @@ class _Entry:
         if self.by in ("window", "ema"):
             self.stat = Window(self.window) if self.by == "window" else Ema(self.window)
 
-    def figure(self, seconds: float) -> float | None:
-        """The reduced value; None if there are no values to reduce."""
-        if self.by in ("sum", "lifetime"):
-            return float(self.stat.sum)
-        if self.by == "throughput":
-            return float(self.stat.sum / seconds) if seconds > 0 else math.nan
-        if not self.stat:
-            return None
-        return float(getattr(self.stat, {"window": "mean", "ema": "mean"}.get(self.by, self.by)))
-
 
 class Metrics:
     """Metrics by name, such as ``loss/policy`` or ``red/kl``.
@@ -234,9 +224,13 @@ class Metrics:
         seconds = self._clock() - self._begin[0]
         figures: dict[str, float] = {}
         for name, entry in self._entries.items():
-            figure = entry.figure(seconds)
-            if figure is not None:
-                figures[name] = figure
+            by, stat = entry.by, entry.stat
+            if by in ("sum", "lifetime"):
+                figures[name] = float(stat.sum)
+            elif by == "throughput":
+                figures[name] = float(stat.sum / seconds) if seconds > 0 else math.nan
+            elif stat:
+                figures[name] = float(getattr(stat, by if by in ("min", "max") else "mean"))
         return figures
 
     def reduce(self) -> dict[str, float]:

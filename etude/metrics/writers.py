@@ -345,9 +345,9 @@ class TensorBoard(Sink):
             data = Path(gif).read_bytes()
         except OSError as error:
             raise DataError(f"can't read the clip {gif}: {error.strerror or error}.") from error
-        if data[:4] != b"GIF8" or len(data) < 10:
+        if not data.startswith(b"GIF8"):
             raise DataError(f"{gif} is not a GIF, and TensorBoard shows no other clips: give it the suffix .gif.")
-        self._image(tag, data, step)
+        self.image(tag, data, step)
 
     def image(self, tag: str, data: bytes, step: int) -> None:
         """Write an image or clip, the bytes of a PNG or GIF, at ``step``.
@@ -357,9 +357,6 @@ class TensorBoard(Sink):
         """
         if data[:4] not in (b"GIF8", b"\x89PNG") or len(data) < 24:
             raise DataError(f"the image {tag!r} is neither PNG nor GIF.")
-        self._image(tag, data, step)
-
-    def _image(self, tag: str, data: bytes, step: int) -> None:
         size = struct.unpack("<HH", data[6:10]) if data[:4] == b"GIF8" else struct.unpack(">II", data[16:24])
         image = {"width": size[0], "height": size[1], "colorspace": 3, "encoded_image_string": data}
         with self._writing():

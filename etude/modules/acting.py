@@ -6,7 +6,7 @@ fifth to a twelfth of the time of eager torch. All other networks act through to
 `etude.modules.module.TorchActor`.
 """
 
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -162,7 +162,7 @@ class NumPyActor(SamplingActor):
         return self._dist.act(inputs, self.noise(len(inputs))), {DIST_INPUTS: inputs}
 
 
-def runs_in_numpy(net: nn.Module) -> bool:
+def runs_in_numpy(net: nn.Module) -> TypeGuard[Network]:
     """Whether `NumPyNetwork` can compute ``net``: exactly a `Network`, without images and recurrent layers."""
     return type(net) is Network and net.policy.encoder.vector and net.policy.memory is None
 
@@ -216,23 +216,18 @@ class _Layers:
         """The output ``[n, width]``, valid until the next call."""
         if n != self._size:
             self._resize(n)
-        x, activate = self._encode(obs), self._activate
-        if self._across:
-            x = x.T
-            for weight, bias, out in self._steps:
-                weight.dot(x, out)
-                out += bias
-                if activate is not None:
-                    activate(out, out)
-                x = out
-            return x.T
+        x, activate, across = self._encode(obs), self._activate, self._across
+        x = x.T if across else x
         for weight, bias, out in self._steps:
-            x.dot(weight, out)
+            if across:
+                weight.dot(x, out)
+            else:
+                x.dot(weight, out)
             out += bias
             if activate is not None:
                 activate(out, out)
             x = out
-        return x
+        return x.T if across else x
 
     def many(self, obs: Columns, n: int) -> torch.Tensor:
         """``[n, width]`` for many rows, in torch, whose matrix products are a quarter faster than NumPy's."""
@@ -273,7 +268,6 @@ class NumPyNetwork:
         self._first = self._policy.names[0]
         self._order = None if net.order is None else net.order.cpu().numpy()
         self._width = net.policy_head.out_features
-        self.has_value = net.value_head is not None
         self._where: list[tuple[int, str, torch.dtype]] = []
         self._is_shared = False
         self.refresh()

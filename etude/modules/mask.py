@@ -111,22 +111,20 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
             f"the observation has the key {ACTION_MASK!r}, but the action {parts} has no choices that a mask could "
             "forbid: rename or remove the key."
         )
-    has = int(np.prod(leaf_shape(space)))
-    rule = (
-        f"It needs {size}, one for each choice of {parts}, in this order: 1 where it is allowed, 0 where not "
-        "(none for a Box)."
-    )
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        raise ModuleError(f"`{OBS_MASK}` is a {type(space).__name__} space, but a mask is one row of numbers. {rule}")
-    if has != size:
-        raise ModuleError(
-            f"`{OBS_MASK}` {space} holds {has} numbers. {rule} Connectors that change the mask, such as frame_stack, "
-            "can't be used."
-        )
     zeros_and_ones = (
         isinstance(space, spaces.MultiBinary)
         or (isinstance(space, spaces.MultiDiscrete) and bool((space.nvec == 2).all() and (space.start == 0).all()))
         or (isinstance(space, spaces.Box) and bool((space.low >= 0).all() and (space.high <= 1).all()))
     )
-    if not zeros_and_ones:
-        raise ModuleError(f"`{OBS_MASK}` {space} holds other numbers than 0 and 1. {rule}")
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        wrong = f"is a {type(space).__name__} space, but a mask is one row of numbers"
+    elif (has := int(np.prod(leaf_shape(space)))) != size:
+        wrong = f"{space} holds {has} numbers"
+    elif not zeros_and_ones:
+        wrong = f"{space} holds other numbers than 0 and 1"
+    else:
+        return
+    raise ModuleError(
+        f"`{OBS_MASK}` {wrong}. It needs {size}, one for each choice of {parts}, in this order: 1 where it is allowed, "
+        "0 where not (none for a Box). Connectors that change the mask, such as frame_stack, can't be used."
+    )

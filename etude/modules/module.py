@@ -74,6 +74,8 @@ class Module(nn.Module):
         self._float64 = {n for n, leaf in leaves(obs_space, OBS).items() if leaf_dtype(leaf) == np.float64}
         self._takes_state = "state" in inspect.signature(net.forward).parameters
         self._state = declared_state(net)
+        self.recurrent = bool(self._state)
+        """Whether the network has a state from step to step."""
         self.mask = action_mask(obs_space, dist)
         """The action mask of the observations; None if they have none."""
         self.scheduled: dict[str, Tensor] = {}
@@ -89,8 +91,9 @@ class Module(nn.Module):
     def train(self, mode: bool = True) -> "Module":
         """Like torch's, but in less than half the time, since acting and learning may alternate after every step."""
         parts = list(self.modules())
-        if any(type(part).train is not nn.Module.train for part in parts[1:]):
-            return super().train(mode)
+        for part in parts[1:]:
+            if type(part).train is not nn.Module.train:
+                return super().train(mode)
         for part in parts:
             part.__dict__["training"] = mode
         return self
@@ -99,11 +102,6 @@ class Module(nn.Module):
     def device(self) -> torch.device:
         """The device of the parameters; the CPU if there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the network has a state from step to step."""
-        return bool(self._state)
 
     @property
     def has_own_actor(self) -> bool:
@@ -135,34 +133,31 @@ class Module(nn.Module):
                 tensors of these shapes; or the network is recurrent and there is no time axis.
         """
         try:
-            return self._forward(obs, state)
+            if self._float64:
+                columns = self.columns_of(obs)
+                obs = self.obs_from({n: c.float() if n in self._float64 else c for n, c in columns.items()})
+            lead = self._sequences(obs) if self._state else None
+            if lead is not None and state is None:
+                state = {name: torch.zeros(lead[0], *shape, device=self.device) for name, shape in self._state.items()}
+            output = self.net(obs, state=state) if self._takes_state else self.net(obs)
+            if not self._checked:
+                self._check(output, lead, obs)
+                self._checked = True
+            result: Output = output
+            value, inputs = result.value, result.dist_inputs
+            if value is not None and value.dim() > 1 and value.shape[-1] == 1:
+                # [B, T] with T = 1 has one axis less than the inputs, and is not squeezed.
+                axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
+                result.value = value.squeeze(-1) if value.dim() == axes else value
+            if inputs is not None and self.mask is not None:
+                result.dist_inputs = self.mask.apply(inputs, obs[ACTION_MASK])
+            result.dist = self.dist
+            return result
         except (AttributeError, TypeError, RuntimeError, LookupError, ValueError) as error:
             wrong = self._wrong_input(obs)
             if not wrong:
                 raise
             raise ModuleError(wrong) from error
-
-    def _forward(self, obs: Any, state: dict[str, Tensor] | None) -> Output:
-        if self._float64:
-            columns = self.columns_of(obs)
-            obs = self.obs_from({n: c.float() if n in self._float64 else c for n, c in columns.items()})
-        lead = self._sequences(obs) if self._state else None
-        if lead is not None and state is None:
-            state = {name: torch.zeros(lead[0], *shape, device=self.device) for name, shape in self._state.items()}
-        output = self.net(obs, state=state) if self._takes_state else self.net(obs)
-        if not self._checked:
-            self._check(output, lead, obs)
-            self._checked = True
-        result: Output = output
-        value, inputs = result.value, result.dist_inputs
-        if value is not None and value.dim() > 1 and value.shape[-1] == 1:
-            # [B, T] with T = 1 has one axis less than the inputs, and is not squeezed.
-            axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
-            result.value = value.squeeze(-1) if value.dim() == axes else value
-        if inputs is not None and self.mask is not None:
-            result.dist_inputs = self.mask.apply(inputs, obs[ACTION_MASK])
-        result.dist = self.dist
-        return result
 
     def _sequences(self, obs: Any) -> tuple[int, int]:
         """The sizes ``(B, T)`` of an observation's first axes."""
@@ -257,12 +252,8 @@ class Module(nn.Module):
             DataError: the module is recurrent, and a column of its state is missing.
         """
         net = self.net
-        if (
-            isinstance(net, Network)
-            and runs_in_numpy(net)
-            and net.value_head is not None
-            and isinstance(next(iter(obs_columns.values())), np.ndarray)
-        ):
+        is_host = isinstance(next(iter(obs_columns.values())), np.ndarray)
+        if is_host and runs_in_numpy(net) and net.value_head is not None:
             if self._numpy is None:
                 self._numpy = NumPyNetwork(net)
             self._numpy.refresh()
@@ -336,7 +327,7 @@ class Module(nn.Module):
 
         See `etude.modules.tensors.tensor_actor` for observations that are tensors.
         """
-        if isinstance(self.net, Network) and runs_in_numpy(self.net):
+        if runs_in_numpy(self.net):
             return NumPyActor(self.net, self.dist, self.mask, explore=explore)
         return TorchActor(self, explore=explore)
 

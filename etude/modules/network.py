@@ -509,6 +509,7 @@ class Network(nn.Module):
             if self.critic is not None:
                 own = state and {name: state[OF_VALUE + name] for name in after}
                 hidden, of_value = self.critic(columns, own)
-                after |= {OF_VALUE + name: part for name, part in of_value.items()}
+                for name, part in of_value.items():
+                    after[OF_VALUE + name] = part
             value = self.value_head(hidden).squeeze(-1)
         return Output(inputs, value, after or None)

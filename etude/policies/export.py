@@ -22,6 +22,7 @@ from etude.connectors import Connector, Inputs, Pipeline, overrides
 from etude.errors import ModuleError, SettingsError, how_to_install
 from etude.experience.arrays import where_rows
 from etude.modules import Module
+from etude.modules.module import forward_step
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
 from etude.urls import is_url, redacted
 
@@ -90,23 +91,18 @@ class TracedPolicy(nn.Module):
         seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
         slots = np.zeros(0, np.int64)  # empty, since the state is passed explicitly
         inputs, kept = self._connectors.step(Inputs(slots, seen, first, before, reward), state.get("connectors", {}))
-        chosen, after = self._chosen(dict(inputs.obs), memory)
-        acted: Any = self._connectors.act(chosen)  # type: ignore[arg-type]
-        last = {"first": torch.zeros_like(first), "memory": after, "connectors": kept}
-        last["action"] = {name: chosen[name] for name in before}
-        found = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in state_leaves(last)}
-        return (*(acted[name] for name in self.acted), *(found[name] for name in self.initial_state))
-
-    def _chosen(self, obs: dict[str, Any], memory: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        module = self.module
-        if module.recurrent:
-            obs = {name: tensor.unsqueeze(1) for name, tensor in obs.items()}
-            output = module(module.obs_from(obs), memory)
-        else:
-            output = module(module.obs_from(obs))
-        dist, inputs = output.bound()
-        inputs = (inputs[:, 0] if module.recurrent else inputs).float()
-        return dist.act(inputs, None), {name: output.state[name].float() for name in memory}
+        obs: dict[str, Any] = dict(inputs.obs)
+        found = forward_step(self.module, obs, memory)
+        chosen = self.module.dist.act(found[col.DIST_INPUTS], None)
+        acted: Any = self._connectors.act(chosen)
+        last = {
+            "first": torch.zeros_like(first),
+            "action": {name: chosen[name] for name in before},
+            "memory": {name: found[f"{col.STATE_OUT}/{name}"] for name in memory},
+            "connectors": kept,
+        }
+        after = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in state_leaves(last)}
+        return (*(acted[name] for name in self.acted), *(after[name] for name in self.initial_state))
 
     def samples(self, obs: Mapping[str, NDArray[Any]], num_rows: int) -> tuple[Tensor, ...]:
         """Inputs at the start of an episode, for these observations ``[num_rows, ...]``."""
@@ -172,8 +168,10 @@ def export(
     try:
         with torch.no_grad(), _only_errors():
             program = torch.export.export(traced, given, dynamic_shapes=dynamic, strict=False)
-            if not all(_is_free(node.meta["val"].shape[0]) for node in _placeholders(program)):
-                raise ValueError(f"it works with batches of {ROWS} observations alone")
+            given_names = set(program.graph_signature.user_inputs)
+            for node in program.graph.nodes:
+                if node.name in given_names and not isinstance(node.meta["val"].shape[0], torch.SymInt):
+                    raise ValueError(f"it works with batches of {ROWS} observations alone")
             about = json.dumps(_about(traced, spaces))
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -212,16 +210,6 @@ def _only_errors() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """The graph nodes of the program's inputs."""
-    names = set(program.graph_signature.user_inputs)
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-
-
-def _is_free(size: Any) -> bool:
-    return isinstance(size, torch.SymInt)
 
 
 def _check_packages() -> None:

@@ -49,6 +49,7 @@ class RayEngine(Engine):
         self._runners: Runners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
+        self.is_asked = not settings.num_learners  # else once the learners are started
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
                 f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
@@ -94,12 +95,9 @@ class RayEngine(Engine):
         from etude.ray.learners import Learners
 
         self._start()
-        return self._kept(Learners(self._algorithm, self.settings))
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the learners have been started; False if there are none."""
-        return not self.settings.num_learners or "learners" in vars(self)
+        learners = self._kept(Learners(self._algorithm, self.settings))
+        self.is_asked = True
+        return learners
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""

@@ -86,8 +86,8 @@ class EvaluationRunners:
         if not parts:
             return None
         played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
-        evaluation = evaluation_of(played, sum(faulty), updates=self._updates, seconds=max(seconds))
-        return evaluation, merged(played)
+        finished = merged(played)
+        return evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished
 
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""

@@ -20,7 +20,7 @@ from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.policies import Policy
-from etude.ray.fragments import FragmentReport, merged
+from etude.ray.fragments import FragmentReport
 from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
 from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
@@ -160,8 +160,8 @@ class RunnerActor:
         assert config.env is not None
         with self._timed_out():
             self._runner = runner = runner_for(config, config.env, num_episodes, acting.policies, seed)
-            parts, faulty = played(runner, num_episodes, explore=False)
-        return merged(parts), faulty, perf_counter() - begin
+            finished, faulty = played(runner, num_episodes, explore=False)
+        return finished, faulty, perf_counter() - begin
 
     def close(self) -> None:
         """Close the envs."""

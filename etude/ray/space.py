@@ -10,7 +10,7 @@ from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
 from etude.algorithms import Algorithm, AlgorithmConfig, Stop
-from etude.algorithms.search import Choice, Grid, Range, flat, tried
+from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.errors import SettingsError
 from etude.settings import settings
 
@@ -63,7 +63,7 @@ def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> di
     draws = np.random.RandomState(0)
     trials = (drawn["config"] for _ in range(10) for _, drawn in generate_variants({"config": found}, False, draws))
     for trial in itertools.islice(trials, DRAWS):
-        tried(config, trial, owner)
+        applied(config, trial, owner)
     return found
 
 

@@ -130,7 +130,7 @@ def test_an_env_that_does_not_fit_is_shown() -> None:
     algorithm = ppo()
     with pytest.raises(SettingsError, match="the env Acrobot-v1 does not fit the module: after the connectors"):
         algorithm.evaluate(2, env="Acrobot-v1")
-    with pytest.raises(SettingsError, match="num_episodes must be at least 1, not 0"):
+    with pytest.raises(SettingsError, match="`num_episodes` is 0, but must be a whole number of at least 1"):
         algorithm.evaluate(0)
 
 

@@ -322,9 +322,7 @@ def test_policies_and_envs_that_are_none(algorithm):
         clip(None, "clip.gif")
     with pytest.raises(ModuleError, match="None for random actions, not a Linear"):
         clip(nn.Linear(1, 3), make_counting)
-    with pytest.raises(
-        SettingsError, match="one Counting object, which training is in the middle of: give the clip an"
-    ):
+    with pytest.raises(SettingsError, match="one Counting object, which training is in the middle of: give an env="):
         clip(etude.PPO(etude.PPOConfig(env=Counting("rgb_array"), num_envs=1, num_steps=16)))
 
 
