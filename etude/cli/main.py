@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from etude import __version__
 from etude.cli import streams
@@ -83,12 +84,19 @@ def _signals_interrupt() -> Iterator[None]:
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
     numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _as_ctrl_c)
     try:
         yield
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)  # may be that of Ray Tune
+    if not callable(handler):  # ignored, as in the background of a shell
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
 
 
 def _dispatch(args: list[str]) -> int:

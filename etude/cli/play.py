@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
-from etude.cli.streams import print_json, say, show, table
+from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
 from etude.errors import SettingsError
 from etude.settings import IntFrom1, defaults, settings
@@ -78,10 +78,8 @@ class Play:
 
     def tell(self, found: dict[str, Any], words: str) -> int:
         """Print the results, and return the exit code."""
-        if self.json:
-            print_json(found | {"run": redacted(self.run)})
-        elif not getattr(self, "quiet", False):
-            show(words)
+        if self.json or not getattr(self, "quiet", False):
+            tell(found | {"run": redacted(self.run)}, words, as_json=self.json)
         return 0
 
 
@@ -310,14 +308,11 @@ class Compare:
         from etude.algorithms.comparison import compare
 
         groups = compare(self.run, by=self.by, y=self.y, x="iteration")
-        if self.json:
-            print_json({"groups": [group._asdict() for group in groups]})
-            return 0
         rows = [("env", self.by, "runs", self.y, "95 % interval")]
         for group in groups:
             interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
             rows.append((group.env, group.name, str(group.num_runs), f"{group.value:,.5g}", interval))
-        show(table(rows))
+        tell({"groups": [group._asdict() for group in groups]}, table(rows), as_json=self.json)
         return 0
 
 
@@ -380,10 +375,7 @@ class Export:
             import_from_here()
         with gauge(f"exporting {redacted(self.run)}"):
             load_policy(self.run, self.policy, trust=self.trust).export(self.to)
-        if self.json:
-            print_json({"run": redacted(self.run), "to": self.to})
-        else:
-            show(f"exported to {self.to}")
+        tell({"run": redacted(self.run), "to": self.to}, f"exported to {self.to}", as_json=self.json)
         return 0
 
 

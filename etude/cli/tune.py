@@ -7,9 +7,7 @@ import math
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ from etude.algorithms.saving import to_plain
 from etude.cli import flags
 from etude.cli.asked import algorithm_class, config_of, import_from_here
 from etude.cli.searching import FAILED, USAGE, SearchOptions, ask_space, rank
-from etude.cli.streams import print_json, say, show, table
+from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
 from etude.interruption import INTERRUPTED
 from etude.settings import settings
@@ -137,13 +135,11 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
     ranked = sorted(trials, key=lambda trial: rank(trial["score"], is_max=is_max))
     best = ranked[0] if ranked and ranked[0]["score"] is not None else None
     is_interrupted = any(trial["error"] is None and not trial["result"].get("done") for trial in trials)
-    if as_json:
-        about = {"metric": metric, "out": out, "interrupted": is_interrupted}
-        print_json({**about, "best": best and trials.index(best), "trials": trials})
-    else:
-        show(table(_rows(ranked, metric)))
-        if best is not None:
-            show(f"\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}")
+    words = table(_rows(ranked, metric))
+    if best is not None:
+        words += f"\n\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}"
+    about = {"metric": metric, "out": out, "interrupted": is_interrupted}
+    tell({**about, "best": best and trials.index(best), "trials": trials}, words, as_json=as_json)
     if is_interrupted:
         say(f"interrupted: go on with: etude tune --resume {shlex.quote(out)} --trust")
         return INTERRUPTED
@@ -191,15 +187,6 @@ def _rows(trials: list[dict[str, Any]], metric: str) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _redirected(*, quiet: bool) -> Iterator[None]:
-    """Send what Tune writes to standard error, or nowhere; SIGTERM and SIGHUP then end the trials as Ctrl-C does."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    """Send what Tune writes to standard error, or nowhere."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
+        yield
