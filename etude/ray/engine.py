@@ -47,6 +47,7 @@ class RayEngine(Engine):
         self.settings = settings = Ray() if config.engine == "ray" else config.engine
         self._config = config
         self._runners: Runners | None = None
+        self._learners: Learners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
@@ -86,20 +87,20 @@ class RayEngine(Engine):
 
     # -- learning -----------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def learners(self) -> "Learners | None":
         """The learners that share each update, started on first use. None: this process learns."""
-        if not self.settings.num_learners:
-            return None
-        from etude.ray.learners import Learners
+        if self._learners is None and self.settings.num_learners:
+            from etude.ray.learners import Learners
 
-        self._start()
-        return self._kept(Learners(self._algorithm, self.settings))
+            self._start()
+            self._learners = self._kept(Learners(self._algorithm, self.settings))
+        return self._learners
 
     @property
     def is_asked(self) -> bool:
-        """Whether the learners have been started; False if there are none."""
-        return not self.settings.num_learners or "learners" in vars(self)
+        """Whether the learners have been started; True if there are none."""
+        return not self.settings.num_learners or self._learners is not None
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""
@@ -147,20 +148,17 @@ class RayEngine(Engine):
 
     def pull(self) -> None:
         """Load the learners' state here, if they were started."""
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.pull()
+        if self._learners is not None:
+            self._learners.pull()
 
     def push(self) -> None:
         """Send the state here to the learners, if they were started."""
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.push()
+        if self._learners is not None:
+            self._learners.push()
 
     def stats(self) -> dict[str, float]:
         """The learners' counts."""
-        learners: Learners | None = vars(self).get("learners")
-        return {} if learners is None else learners.stats()
+        return {} if self._learners is None else self._learners.stats()
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
