@@ -80,7 +80,7 @@ class DataCommand(flags.TableOptions):
 
 
 @settings
-class Reading(DataCommand):
+class ReadCommand(DataCommand):
     """Options of commands that look at a recording."""
 
     path: tuple[str, ...]
@@ -92,7 +92,7 @@ class Reading(DataCommand):
 
 
 @settings
-class Info(Reading):
+class Info(ReadCommand):
     """Summarise a recording, counted over every row; for a table, its columns and a guess at what they are."""
 
     def execute(self) -> int:
@@ -117,7 +117,7 @@ class Info(Reading):
 
 
 @settings
-class Head(Reading):
+class Head(ReadCommand):
     """Print the first steps, one per line."""
 
     rows: int = 10
@@ -139,7 +139,7 @@ class Head(Reading):
 
 
 @settings
-class Describe(Reading):
+class Describe(ReadCommand):
     """Print statistics of each column: count, missing and distinct values, mean, std, min and max; counts of names."""
 
     def execute(self) -> int:

@@ -18,7 +18,7 @@ COMMANDS = {
     "train": ("train", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
     "presets": ("train", "List settings that are known to work for a task, with what they reached."),
     "tune": ("tune", "Train with many settings, and rank them (needs etude[ray])."),
-    "sweep": ("sweep", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
+    "sweep": ("tune", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
     "record": ("play", "Record episodes of a trained run as Parquet."),
     "watch": ("play", "Watch a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
     "evaluate": ("play", "Play episodes with a trained run, and report its returns."),
