@@ -21,9 +21,8 @@ from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
-    from etude.ray.evaluation import EvaluationRunners
     from etude.ray.learners import Learners
-    from etude.ray.runners import Runners
+    from etude.ray.runners import EvaluationRunners, Runners
 
 P = TypeVar("P")
 
@@ -171,7 +170,7 @@ class RayEngine(Engine):
         """
         if not self.settings.num_evaluation_runners:
             return None
-        from etude.ray.evaluation import EvaluationRunners
+        from etude.ray.runners import EvaluationRunners
 
         algorithm: Algorithm[Any] = self._algorithm
         config = algorithm.config
