@@ -114,19 +114,15 @@ class Evaluate(Play, flags.TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
-        for name in estimates if self.on is None else ("env", "explore", "episodes", "max_steps"):
-            if getattr(self, name) == defaults(Evaluate)[name]:
-                continue
-            if self.on is None:
-                raise SettingsError(
-                    f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
-                    f"recording with --on, or leave `{name}` out."
-                )
-            raise SettingsError(
-                f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy draws "
-                "its actions there, unless it is `greedy`."
-            )
+        if self.on is None:
+            others = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
+            why = "is for estimates from a recording, but without `on` the policy plays: give --on, or leave it out."
+        else:
+            others = ("env", "explore", "episodes", "max_steps")
+            why = "is for playing, but with `on` nothing is played: leave one out. Actions are drawn, unless `greedy`."
+        for name in others:
+            if getattr(self, name) != defaults(Evaluate)[name]:
+                raise SettingsError(f"`{name}` {why}")
 
     def execute(self) -> int:
         """Play, or estimate."""

@@ -81,7 +81,10 @@ class LearnerGroup:
             """The ids of the learners' processes."""
             if size > 1:
                 (address,) = self.wait([self._actors[0].serve.remote(size, timeout)], timeout)
-                self.call("join", address, size, _backend(settings), timeout, timeout=timeout + _GRACE)
+                backend = settings.backend
+                if backend == "auto":  # NCCL needs a GPU for each learner alone
+                    backend = "nccl" if settings.gpus_per_learner >= 1 else "gloo"
+                self.call("join", address, size, backend, timeout, timeout=timeout + _GRACE)
         except BaseException:
             self.end()
             raise
@@ -154,13 +157,6 @@ class LearnerGroup:
         if self._placement is not None:
             remove_placement_group(self._placement)
             self._placement = None
-
-
-def _backend(settings: Ray) -> str:
-    """NCCL needs a GPU for each learner alone."""
-    if settings.backend != "auto":
-        return settings.backend
-    return "nccl" if settings.gpus_per_learner >= 1 else "gloo"
 
 
 _Ask: TypeAlias = Callable[[LearnerGroup], list[Any]]

@@ -189,8 +189,6 @@ class PageServer:
                 pass
 
         class QuietServer(ThreadingHTTPServer):
-            daemon_threads = True
-
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the browser has closed the connection
 
