@@ -114,8 +114,8 @@ class Evaluate(Play, flags.TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        others: tuple[str, ...] = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
         if self.on is None:
-            others = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
             why = "is for estimates from a recording, but without `on` the policy plays: give --on, or leave it out."
         else:
             others = ("env", "explore", "episodes", "max_steps")
