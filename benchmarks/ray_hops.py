@@ -15,7 +15,7 @@ from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
 from etude.algorithms import Ray
 from etude.ray.fragments import Fragment, FragmentReport, put_together
-from etude.ray.learner_group import LearnerGroup
+from etude.ray.learners import LearnerGroup
 from etude.ray.runner_actor import RunnerActor
 
 BARE, HERE = "a method that does nothing", "Etude, one learner in this process"

@@ -19,7 +19,7 @@ from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.envs import EnvLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
-from etude.presets import Preset, find_preset
+from etude.presets import find_preset
 from etude.runners import CallbackLike, ModuleOf
 from etude.settings import FloatFrom0, choice, from_dict, merged, placed, settings, typed
 
@@ -149,13 +149,17 @@ def ask(
     given, asked, table = found[owner], found[command], found.get("table", {})
     written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
     if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
-        tuned = _preset(name, given.get("env", written.get("env")))
+        env = given.get("env", written.get("env"))
+        if env is None:
+            raise SettingsError("--preset is for an algorithm and an env: give --env. See `etude presets`.")
+        tuned = find_preset(name, str(env))
         written, stop = merged(typed(cls.Config, tuned.settings, owner=owner), written), merged(tuned.stop, stop)
     table = {"columns": written.pop("columns")} | table if "columns" in written else table
     if table:
-        given["data"] = _table(
-            from_dict(flags.TableOptions, table, owner=owner), given.get("data", written.get("data"))
-        )
+        data = given.get("data", written.get("data"))
+        if data is None:
+            raise SettingsError("`columns` describes the columns of a table: give the table, too, as --data log.csv.")
+        given["data"] = from_dict(flags.TableOptions, table, owner=owner).described(data)
     ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
     if ray and engine == "local":
         raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
@@ -164,18 +168,6 @@ def ask(
         given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"
     asked["stop"] = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
     return owner, merged(written, given), from_dict(kind, asked, owner=owner)
-
-
-def _preset(algorithm: str, env: Any) -> Preset:
-    if env is None:
-        raise SettingsError("--preset is for an algorithm and an env: give --env. See `etude presets`.")
-    return find_preset(algorithm, str(env))
-
-
-def _table(options: flags.TableOptions, data: Any) -> Any:
-    if data is None:
-        raise SettingsError("`columns` describes the columns of a table: give the table, too, as --data log.csv.")
-    return options.described(data)
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude data`` and ``etude show``: inspect, check, convert and edit recordings. Imports no torch."""
 
+import contextlib
+import dataclasses
 import shlex
 import sys
 import webbrowser
@@ -9,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
-from etude.cli.streams import print_json, say, show, table
+from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
 from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
@@ -38,10 +40,7 @@ class Validate(flags.TableOptions):
         from etude.recordings import validate
 
         report = validate(self.described(_one_or_many(self.path)))
-        if self.json:
-            print_json(report.to_json())
-        else:
-            show(str(report))
+        tell(report.to_json(), str(report), as_json=self.json)
         return PROBLEMS if report.problems else 0
 
 
@@ -70,10 +69,9 @@ class DataCommand(flags.TableOptions):
                 met.update(recording.met)
                 left_out.update(recording.left_out)
             warnings = [warning for recording in recordings for warning in recording.warnings]
-            print_json({**found, "bad": {"met": met, "left_out_rows": left_out}, "warnings": warnings})
-        else:
-            reports = [recording.left_out_report() for recording in recordings]
-            show("\n".join([words, *(str(report) for report in reports if report)]))
+            found = {**found, "bad": {"met": met, "left_out_rows": left_out}, "warnings": warnings}
+        reports = [recording.left_out_report() for recording in recordings]
+        tell(found, "\n".join([words, *(str(report) for report in reports if report)]), as_json=self.json)
         return 0
 
     def tell_edited(self, recordings: Sequence["Recording"], done: "Edited") -> int:
@@ -82,48 +80,45 @@ class DataCommand(flags.TableOptions):
 
 
 @settings
-class Info(DataCommand):
-    """Summarise a recording, counted over every row; for a table, its columns and a guess at what they are."""
+class ReadCommand(DataCommand):
+    """Options of commands that look at a recording."""
 
     path: tuple[str, ...]
     """The recording: a folder or a file; several are read as one."""
+
+    def recording(self) -> "Recording":
+        """Open it."""
+        return self.opened(_one_or_many(self.path))
+
+
+@settings
+class Info(ReadCommand):
+    """Summarise a recording, counted over every row; for a table, its columns and a guess at what they are."""
 
     def execute(self) -> int:
         """Count and print."""
         from etude.recordings import TableError
 
         try:
-            recording = self.opened(_one_or_many(self.path))
+            recording = self.recording()
             found = recording.info()
         except TableError as error:
-            if self.json:
-                print_json({"path": error.path, "table": error.guess.to_json()})
-            else:
-                show(_of_table(error.path, error.guess))
+            found = {"path": error.path, "table": error.guess.to_json()}
+            tell(found, _of_table(error.path, error.guess), as_json=self.json)
             return 0
         except DataError as error:
-            if self.on_bad != "strict" or "--on-bad" in str(error) or not self._can_be_read():
-                raise
-            more = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
-            raise DataError(f"{str(error).rstrip('.')}. {more}") from error
+            if self.on_bad == "strict" and "--on-bad" not in str(error):
+                with contextlib.suppress(DataError):  # it may be unreadable as a whole
+                    dataclasses.replace(self, on_bad="skip").recording()
+                    more = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
+                    error = DataError(f"{str(error).rstrip('.')}. {more}")
+            raise error
         return self.tell([recording], found, _described(found, recording))
-
-    def _can_be_read(self) -> bool:
-        from etude.recordings import Recording
-
-        try:
-            Recording.open(self.described(_one_or_many(self.path)), on_bad="skip")
-        except DataError:
-            return False
-        return True
 
 
 @settings
-class Head(DataCommand):
+class Head(ReadCommand):
     """Print the first steps, one per line."""
-
-    path: tuple[str, ...]
-    """The recording: a folder or a file; several are read as one."""
 
     rows: int = 10
     """Number of steps, at least 1."""
@@ -137,24 +132,21 @@ class Head(DataCommand):
 
         if self.rows < 1:
             raise SettingsError(f"--rows is {self.rows}, but must be at least 1.")
-        recording = self.opened(_one_or_many(self.path))
+        recording = self.recording()
         rows = first_rows(recording, self.rows, self.only or None)
         cells = [[_cell(value) for value in row.values()] for row in rows]
         return self.tell([recording], {"rows": rows}, table([list(rows[0]), *cells] if rows else []))
 
 
 @settings
-class Describe(DataCommand):
+class Describe(ReadCommand):
     """Print statistics of each column: count, missing and distinct values, mean, std, min and max; counts of names."""
-
-    path: tuple[str, ...]
-    """The recording: a folder or a file; several are read as one."""
 
     def execute(self) -> int:
         """Print the statistics."""
         from etude.viewer import RecordingView
 
-        view = RecordingView(self.opened(_one_or_many(self.path)))
+        view = RecordingView(self.recording())
         found = view.describe()
         names = ("steps", "missing", "distinct", "mean", "std", "min", "max")
         rows = [["column", *names]]
@@ -311,14 +303,12 @@ class Cache:
 
         found = cache.entries()
         size, folder, most = sum(size for _, size, _ in found), cache.folder(), cache.max_bytes()
-        removed = cache.clear() if self.clear else 0
-        if self.json:
-            facts = {"path": str(folder), "entries": len(found), "bytes": size, "max_bytes": most}
-            print_json({**facts, "removed_bytes": removed} if self.clear else facts)
-        elif self.clear:
-            show(f"{folder}: {removed / 1e6:,.2f} MB removed.")
-        else:
-            show(f"{folder}: {len(found):,} converted files, {size / 1e6:,.2f} MB of at most {most / 1e6:,.0f} MB.")
+        facts = {"path": str(folder), "entries": len(found), "bytes": size, "max_bytes": most}
+        words = f"{folder}: {len(found):,} converted files, {size / 1e6:,.2f} MB of at most {most / 1e6:,.0f} MB."
+        if self.clear:
+            facts["removed_bytes"] = removed = cache.clear()
+            words = f"{folder}: {removed / 1e6:,.2f} MB removed."
+        tell(facts, words, as_json=self.json)
         return 0
 
 

@@ -8,7 +8,6 @@ them, so that a wrong value gets the same message in both.
 import dataclasses
 import inspect
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -16,7 +15,6 @@ from etude.cli import values
 from etude.errors import SettingsError
 from etude.settings import (
     Leaf,
-    defaults,
     field_docs,
     from_dict,
     leaves_of,
@@ -217,41 +215,37 @@ def _write_help(
     """Write the help of a command, with all settings or only the everyday ones, and exit."""
     import tyro
 
-    def group(title: str, cls: Any, path: tuple[str, ...], default: Any) -> Any:
-        """A dataclass of texts that tyro shows for a settings class; None if nothing is shown."""
-        found: list[Any] = []
-        known = {f.name: getattr(default, f.name) for f in dataclasses.fields(cls)} if default else defaults(cls)
-        hints, docs = typing.get_type_hints(cls), field_docs(cls)
-        for name in [field.name for field in dataclasses.fields(cls)]:
-            hint, here = hints[name], (*path, name)
-            if dataclasses.is_dataclass(hint):
-                if inner := group(name, typing.cast(type, hint), here, known.get(name)):
-                    found.append((name, inner, dataclasses.field(default_factory=inner)))
+    groups: dict[tuple[str, ...], tuple[type, list[Any]]] = {}
+    is_whole = True
+    for title, kind in kinds.items():
+        groups[title,] = kind, []  # before those inside
+        for leaf in leaves_of(kind):
+            name, flag, is_truth = leaf.path[-1], _flag(leaf.path), leaf.hint is bool
+            is_required = leaf.default is dataclasses.MISSING
+            if not (everything or is_required or _is_everyday(leaf.owner, name)):
+                is_whole = False
                 continue
-            if not everything and name in known and not _is_everyday(cls, name):
-                hidden.append(name)
-                continue
-            marks: list[Any] = [tyro.conf.Positional] if here == (positional,) else []
-            flag, is_truth = _flag(here), hint is bool
-            others = [] if marks else [n for n, of in names.named.items() if n != flag and of[0].path == here]
+            marks: list[Any] = [tyro.conf.Positional] if leaf.path == (positional,) else []
+            others = [] if marks else [n for n, of in names.named.items() if n != flag and of[0].path == leaf.path]
+            about_it = field_docs(leaf.owner).get(name, "")
             arg = tyro.conf.arg(
                 name=None if marks else flag,
                 aliases=[f"--{other}" for other in others],
                 prefix_name=False,
-                help=docs.get(name, "") if everything else re.split(r"(?<=\.)(?<!et al\.) ", docs.get(name, ""))[0],
-                metavar=None if is_truth else name.upper() if marks else values.metavar(hint),
-                help_behavior_hint=_default(known[name]) if name in known else "(required)",
+                help=about_it if everything else re.split(r"(?<=\.)(?<!et al\.) ", about_it)[0],
+                metavar=None if is_truth else name.upper() if marks else values.metavar(leaf.hint),
+                help_behavior_hint="(required)" if is_required else _default(leaf.default),
             )
-            kind: Any = Annotated[(bool if is_truth else str, arg, *marks)]
-            found.append((name, kind, dataclasses.field(default=False if is_truth else "")))
-        made = dataclasses.make_dataclass(title, found)
-        made.__doc__ = (cls.__doc__ or "").partition("\n")[0] if path else ""
-        return made if found else None
-
-    hidden = list[str]()
-    groups = {title: group(title, kind, (), None) for title, kind in kinds.items()}
-    fields = [(title, made, dataclasses.field(default_factory=made)) for title, made in groups.items() if made]
-    more = "" if not hidden else f"\n\nAll settings: {prog} {HELP_ALL}"
+            as_text: Any = Annotated[(bool if is_truth else str, arg, *marks)]
+            _, found = groups.setdefault((title, *leaf.path[:-1]), (leaf.owner, []))
+            found.append((name, as_text, dataclasses.field(default=False if is_truth else "")))
+    fields = []
+    for path, (owner, found) in [(path, group) for path, group in groups.items() if group[1]]:
+        made = dataclasses.make_dataclass("_".join(path), found)
+        made.__doc__ = (owner.__doc__ or "").partition("\n")[0] if path[1:] else ""
+        shown_as = tyro.conf.arg(name=".".join(path))
+        fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
+    more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"
     tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 
 

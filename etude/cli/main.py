@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from etude import __version__
 from etude.cli import streams
@@ -17,7 +18,7 @@ COMMANDS = {
     "train": ("train", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
     "presets": ("train", "List settings that are known to work for a task, with what they reached."),
     "tune": ("tune", "Train with many settings, and rank them (needs etude[ray])."),
-    "sweep": ("sweep", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
+    "sweep": ("tune", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
     "record": ("play", "Record episodes of a trained run as Parquet."),
     "watch": ("play", "Watch a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
     "evaluate": ("play", "Play episodes with a trained run, and report its returns."),
@@ -83,12 +84,19 @@ def _signals_interrupt() -> Iterator[None]:
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
     numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _as_ctrl_c)
     try:
         yield
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)  # may be that of Ray Tune
+    if not callable(handler):  # ignored, as in the background of a shell
+        handler = signal.default_int_handler
+    handler(signal.SIGINT, frame)
 
 
 def _dispatch(args: list[str]) -> int:

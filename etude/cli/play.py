@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
-from etude.cli.streams import print_json, say, show, table
+from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
 from etude.errors import SettingsError
 from etude.settings import IntFrom1, defaults, settings
@@ -78,10 +78,8 @@ class Play:
 
     def tell(self, found: dict[str, Any], words: str) -> int:
         """Print the results, and return the exit code."""
-        if self.json:
-            print_json(found | {"run": redacted(self.run)})
-        elif not getattr(self, "quiet", False):
-            show(words)
+        if self.json or not getattr(self, "quiet", False):
+            tell(found | {"run": redacted(self.run)}, words, as_json=self.json)
         return 0
 
 
@@ -116,19 +114,15 @@ class Evaluate(Play, flags.TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
-        for name in estimates if self.on is None else ("env", "explore", "episodes", "max_steps"):
-            if getattr(self, name) == defaults(Evaluate)[name]:
-                continue
-            if self.on is None:
-                raise SettingsError(
-                    f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
-                    f"recording with --on, or leave `{name}` out."
-                )
-            raise SettingsError(
-                f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy draws "
-                "its actions there, unless it is `greedy`."
-            )
+        others: tuple[str, ...] = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
+        if self.on is None:
+            why = "is for estimates from a recording, but without `on` the policy plays: give --on, or leave it out."
+        else:
+            others = ("env", "explore", "episodes", "max_steps")
+            why = "is for playing, but with `on` nothing is played: leave one out. Actions are drawn, unless `greedy`."
+        for name in others:
+            if getattr(self, name) != defaults(Evaluate)[name]:
+                raise SettingsError(f"`{name}` {why}")
 
     def execute(self) -> int:
         """Play, or estimate."""
@@ -310,14 +304,11 @@ class Compare:
         from etude.algorithms.comparison import compare
 
         groups = compare(self.run, by=self.by, y=self.y, x="iteration")
-        if self.json:
-            print_json({"groups": [group._asdict() for group in groups]})
-            return 0
         rows = [("env", self.by, "runs", self.y, "95 % interval")]
         for group in groups:
             interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
             rows.append((group.env, group.name, str(group.num_runs), f"{group.value:,.5g}", interval))
-        show(table(rows))
+        tell({"groups": [group._asdict() for group in groups]}, table(rows), as_json=self.json)
         return 0
 
 
@@ -380,10 +371,7 @@ class Export:
             import_from_here()
         with gauge(f"exporting {redacted(self.run)}"):
             load_policy(self.run, self.policy, trust=self.trust).export(self.to)
-        if self.json:
-            print_json({"run": redacted(self.run), "to": self.to})
-        else:
-            show(f"exported to {self.to}")
+        tell({"run": redacted(self.run), "to": self.to}, f"exported to {self.to}", as_json=self.json)
         return 0
 
 

@@ -59,6 +59,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def tell(found: Mapping[str, Any], words: str, *, as_json: bool) -> None:
+    """Write results to standard output: as one JSON object, or in words."""
+    if as_json:
+        print_json(found)
+    else:
+        show(words)
+
+
 class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         say(f"warning: {record.getMessage()}")

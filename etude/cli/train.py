@@ -286,10 +286,8 @@ class PresetsOptions:
             sys.stdout.write(find_preset(self.which[0], self.which[1]).to_yaml())
             return 0
         found = find_presets(*self.which)
-        if self.json:
-            streams.print_json({"presets": [dataclasses.asdict(preset) for preset in found]})
-        else:
-            streams.show(streams.table([PRESETS_HEAD, *map(_preset_row, found)]))
+        words = streams.table([PRESETS_HEAD, *map(_preset_row, found)])
+        streams.tell({"presets": [dataclasses.asdict(preset) for preset in found]}, words, as_json=self.json)
         return 0
 
 

@@ -1,31 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude tune``: train with many settings through Ray Tune, and rank them."""
+"""``etude tune`` and ``etude sweep``: train with many settings, through Ray Tune or in processes of this machine."""
 
 import contextlib
+import csv
+import dataclasses
 import importlib.util
+import io
 import math
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from etude.algorithms import Algorithm, AlgorithmConfig
+import numpy as np
+
+from etude.algorithms import Algorithm, AlgorithmConfig, Stop
+from etude.algorithms.checkpoint import check_metric, score_of
+from etude.algorithms.comparison import interval_of
+from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.saving import to_plain
-from etude.cli import flags
-from etude.cli.asked import algorithm_class, config_of, import_from_here
-from etude.cli.searching import FAILED, USAGE, SearchOptions, ask_space, rank
-from etude.cli.streams import print_json, say, show, table
+from etude.algorithms.search import applied, flat, trials, written
+from etude.algorithms.seeds import failures, seeds_of, title_of
+from etude.checkpoints import load_meta
+from etude.cli import flags, values
+from etude.cli.asked import CONVERTERS, FolderOptions, RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
+from etude.files import write_atomically
 from etude.interruption import INTERRUPTED
-from etude.settings import settings
+from etude.settings import IntFrom1, Leaf, leaves_of, settings, settings_inside, typed
 from etude.urls import inside, is_url
 
+SPACE = "--space."
+FAILED = 1
+TABLE = "sweep.csv"
+USAGE = """usage: etude {command} ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
+
+ALGORITHM is one of {names}, or `module:Class` of your own.
+Its settings, and the options: etude {command} ALGORITHM --help, all of them: --help-all
+
+VALUES of a setting that is tried, for each of --samples:
+  0.1,0.2,0.3           each of these, with each value of the other lists (also grid:0.1,0.2,0.3)
+  choice:0.1,0.2,0.3    one of these, drawn
+  uniform:0.1,0.3       a number between these
+  loguniform:1e-4,1e-2  a number between these, whose logarithm is even
+  randint:1,10          a whole number from the first up to, but not including, the second
+  lograndint:8,1024     the same, whose logarithm is even
+  64+64,256+256         + between the parts of settings that have several
+"""
 AGAIN = "       etude tune --resume OUT --trust\n"
-ABOUT = "Train with many settings, and see which are best. What --space.NAME takes: etude tune --help"
+ABOUT = "Train with many settings{}, and see which are best. What --space.NAME takes: etude {} --help"
+
+
+@settings
+class SearchOptions(RunOptions):
+    """What both take besides the settings of the algorithm."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("space", "samples", "seeds", "metric", "best_is", "out", "resume")
+
+    space: str | None = None
+    """A YAML or JSON file with what is tried, by setting: the words of --space.NAME, or a list, each of whose values is
+    tried; --space.NAME counts more."""
+
+    samples: IntFrom1 = 1
+    """How often the search space is drawn from, at least 1; each time, all combinations of its lists are tried."""
+
+    metric: str = "return_mean"
+    """The field of results that says which trial is best; `losses/policy` is an entry of a field."""
+
+    best_is: Literal["max", "min"] = "max"
+    """Whether a large one is good, or a small one."""
+
+    max_concurrent: int | None = None
+    """How many trials go on at the same time at most; none: as many as there is room for."""
 
 
 @settings
@@ -87,13 +137,122 @@ class Resume:
         return report(found, self.resume if is_url(self.resume) else None, as_json=self.json)
 
 
+@settings
+class SweepOptions(SearchOptions, FolderOptions):
+    """What `etude sweep` takes besides the settings of the algorithm."""
+
+    out: str | None = None
+    """The folder of all trials; that of the first one's first seed is OUT/trial-0/seed-0. None:
+    runs/sweep-ALGORITHM-ENV-TIME, or the resumed sweep."""
+
+    seeds: IntFrom1 = 1
+    """How many seeds each trial is trained with, counted from `seed` (from 0 without one), at least 1."""
+
+    resume: str | None = None
+    """Continue the sweep in this folder, with the same command otherwise: finished trials are not trained again, the
+    others continue from their checkpoints."""
+
+
 def main(command: str, args: list[str]) -> int:
-    """Run ``etude tune ALGORITHM ...``, or ``etude tune --resume OUT``."""
-    if args and args[0].partition("=")[0] == "--resume":
+    """Run ``etude tune ALGORITHM ...``, ``etude sweep ALGORITHM ...``, or ``etude tune --resume OUT``."""
+    if command == "sweep":
+        _check_whole(args)
+    elif args and args[0].partition("=")[0] == "--resume":
         return flags.run(Resume, args, prog="etude tune")
-    cls = algorithm_class(args, "tune", USAGE.replace("\n", f"\n{AGAIN}", 1))
+    cls = algorithm_class(args, command, USAGE if command == "sweep" else USAGE.replace("\n", f"\n{AGAIN}", 1))
     if cls is None:
         return 0
+    return _sweep(cls, args) if command == "sweep" else _tune(cls, args)
+
+
+# -- what is tried ----------------------------------------------------------------------------------------------------
+
+S = TypeVar("S", bound=SearchOptions)
+
+
+def ask_space(
+    cls: type[Algorithm[Any]], kind: type[S], args: list[str], command: str
+) -> tuple[str, dict[str, Any], dict[str, Any], S]:
+    """What a command line asks for; see `ask`.
+
+    Args:
+        cls: The algorithm.
+        kind: The command's own options.
+        args: The arguments.
+        command: ``tune`` or ``sweep``.
+
+    Returns:
+        What the algorithm is called in messages; its settings; the search space by dotted names; the options.
+    """
+    tried, rest = split(args)
+    about = ABOUT.format(" on this machine" if command == "sweep" else "", command)
+    owner, given, options = ask(cls, kind, rest, command, about)
+    check_metric(options.metric)
+    space = _spaces(cls.Config, options.space, tried, owner, command)
+    if not space and options.samples == 1:
+        raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
+    return owner, given, space, options
+
+
+def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The search space in the arguments, by the names that are given; and the other arguments."""
+    tried, rest, left = dict[str, str](), list[str](), iter(args)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith(SPACE):
+            rest.append(word)
+            continue
+        value = value if equals else next(left, "")
+        if not value or value.startswith("--"):
+            raise SettingsError(f"{flag} needs what to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
+        if tried.setdefault(flag.removeprefix(SPACE), value) != value:
+            raise SettingsError(f"{flag} is there twice: put all its values behind one.")
+    return tried, rest
+
+
+def _spaces(
+    kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str, command: str
+) -> dict[str, Any]:
+    """The search space of a file and of flags, by the settings' dotted names.
+
+    Raises:
+        SettingsError: a name is unknown, or what is written is no search space.
+    """
+    leaves = leaves_of(kind)
+    whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
+    inner = [leaf for name, cls in settings_inside(kind).items() if name in whole for leaf in leaves_of(cls, (name,))]
+    names, found = flags.FlagNames([*leaves, *inner]), dict[str, Any]()
+    for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
+        leaf = names.find(name)
+        if leaf is None:
+            raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude {command} {owner}")
+        found[".".join(leaf.path)] = _space(value, leaf, owner)
+    return found
+
+
+def _space(value: Any, leaf: Leaf, owner: str) -> Any:
+    name = ".".join(leaf.path)
+
+    def one(word: str) -> Any:
+        parts = word.split("+") if values.takes_many(leaf.hint) else [word]
+        value = values.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
+
+    if isinstance(value, list):
+        return [values.made(leaf.hint, item, CONVERTERS) for item in value]
+    return written(value, name, one) if isinstance(value, str) else value
+
+
+def rank(score: float | None, *, is_max: bool) -> float:
+    """What sorts trials by their scores, the best first and those without one last."""
+    return math.inf if score is None else -score if is_max else score
+
+
+# -- etude tune -------------------------------------------------------------------------------------------------------
+
+
+def _tune(cls: type[Algorithm[Any]], args: list[str]) -> int:
+    """Run ``etude tune ALGORITHM ...``."""
     config, space, options = asked(cls, args)
     from etude.ray import tune
 
@@ -108,7 +267,7 @@ def main(command: str, args: list[str]) -> int:
 
 def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
     """Parse the settings that all trials share, the search space and the options from a command line."""
-    owner, given, space, options = ask_space(cls, TuneOptions, args, "tune", ABOUT)
+    owner, given, space, options = ask_space(cls, TuneOptions, args, "tune")
     _check_ray()
     return config_of(cls, given, owner), space, options
 
@@ -137,13 +296,11 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
     ranked = sorted(trials, key=lambda trial: rank(trial["score"], is_max=is_max))
     best = ranked[0] if ranked and ranked[0]["score"] is not None else None
     is_interrupted = any(trial["error"] is None and not trial["result"].get("done") for trial in trials)
-    if as_json:
-        about = {"metric": metric, "out": out, "interrupted": is_interrupted}
-        print_json({**about, "best": best and trials.index(best), "trials": trials})
-    else:
-        show(table(_rows(ranked, metric)))
-        if best is not None:
-            show(f"\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}")
+    words = table(_rows(ranked, metric))
+    if best is not None:
+        words += f"\n\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}"
+    about = {"metric": metric, "out": out, "interrupted": is_interrupted}
+    tell({**about, "best": best and trials.index(best), "trials": trials}, words, as_json=as_json)
     if is_interrupted:
         say(f"interrupted: go on with: etude tune --resume {shlex.quote(out)} --trust")
         return INTERRUPTED
@@ -191,15 +348,156 @@ def _rows(trials: list[dict[str, Any]], metric: str) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _redirected(*, quiet: bool) -> Iterator[None]:
-    """Send what Tune writes to standard error, or nowhere; SIGTERM and SIGHUP then end the trials as Ctrl-C does."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    """Send what Tune writes to standard error, or nowhere."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
+        yield
+
+
+# -- etude sweep ------------------------------------------------------------------------------------------------------
+
+
+class Trial(NamedTuple):
+    """What is known of a trial."""
+
+    number: int
+    tried: Mapping[str, Any]
+    jobs: Sequence[TrainingJob]
+    """One for each seed."""
+
+    def row(self, outcomes: Sequence[Outcome], metric: str) -> dict[str, Any]:
+        """What is written of it when these of its runs have ended."""
+        results = [outcome.result for outcome in outcomes if outcome.result is not None]
+        scores = np.array([score_of(result.to_dict(), metric) for result in results])
+        scores = scores[np.isfinite(scores)]
+        middle, low, high = interval_of(scores) if scores.size else (None, None, None)
+        errors = {outcome.error for outcome in outcomes if outcome.error is not None}
+        done = [outcome for outcome in outcomes if outcome.error is None and not outcome.is_interrupted]
+        return {
+            "trial": self.number,
+            **{name: to_plain(value) for name, value in self.tried.items()},
+            metric: middle,
+            "low": low,
+            "high": high,
+            "env_steps": sum(result.env_steps for result in results),
+            "updates": sum(result.updates for result in results),
+            "state": "failed" if errors else "done" if len(done) == len(self.jobs) else "interrupted",
+            "error": " ".join(sorted(errors)) or None,
+            "path": str(self.jobs[0].out.parent),
+        }
+
+
+def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
+    """Run ``etude sweep ALGORITHM ...``."""
+    owner, given, space, options = ask_space(cls, SweepOptions, args, "sweep")
+    if options.stop == Stop():
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+    out = options.folder(f"sweep-{owner}", given.get("env"), in_place="a sweep")
+    found = _trials(cls, owner, given, space, options, out)
+    jobs = [job for trial in found for job in trial.jobs]
+    done: list[Outcome | None] = [None] * len(jobs)
+
+    def ranked() -> list[dict[str, Any]]:
+        """The trials with what is known of their runs now, the best first."""
+        rows = []
+        for i, trial in enumerate(found):
+            ends = done[i * options.seeds : (i + 1) * options.seeds]
+            rows.append(trial.row([end for end in ends if end is not None], options.metric))
+        return sorted(rows, key=lambda row: rank(row[options.metric], is_max=options.best_is == "max"))
+
+    def note(number: int, outcome: Outcome) -> None:
+        done[number] = outcome
+        write_atomically(out / TABLE, _as_csv(ranked()))  # so that a killed sweep has one, too
+
+    title = title_of(cls, jobs[0].config, len(found), "trial")
+    title += f", {options.seeds} seeds each" if options.seeds > 1 else ""
+    how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "say": say}
+    outcomes = train_all(jobs, out, title, ended=note, **how)
+    rows, metric = ranked(), options.metric
+    cut, failed = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes)
+    best = rows[0] if rows[0][metric] is not None else None
+    names = [name for name in rows[0] if name not in ("error", "path", "updates" if best else "")]
+    words = table([names, *(["" if row[n] is None else _shown(row[n]) for n in names] for row in rows)])
+    if best is not None:
+        words += f"\n\nbest: {metric} {best[metric]:,.5g}, in {best['path']}; all trials: {out / TABLE}"
+    about = {"metric": metric, "out": str(out), "interrupted": cut, "best": best and best["trial"]}
+    tell({**about, "trials": sorted(rows, key=lambda row: int(row["trial"]))}, words, as_json=options.json)
+    for line in failed:
+        say(f"error: {line}")
+    if (cut or failed) and not options.quiet:
+        say(f"go on: {_to_go_on(args, out)}")
+    return INTERRUPTED if cut else FAILED if failed else 0
+
+
+def _check_whole(args: Sequence[str]) -> None:
+    """Refuse `--resume` without the search space: a folder does not say what a command may import and call."""
+    resumes = any(word.partition("=")[0] == "--resume" for word in args)
+    if resumes and not any(word.startswith("--space") for word in args):
+        raise SettingsError(
+            "a sweep continues with the command that started it, plus --resume FOLDER, as in etude sweep ppo --env "
+            "CartPole-v1 --space.lr 1e-3,1e-4 --stop.env-steps 50000 --resume runs/sweep."
+        )
+
+
+def _to_go_on(args: Sequence[str], out: Path) -> str:
+    """The command that continues this sweep."""
+    words, is_kept = ["etude", "sweep"], True
+    for word in args:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in ("--out", "--resume", "--overwrite")
+        if is_kept:
+            words.append(word)
+    return shlex.join([*words, "--resume", str(out)])
+
+
+def _trials(
+    cls: type[Algorithm[Any]],
+    owner: str,
+    given: Mapping[str, Any],
+    space: Mapping[str, Any],
+    options: SweepOptions,
+    out: Path,
+) -> list[Trial]:
+    """All trials, none of which has begun; those of a sweep that goes on are as they were."""
+    base, found = config_of(cls, given, owner), []
+    for number, drawn in enumerate(trials(space, options.samples, base.seed or 0)):
+        config = applied(base, drawn, owner)
+        changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        name, seeds = f"trial-{number}", seeds_of(config.seed, options.seeds)
+        jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")
+        for job in jobs:
+            if job.goes_on:
+                _check_same(job, drawn)
+        found.append(Trial(number, drawn, jobs))
+    return found
+
+
+def _check_same(job: TrainingJob, values: Mapping[str, Any]) -> None:
+    """Refuse to go on with a trial of other settings, which another command has drawn."""
+    plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
+    meta = load_meta(job.out)
+    saved = meta.get("config") if isinstance(meta, Mapping) else None
+    for name in values:
+        was, now = (_at(place, name) for place in (saved, plain))
+        if was != now:
+            raise SettingsError(
+                f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the "
+                "--space, --seed and --samples that it began with (more samples are fine). Or give another --out."
+            )
+
+
+def _at(place: Any, name: str) -> Any:
+    for part in name.split("."):
+        place = place.get(part) if isinstance(place, Mapping) else None
+    return place
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

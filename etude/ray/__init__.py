@@ -5,14 +5,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etude.ray.space import Shared
-    from etude.ray.trainable import Trainable
+    from etude.ray.trainable import Shared, Trainable
     from etude.ray.tuning import resume_tuning, tune
 
 __all__ = ["Shared", "Trainable", "resume_tuning", "tune"]
 
 _HOME_OF = {
-    "Shared": "etude.ray.space",
+    "Shared": "etude.ray.trainable",
     "Trainable": "etude.ray.trainable",
     "resume_tuning": "etude.ray.tuning",
     "tune": "etude.ray.tuning",

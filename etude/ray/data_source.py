@@ -10,11 +10,9 @@ import pickle
 import re
 import signal
 import threading
-import uuid
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -54,17 +52,17 @@ def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]
     """
     # The pickle only goes from one of Ray's processes to another; it is never in a file.
     about = {_SPENT: base64.b64encode(pickle.dumps(list(spent)))}
-    there: list[Any] = [one for one in made if one is not None and (len(one) if _is_exp(one) else rows_of(one))]
+    there: list[Any] = [one for one in made if one is not None and _rows_in(one)]
     if not there:
         return pa.table({"nothing": pa.array([], pa.bool_())}).replace_schema_metadata(about)
-    if _is_exp(there[0]):
+    if isinstance(there[0], Experience):
         exp = Experience.concat(there)
         steps = exp.to_table().combine_chunks()
         rows = pa.LargeListArray.from_arrays(pa.array(exp.offsets), steps.to_batches()[0].to_struct_array())
         about[_SCHEMA] = base64.b64encode(steps.schema.serialize().to_pybytes())
         return pa.table({_SEGMENT: rows}).replace_schema_metadata(about)
     columns = {_STEP + name: np.concatenate([one[name] for one in there]) for name in there[0]}
-    num = sum(rows_of(one) for one in there)
+    num = sum(map(_rows_in, there))
     table = Experience(columns, np.array([0, num]), Segments.of(1, episode_id=[""]), {}).to_table()
     kept = table.select([name for name in table.column_names if name.startswith(_STEP) or name in _KEYS])
     return kept.replace_schema_metadata(about)
@@ -88,8 +86,9 @@ def from_block(table: pa.Table) -> tuple[Columns | Experience, list[Spent], floa
     return exp, spent, (exp.num_steps - int(exp.segments.lookback.sum())) / total
 
 
-def _is_exp(made: Any) -> bool:
-    return isinstance(made, Experience)
+def _rows_in(made: Columns | Experience) -> int:
+    """The number of steps, or of segments."""
+    return len(made) if isinstance(made, Experience) else rows_of(made)
 
 
 # -- tasks --------------------------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ class SharedJob:
                 f"the tasks of Ray Data that read and prepare data can't be sent this: {error}. It is part of a "
                 "prelearner, a connector or a source: create it on first use instead."
             ) from error
-        self._ref, self._key = ray.put(data), uuid.uuid4().hex
+        self._ref = ray.put(data)
 
     def get(self) -> Plan:
         """The job.
@@ -121,23 +120,21 @@ class SharedJob:
         Raises:
             EngineError: this process can't unpickle it, because a module can't be imported here.
         """
-        if self._key not in _jobs:
-            data = ray.get(self._ref)
-            try:
-                with _uninterrupted():
-                    _jobs[self._key] = ray.cloudpickle.loads(data)
-            except Exception as error:
-                raise EngineError(
-                    "a process that reads data can't create the prelearner, a connector, a module or a source: "
-                    f"{type(error).__name__}: {error}. Their code must be importable on every node: see "
-                    "`ray.runtime_env`."
-                ) from error
-            while len(_jobs) > _KEPT:
-                _jobs.popitem(last=False)
-        return _jobs[self._key]
+        return _loaded(self._ref)
 
 
-_jobs: OrderedDict[str, Plan] = OrderedDict()
+@lru_cache(_KEPT)
+def _loaded(ref: Any) -> Plan:
+    data = ray.get(ref)
+    try:
+        with _uninterrupted():
+            plan: Plan = ray.cloudpickle.loads(data)
+    except Exception as error:
+        raise EngineError(
+            "a process that reads data can't create the prelearner, a connector, a module or a source: "
+            f"{type(error).__name__}: {error}. Their code must be importable on every node: see `ray.runtime_env`."
+        ) from error
+    return plan
 
 
 @contextmanager

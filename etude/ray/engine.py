@@ -21,9 +21,8 @@ from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
-    from etude.ray.evaluation import EvaluationRunners
     from etude.ray.learners import Learners
-    from etude.ray.runners import Runners
+    from etude.ray.runners import EvaluationRunners, Runners
 
 P = TypeVar("P")
 
@@ -47,6 +46,7 @@ class RayEngine(Engine):
         self.settings = settings = Ray() if config.engine == "ray" else config.engine
         self._config = config
         self._runners: Runners | None = None
+        self._learners: Learners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
         self.is_asked = not settings.num_learners  # else once the learners are started
@@ -87,17 +87,16 @@ class RayEngine(Engine):
 
     # -- learning -----------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def learners(self) -> "Learners | None":
         """The learners that share each update, started on first use. None: this process learns."""
-        if not self.settings.num_learners:
-            return None
-        from etude.ray.learners import Learners
+        if self._learners is None and self.settings.num_learners:
+            from etude.ray.learners import Learners
 
-        self._start()
-        learners = self._kept(Learners(self._algorithm, self.settings))
-        self.is_asked = True
-        return learners
+            self._start()
+            self._learners = self._kept(Learners(self._algorithm, self.settings))
+            self.is_asked = True
+        return self._learners
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
         """Update each module from raw experience, while more is collected if the algorithm allows that."""
@@ -145,20 +144,17 @@ class RayEngine(Engine):
 
     def pull(self) -> None:
         """Load the learners' state here, if they were started."""
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.pull()
+        if self._learners is not None:
+            self._learners.pull()
 
     def push(self) -> None:
         """Send the state here to the learners, if they were started."""
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.push()
+        if self._learners is not None:
+            self._learners.push()
 
     def stats(self) -> dict[str, float]:
         """The learners' counts."""
-        learners: Learners | None = vars(self).get("learners")
-        return {} if learners is None else learners.stats()
+        return {} if self._learners is None else self._learners.stats()
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class RayEngine(Engine):
         """
         if not self.settings.num_evaluation_runners:
             return None
-        from etude.ray.evaluation import EvaluationRunners
+        from etude.ray.runners import EvaluationRunners
 
         algorithm: Algorithm[Any] = self._algorithm
         config = algorithm.config

@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,18 +92,11 @@ def merged(parts: Sequence[Finished]) -> Finished:
     """The episodes of several runners together; no episodes if there are no parts."""
     reals, whole = np.zeros(0), np.zeros(0, np.int64)
     parts = [Finished(reals, whole, {}, {}, reals, whole, whole), *parts]
-    return Finished(
-        returns=np.concatenate([part.returns for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        agent_returns=_by_name(part.agent_returns for part in parts),
-        module_returns=_by_name(part.module_returns for part in parts),
-        durations=np.concatenate([part.durations for part in parts]),
-        envs=np.concatenate([part.envs for part in parts]),
-        numbers=np.concatenate([part.numbers for part in parts]),
-        custom=_by_name(part.custom for part in parts),
-        histograms=_by_name(part.histograms for part in parts),
-        media={name: picture for part in parts for name, picture in part.media.items()},
-    )
+    columns = ("returns", "lengths", "durations", "envs", "numbers")
+    by_name = ("agent_returns", "module_returns", "custom", "histograms")
+    found: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+    found |= {name: _by_name(getattr(part, name) for part in parts) for name in by_name}
+    return Finished(**found, media={name: picture for part in parts for name, picture in part.media.items()})
 
 
 def _by_name(parts: Iterable[Mapping[str, NDArray[np.float64]]]) -> dict[str, NDArray[np.float64]]:

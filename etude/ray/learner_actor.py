@@ -108,21 +108,16 @@ class LearnerActor:
 
     # -- learning -----------------------------------------------------------------------------------------------
 
-    def update(self, parts: Mapping[str, Experience], standing: Standing) -> dict[str, Update]:
-        """Learn from this learner's share of prepared experience, one module at a time."""
-        algorithm = self._stand(standing)
-        assert isinstance(algorithm, OnPolicyAlgorithm)
-        return {name: algorithm.learn(name, part) for name, part in parts.items()}
-
-    def connect_and_update(self, seen: Mapping[str, Experience], standing: Standing) -> dict[str, Update]:
-        """Like `update`, from experience that has not yet passed the learners' connectors."""
-        self._connects = True
+    def update(self, parts: Mapping[str, Experience], standing: Standing, connects: bool) -> dict[str, Update]:
+        """Learn from this learner's share of experience, one module at a time; ``connects``: prepare it here first."""
+        self._connects |= connects
         algorithm = self._stand(standing)
         assert isinstance(algorithm, OnPolicyAlgorithm)
         updates = {}
-        for name, exp in seen.items():
-            updates[name] = algorithm.learn(name, algorithm.prepared(name, exp))
-            algorithm.learner.modules[name].connectors.update(exp)
+        for name, exp in parts.items():
+            updates[name] = algorithm.learn(name, algorithm.prepared(name, exp) if connects else exp)
+            if connects:
+                algorithm.learner.modules[name].connectors.update(exp)
         return updates
 
     def update_from(

@@ -3,35 +3,164 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 import ray
 import torch
+import torch.distributed
+from ray.exceptions import RayError
+from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from etude.algorithms.config import OnPolicyConfig, RecordConfig
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
+from etude.learners.distributed import TeamLost
 from etude.learners.loss import Figures
 from etude.learners.minibatches import Sequences
-from etude.ray.faults import first_line
-from etude.ray.learner_actor import Standing, TrainedShare
-from etude.ray.learner_group import LearnerGroup, LearnerLost
-from etude.ray.policies import fingerprint, from_arrays, learner_state, sent, set_learner_state
-from etude.ray.start import check_connected, connection
+from etude.ray.faults import cause_of, first_line, raise_from, was_lost
+from etude.ray.learner_actor import LearnerActor, Standing, TrainedShare
+from etude.ray.policies import fingerprint, from_arrays, learner_state, plain_of, sent, set_learner_state
+from etude.ray.start import check_connected, connection, room
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm
     from etude.algorithms.offline import OfflineAlgorithm
 
-T = TypeVar("T")
-
 _log = logging.getLogger("etude.ray")
-_NEXT: Final = "connect_and_update"
+
+
+_GRACE: Final = 5.0  # seconds to wait for the error of the learner that failed first
+
+
+class LearnerLost(Exception):
+    """A learner died or hung, so that none of them can go on."""
+
+
+class LearnerGroup:
+    """Learners in one placement group of Ray and one process group of torch.
+
+    Args:
+        settings: The number of learners and their resources.
+        arguments: The arguments of each `LearnerActor` after its rank.
+
+    Raises:
+        LearnerLost: a learner died meanwhile.
+        Exception: raised while a replica of the algorithm was created.
+    """
+
+    def __init__(self, settings: Ray, arguments: Sequence[Any]) -> None:
+        self._actors: list[Any] = []
+        size, timeout = settings.num_learners, settings.learner_timeout
+        resources = {"CPU": settings.cpus_per_learner, "GPU": settings.gpus_per_learner}
+        bundle = {name: amount for name, amount in resources.items() if amount > 0}
+        # Tune's trials already have a placement group with room for their learners, where Ray places them.
+        is_placed = not bundle or get_current_placement_group() is not None
+        self._placement = None if is_placed else placement_group([bundle] * size)
+        try:
+            while self._placement is not None and not self._placement.wait(settings.sample_timeout):
+                _log.warning("no learners yet after %g s. %s", settings.sample_timeout, room())
+            for rank in range(size):
+                strategy = (
+                    "DEFAULT"
+                    if self._placement is None
+                    else PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
+                )
+                options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
+                self._actors.append(ray.remote(LearnerActor).options(**options).remote(rank, *arguments))
+            built = self.call("build", timeout=timeout)
+            self.nodes = [node for node, _ in built]
+            """The ids of the learners' nodes."""
+            self.pids = [pid for _, pid in built]
+            """The ids of the learners' processes."""
+            if size > 1:
+                (address,) = self.wait([self._actors[0].serve.remote(size, timeout)], timeout)
+                backend = settings.backend
+                if backend == "auto":  # NCCL needs a GPU for each learner alone
+                    backend = "nccl" if settings.gpus_per_learner >= 1 else "gloo"
+                self.call("join", address, size, backend, timeout, timeout=timeout + _GRACE)
+        except BaseException:
+            self.end()
+            raise
+
+    def begin(self, method: str, *common: Any, own: Sequence[Any] | None = None) -> list[Any]:
+        """Call a method of each learner without waiting; return references to the results.
+
+        Args:
+            method: The name of a method of `LearnerActor`.
+            common: Arguments for all learners.
+            own: A first argument for each learner, before the common ones.
+        """
+        given = [()] * len(self._actors) if own is None else [(one,) for one in own]
+        return [getattr(actor, method).remote(*mine, *common) for actor, mine in zip(self._actors, given, strict=True)]
+
+    def call(
+        self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Call `begin`, and `wait` for the results."""
+        return self.wait(self.begin(method, *common, own=own), timeout)
+
+    def state(self) -> Any:
+        """A reference to the first learner's state after the calls so far; all learners have the same state."""
+        return self._actors[0].state.remote()
+
+    def wait(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
+        """The results, in the order of the calls.
+
+        Args:
+            refs: References to the results of all learners, by rank; then possibly further ones of the first.
+            timeout: The longest wait in seconds; None: no limit.
+
+        Raises:
+            LearnerLost: a learner died, or did not answer in time.
+            Exception: raised by a learner; a note says where.
+        """
+        rank_of = {ref: rank for rank, ref in enumerate(refs)}
+        end = None if timeout is None else monotonic() + timeout
+        answers: dict[int, Any] = {}
+        lost: BaseException | None = None
+        while left := [ref for ref, rank in rank_of.items() if rank not in answers]:
+            ready, _ = ray.wait(left, num_returns=1, timeout=None if end is None else max(0.0, end - monotonic()))
+            if not ready:
+                raise LearnerLost(first_line(lost) if lost else f"no answer within {timeout:g} s") from lost
+            rank = rank_of[ready[0]]
+            try:
+                answers[rank] = ray.get(ready[0])
+            except RayError as error:
+                lost = self._reason(error, rank, lost)
+                answers[rank] = None
+                end = min(end or monotonic() + _GRACE, monotonic() + _GRACE)
+        if lost is not None:
+            raise LearnerLost(first_line(lost)) from lost
+        return [answers[rank] for rank in range(len(refs))]
+
+    def _reason(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
+        """The best known reason for a loss: that of the learner that died, not of those that waited for it."""
+        cause = cause_of(error)
+        if was_lost(cause):
+            return cause
+        if isinstance(cause, TeamLost | torch.distributed.DistError):
+            return known or cause
+        self.end()  # the others are waiting for it
+        raise_from(error, f"learner {rank if rank < len(self._actors) else 0}")
+
+    def end(self) -> None:
+        """End all learners at once."""
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+            self._placement = None
+
+
+_Ask: TypeAlias = Callable[[LearnerGroup], list[Any]]
+"""Begins an update with a group: returns references to the results."""
 
 
 class Learners:
@@ -62,7 +191,7 @@ class Learners:
         self._group: LearnerGroup | None = None
         self._is_fed = False
         self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
-        self._begun: tuple[list[Any], Standing, list[Any]] | None = None  # a running update's results and arguments
+        self._running: tuple[_Ask, list[Any]] | None = None  # an update, and the references that `_insist` returned
         self._brought: dict[str, Update] | None = None  # results of the latest of these, not returned yet
         self._known: Any = None
         self._restarts = self._told_restarts = self._left_out = self._unshared = 0
@@ -88,8 +217,7 @@ class Learners:
         some = {name: self._shares(name, exp.numpy()) for name, exp in parts.items() if exp.trained().any()}
         if not some:
             return {name: Update({}, {}) for name in parts}
-        refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(self._settings.num_learners)]
-        done = self._together(lambda group: group.begin("update", self._standing(env_steps), own=refs))
+        done = self._together(self._update_of(some, env_steps))
         return {name: done[0].get(name, Update({}, {})) for name in parts}
 
     def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
@@ -108,17 +236,21 @@ class Learners:
         before, self._brought = self._ended(), None
         num = self._settings.num_learners
         some = {name: shares_of(exp.numpy(), num, max_seq_len=sys.maxsize) for name, exp in seen.items()}
-        refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(num)]
-        given = (self._standing(env_steps), refs)
-        self._begun = (self._insist(lambda group: _begun(group, group.begin(_NEXT, given[0], own=refs))), *given)
+        ask = self._update_of(some, env_steps, connects=True)
+        self._running = ask, self._insist(ask, waits=False)
         return before
+
+    def _update_of(self, shares: Mapping[str, list[Experience]], env_steps: int, *, connects: bool = False) -> _Ask:
+        """What begins an update of each module from the learners' shares; with ``connects``, their connectors work."""
+        standing = self._standing(env_steps)
+        refs = [ray.put({name: own[i] for name, own in shares.items()}) for i in range(self._settings.num_learners)]
+        return lambda group: group.begin("update", standing, connects, own=refs)
 
     def _ended(self) -> dict[str, Update] | None:
         """Wait for the running update, if there is one, and return its results."""
-        if self._begun is not None:
-            (asked, standing, refs), self._begun = self._begun, None
-            done = self._together(lambda group: group.begin(_NEXT, standing, own=refs), asked)
-            self._brought = done[0]
+        if self._running is not None:
+            (ask, refs), self._running = self._running, None
+            self._brought = self._together(ask, refs)[0]
         return self._brought
 
     def _shares(self, name: str, exp: Experience) -> list[Experience]:
@@ -194,12 +326,7 @@ class Learners:
     def _standing(self, env_steps: int) -> Standing:
         algorithm = self._algorithm
         rates = {name: dict(own.lr) for name, own in algorithm.learner.modules.items()}
-        plain = {
-            name: value
-            for name, value in vars(algorithm).items()
-            if not name.startswith("_") and isinstance(value, bool | int | float | str)
-        }
-        return Standing(env_steps, rates, plain)
+        return Standing(env_steps, rates, plain_of(algorithm))
 
     # -- the learners' state ------------------------------------------------------------------------------------
 
@@ -213,7 +340,7 @@ class Learners:
             self._end()  # Ray Data begins an epoch only when all learners have finished the previous one
         self._config = self._algorithm.config
         self._known, self._is_fed = None, False
-        self._begun = self._brought = None
+        self._running = self._brought = None
 
     def stats(self) -> dict[str, float]:
         """The counts since the last call: ``learner_restarts``.
@@ -229,30 +356,28 @@ class Learners:
         """A value that shows whether weights here have changed."""
         return {name: fingerprint(policy.module) for name, policy in self._algorithm.policies.items()}
 
-    def _together(self, begin: Callable[[LearnerGroup], list[Any]], begun: list[Any] | None = None) -> list[Any]:
-        """Run an update, or wait for one that was ``begun``; load the new state, and return the results.
-
-        The last of the references in ``begun`` is to the state after the update, see `_begun`.
-        """
-
-        def learned(group: LearnerGroup) -> list[Any]:
-            nonlocal begun
-            refs, begun = begun, None
-            return group.wait(refs or _begun(group, begin(group)), self._settings.learner_timeout)
-
-        *answers, state = self._insist(learned, is_ready=begun is not None)
+    def _together(self, ask: _Ask, begun: list[Any] | None = None) -> list[Any]:
+        """Run an update, or wait for one that has ``begun``; load the new state, and return the results."""
+        *answers, state = self._insist(ask, begun, waits=True)
         for name, learner in self._algorithm.learner.modules.items():
             set_learner_state(learner, state[name])
         self._known = self._marks()
         return answers
 
-    def _insist(self, ask: Callable[[LearnerGroup], T], *, is_ready: bool = False) -> T:
-        """Ask a group for something, again with a new group whenever a learner is lost."""
+    def _insist(self, ask: _Ask, refs: list[Any] | None = None, *, waits: bool) -> list[Any]:
+        """Begin an update, unless ``refs`` are those of one, again with a new group whenever a learner is lost.
+
+        Returns the references to the results and to the learners' state after it; or, where this ``waits``, the values.
+        """
         while True:
             try:
-                return ask(self._group if is_ready and self._group is not None else self._ready())
+                group = self._group
+                if refs is None or group is None:
+                    group = self._ready()
+                    refs = [*ask(group), group.state()]
+                return group.wait(refs, self._settings.learner_timeout) if waits else refs
             except LearnerLost as error:
-                is_ready = False
+                refs = None
                 self._lost(error)
             except BaseException:
                 self._end()  # the others' progress is unknown
@@ -299,11 +424,6 @@ class Learners:
         """End the learners. Does nothing the second time."""
         if connection() == self._home:  # otherwise they have ended with the cluster
             self._end()
-
-
-def _begun(group: LearnerGroup, refs: list[Any]) -> list[Any]:
-    """References to the results of an update, and to the learners' state after it."""
-    return [*refs, group.state()]
 
 
 def _joined(kept: list[Mapping[str, Any]]) -> Figures:

@@ -181,10 +181,12 @@ def plain_attributes(module: Module) -> dict[str, dict[str, Any]]:
     These are attributes, without a leading underscore, of the distribution, of the module and its parts, and of the
     task if there is one.
     """
-    return {
-        owner: {n: v for n, v in vars(thing).items() if n[:1] != "_" and isinstance(v, bool | int | float | str)}
-        for owner, thing in _owners(module)
-    }
+    return {owner: plain_of(thing) for owner, thing in _owners(module)}
+
+
+def plain_of(thing: Any) -> dict[str, bool | int | float | str]:
+    """The attributes of an object, without a leading underscore, that are numbers, texts or booleans."""
+    return {n: v for n, v in vars(thing).items() if n[:1] != "_" and isinstance(v, bool | int | float | str)}
 
 
 def set_plain_attributes(module: Module, given: Mapping[str, Mapping[str, Any]]) -> None:

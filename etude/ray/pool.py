@@ -15,6 +15,8 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
+from etude.ray.runner_actor import RunnerActor
+from etude.ray.start import check_connected, connection
 
 _log = logging.getLogger("etude.ray")
 
@@ -30,8 +32,6 @@ class Request(NamedTuple):
     """The kind of result."""
     answer: Any
     """Ray's reference to the result."""
-    parts: Any
-    """A reference to a second result; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -67,15 +67,17 @@ class RunnerPool:
     Args:
         kind: The name of the actors in messages.
         num: The number of actors.
-        make: Starts the actor with a given number.
-        settings: Whether, and how often, lost actors are replaced.
+        num_gpus: The GPUs of each actor.
+        config: A reference to the algorithm's settings, see `RunnerActor`.
+        settings: The actors' other resources, and whether, and how often, lost ones are replaced.
         renewed: Called with each member that replaces a lost one.
     """
 
     def __init__(
-        self, kind: str, num: int, make: Callable[[int], Any], settings: Ray, renewed: Callable[[Member], None]
+        self, kind: str, num: int, num_gpus: float, config: Any, settings: Ray, renewed: Callable[[Member], None]
     ) -> None:
-        self._kind, self._make, self._settings, self._renewed = kind, make, settings, renewed
+        self._kind, self._num_gpus, self._config, self._settings = kind, num_gpus, config, settings
+        self._renewed, self._home = renewed, connection()
         self._num_requests = 0
         self.restarts = 0
         """The number of replaced actors, over the lifetime."""
@@ -83,14 +85,26 @@ class RunnerPool:
         """Counts of what was lost since they were last cleared, by name."""
         self.has_lost_inputs = False
         """Whether an object sent to actors was lost, perhaps the weights: store it in the object store again."""
-        self.members = [Member(number, 0, make(number)) for number in range(num)]
+        self.members = [Member(number, 0, self._started()) for number in range(num)]
 
-    def request(self, member: Member, answer: Any, parts: Any = None, *, steps: int = 0, key: Any = None) -> None:
+    def _started(self) -> Any:
+        """A new actor."""
+        own, remote = self._settings, ray.remote(RunnerActor)
+        resources = dict(own.resources_per_runner or {})
+        options = {"num_cpus": own.cpus_per_runner, "num_gpus": self._num_gpus, "resources": resources}
+        device = "cuda" if self._num_gpus else "cpu"
+        return remote.options(**options).remote(self._config, device, own.step_timeout)
+
+    def check_connected(self) -> None:
+        """Raise an EngineError if this process has lost its connection to the actors' cluster."""
+        check_connected(self._home)
+
+    def request(self, member: Member, answer: Any, *, steps: int = 0, key: Any = None) -> None:
         """Register a call; see `Request`."""
         self._num_requests += 1
         if not member.requests:
             member.since = monotonic()
-        member.requests.append(Request(self._num_requests, steps, key, answer, parts))
+        member.requests.append(Request(self._num_requests, steps, key, answer))
 
     def next(self, timeout: float) -> tuple[Member, Request, Any] | None:
         """The next result with its request, the oldest first. None: there was no result within ``timeout`` seconds, or
@@ -126,8 +140,10 @@ class RunnerPool:
         """
         cause = cause_of(error)
         if isinstance(cause, ObjectLostError) and member.requests and member.requests[0].steps:
-            self._done(member)  # its result or arguments are lost, but not the actor itself
+            request = self._done(member)  # its result or arguments are lost, but not the actor itself
             self.counts["lost_fragments"] += 1
+            if cause is error:  # its result: it has made these steps
+                self.counts["lost_steps"] += request.steps
             member.sent, self.has_lost_inputs = -1, True
             _log.warning("%s: a fragment or its inputs are lost: %s", self.name(member), first_line(cause))
         elif was_lost(cause):
@@ -155,7 +171,7 @@ class RunnerPool:
             ) from error
         self.restarts += 1
         self.counts["runner_restarts"] += 1
-        new = Member(member.number, member.life + 1, self._make(member.number), pace=member.pace)
+        new = Member(member.number, member.life + 1, self._started(), pace=member.pace)
         self.members[self.members.index(member)] = new
         self._renewed(new)
 
@@ -165,14 +181,19 @@ class RunnerPool:
         return f"{self._kind} {member.number}{where}"
 
     def kill(self) -> None:
-        """End all actors at once."""
+        """End all actors at once. Does nothing the second time."""
+        if connection() != self._home:  # they have ended with the cluster
+            return
         members, self.members = self.members, []
         for member in members:
-            _discard(member)
+            for request in member.requests:  # fetched, because Ray would print each error among them in full
+                if ray.wait([request.answer], timeout=0, fetch_local=False)[0]:
+                    with contextlib.suppress(RayError):
+                        ray.get(request.answer)
             ray.kill(member.actor)
 
     def close(self, patience: float) -> None:
-        """Let actors close their envs, then end them.
+        """Let actors close their envs, then end them. Does nothing the second time.
 
         Args:
             patience: Seconds to wait for that.
@@ -180,6 +201,8 @@ class RunnerPool:
         Raises:
             Exception: closing an env failed; a note says where.
         """
+        if connection() != self._home:
+            return
         called = {member.actor.close.remote(): member for member in self.members}
         closed = ray.wait(list(called), num_returns=len(called), timeout=patience)[0] if called else []
         try:
@@ -192,13 +215,3 @@ class RunnerPool:
                     pass  # it has ended already
         finally:
             self.kill()
-
-
-def _discard(member: Member) -> None:
-    """Fetch results that nobody waits for, because Ray would print each error among them in full."""
-    for request in member.requests:
-        if ray.wait([request.answer], timeout=0, fetch_local=False)[0]:
-            with contextlib.suppress(RayError):
-                ray.get(request.answer)
-            with contextlib.suppress(RayError):
-                ray.get(request.parts or request.answer)

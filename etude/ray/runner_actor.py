@@ -109,7 +109,6 @@ class RunnerActor:
         self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
         self._seq_nos, self._reported, self._times = {}, (0, 0, 0), {}
 
-    @ray.method(num_returns=2)
     def collect(
         self, weights: Weights | None, num_steps: int, whole_episodes: bool, explore: bool
     ) -> tuple[FragmentReport, dict[str | None, Experience]]:

@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: the runners on a cluster, used like the local runner."""
+"""Runners: the runners on a cluster, used like the local runner; and those that play evaluations."""
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import ray
-from ray.exceptions import ObjectLostError, RayError
+from ray.exceptions import RayError
 
+from etude.algorithms.nested import AgentsConfig
+from etude.algorithms.play import evaluation_of
 from etude.algorithms.ray_config import Ray
-from etude.errors import EngineError
+from etude.algorithms.results import Evaluation
+from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
-from etude.ray.faults import first_line
-from etude.ray.fragments import FinishedEpisodes, Fragment, put_together
+from etude.ray.fragments import FinishedEpisodes, Fragment, merged, put_together
 from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.pool import Member, Request, RunnerPool
-from etude.ray.runner_actor import RunnerActor, seed_of
-from etude.ray.start import check_connected, connection, room
+from etude.ray.runner_actor import seed_of
+from etude.ray.start import room
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm
+    from etude.algorithms.algorithm import Algorithm
 
 _log = logging.getLogger("etude.ray")
 
@@ -73,15 +76,13 @@ class Runners:
         self._algorithm, self._settings, self._asynchronous = algorithm, settings, asynchronous
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
-        self._home = connection()
         modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
-        self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
+        config = sent(algorithm.config, module=None, modules=modules, device="cpu")
         self._acting_ref: Any = None  # None: not sent yet
         self._broadcast = Broadcast()
         self._first_life = 0  # the first life of runners here; higher after loading a run
         self._heard = monotonic()
         self._finished = FinishedEpisodes(self._num_envs)
-        self._counts: defaultdict[str, float] = defaultdict(float)
         self._lag = [0, 0]  # sum of updates over steps, and number of steps
         self.env_steps = 0
         """The env steps over the lifetime."""
@@ -91,18 +92,12 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        self.pool = RunnerPool("runner", settings.num_runners, self._make, settings, self._open)
+        gpus = settings.gpus_per_runner
+        self.pool = RunnerPool("runner", settings.num_runners, gpus, config, settings, self._open)
         for member in self.pool.members:
             self._open(member)
 
     # -- policies -----------------------------------------------------------------------------------------------
-
-    def _make(self, number: int) -> Any:
-        own, remote = self._settings, ray.remote(RunnerActor)
-        resources = dict(own.resources_per_runner or {})
-        options = {"num_cpus": own.cpus_per_runner, "num_gpus": own.gpus_per_runner, "resources": resources}
-        device = "cuda" if own.gpus_per_runner else "cpu"
-        return remote.options(**options).remote(self._config_ref, device, own.step_timeout)
 
     def _open(self, member: Member) -> None:
         self.pool.request(member, member.actor.open.remote(), key="open")
@@ -151,7 +146,7 @@ class Runners:
 
     def _ready(self) -> None:
         """Send runners the newest policies and weights, if needed."""
-        check_connected(self._home)
+        self.pool.check_connected()
         before = self._broadcast.seq_nos
         self._broadcast.refresh(self._algorithm, again=self.pool.has_lost_inputs)
         self.pool.has_lost_inputs = False
@@ -209,13 +204,14 @@ class Runners:
         while have < num_steps:
             self._ask(num_steps - have, size, key)
             if taken and monotonic() - begin > own.sample_timeout:
-                self._counts["sample_timeouts"] += 1
+                self.pool.counts["sample_timeouts"] += 1
                 break
             answer = self._next(_POLL if taken else 0.5)
             if answer is None:
                 find_late(self.pool.members)
             elif answer[1] != key:
-                self._lose(answer[0].report.env_steps)
+                self.pool.counts["lost_fragments"] += 1
+                self.pool.counts["lost_steps"] += answer[0].report.env_steps
             else:
                 taken.append(answer[0])
                 report = taken[-1].report
@@ -223,7 +219,7 @@ class Runners:
                 self._count(taken[-1])
         if self._asynchronous:
             self._ask(0, size, key)
-        self._counts["sample_wait_s"] += monotonic() - begin
+        self.pool.counts["sample_wait_s"] += monotonic() - begin
         return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
     def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
@@ -240,8 +236,7 @@ class Runners:
         """Request a fragment from a runner, with the newest weights."""
         weights = None if member.sent == self._broadcast.version else self._broadcast.ref
         member.sent = self._broadcast.version
-        report, parts = member.actor.collect.remote(weights, steps, *key)
-        self.pool.request(member, report, parts, steps=steps, key=key)
+        self.pool.request(member, member.actor.collect.remote(weights, steps, *key), steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
         """The next fragment with its request's key; None after ``timeout`` seconds, or if anything else happened."""
@@ -263,25 +258,12 @@ class Runners:
         if request.key == "begin":
             member.has_begun = True
             return None
-        pace = answer.seconds / request.steps
+        report, parts = answer
+        pace = report.seconds / request.steps
         member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
-        try:
-            parts = ray.get(request.parts)
-        except ObjectLostError as error:  # its node is gone
-            self._lose(answer.env_steps)
-            name = self.pool.name(member)
-            _log.warning("%s: a fragment of %d steps is lost: %s", name, answer.env_steps, first_line(error))
-            return None
-        except RayError as error:
-            self.pool.failed(member, error)
-            return None
-        return Fragment(request.number, member.number, member.life, answer, parts), request.key
+        return Fragment(request.number, member.number, member.life, report, parts), request.key
 
     # -- counts -------------------------------------------------------------------------------------------------
-
-    def _lose(self, steps: int) -> None:
-        self.pool.counts["lost_fragments"] += 1
-        self.pool.counts["lost_steps"] += steps
 
     def _count(self, fragment: Fragment) -> None:
         report, first_env = fragment.report, fragment.runner * self._num_envs
@@ -293,7 +275,7 @@ class Runners:
         for name, count in report.stats.items():
             env = name.removeprefix("steps/env_")
             is_of_env = env != name and env.isdecimal()
-            self._counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
+            self.pool.counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
         self._finished.add(fragment)
         is_only = self._algorithm.config.agents.modules is None
         newest = {known_as(name, is_only=is_only): seq_no for name, seq_no in self._broadcast.seq_nos.items()}
@@ -314,11 +296,8 @@ class Runners:
         ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean over steps.
         """
         names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps")
-        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])}
-        for counts in (self._counts, self.pool.counts):
-            for name, count in counts.items():
-                found[name] = found.get(name, 0.0) + count
-            counts.clear()
+        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])} | self.pool.counts
+        self.pool.counts.clear()
         self._lag = [0, 0]
         return found
 
@@ -345,8 +324,74 @@ class Runners:
         Raises:
             Exception: closing an env failed; a note says where.
         """
-        if connection() == self._home:  # otherwise they have ended with the cluster
-            self.pool.close(_PATIENCE)
+        self.pool.close(_PATIENCE)
+
+
+class EvaluationRunners:
+    """Plays an algorithm's evaluations on separate runners, each of which plays some of the episodes.
+
+    If a runner dies or hangs, its episodes are lost, and it is replaced up to `max_restarts` times.
+
+    Args:
+        algorithm: The algorithm whose modules play.
+        settings: The engine's settings.
+    """
+
+    def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
+        if algorithm.config.env is None:
+            raise SettingsError("there is no env to evaluate in: set `env`.")
+        self._algorithm, self._updates = algorithm, 0
+        config = sent(algorithm.config, module=None, agents=AgentsConfig(), callbacks=())
+        num = settings.num_evaluation_runners
+        self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
+
+    def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
+        """Start new episodes with the current modules, without waiting, and return the results of the last ones.
+
+        The result is None the first time, and if all of it was lost. See `finished`.
+
+        Args:
+            num_episodes: The number of whole episodes, divided evenly.
+            seed: The seed of envs and actions, from which each runner's is derived. None draws one.
+        """
+        self.pool.check_connected()
+        found = self.finished() if any(member.requests for member in self.pool.members) else None
+        members = self.pool.members
+        ref, self._updates = ray.put(acting_of(self._algorithm)), self._algorithm.updates
+        seeds = np.random.SeedSequence(seed).generate_state(len(members), np.uint64) >> np.uint64(1)
+        for i, member in enumerate(members):
+            own = num_episodes // len(members) + (i < num_episodes % len(members))
+            if own:
+                self.pool.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
+        return (None, None) if found is None else found
+
+    def finished(self) -> tuple[Evaluation, Finished] | None:
+        """Wait for the last episodes and return their results, with the gradient steps of the modules that played.
+
+        None if all of it was lost. The algorithm's metrics get ``evaluation_restarts``, the number of lost runners.
+
+        Raises:
+            EngineError: more runners were lost than allowed.
+            Exception: raised by an env, a connector or a module; a note says where.
+        """
+        before, parts = self.pool.restarts, dict[int, tuple[Finished, int, float]]()
+        while any(member.requests for member in self.pool.members):
+            answer = self.pool.next(1.0)
+            if answer is not None:
+                parts[answer[0].number] = answer[2]
+        self._algorithm.metrics.log("evaluation_restarts", float(self.pool.restarts - before), by="sum")
+        if not parts:
+            return None
+        played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
+        finished = merged(played)
+        return evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished
+
+    def close(self) -> None:
+        """End the runners; their running episodes are lost. Does nothing the second time."""
+        self.pool.kill()
+
+
+# -- shares of the work -------------------------------------------------------------------------------------------
 
 
 def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:

@@ -50,16 +50,11 @@ def ensure_started(
     """
     if ray.is_initialized():
         where = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", "local", where):
+        ignored = {"address": address not in (None, "auto", "local", where), "runtime_env": bool(runtime_env)}
+        for name in [name for name, is_given in ignored.items() if is_given]:
             warnings.warn(
-                f"`ray.address` {address!r} is ignored, because this process is connected to the cluster at {where} "
-                "already: end that connection first with ray.shutdown().",
-                stacklevel=2,
-            )
-        if runtime_env:
-            warnings.warn(
-                "`ray.runtime_env` is ignored, because this process is connected to a cluster already: give it to "
-                "ray.init(runtime_env=...), or leave ray.init to Etude.",
+                f"`ray.{name}` is ignored, because this process is connected to the cluster at {where} already: give "
+                "it to ray.init, or leave ray.init to Etude.",
                 stacklevel=2,
             )
         if where in _HELD:
@@ -81,7 +76,7 @@ def ensure_started(
 
 
 def let_go() -> None:
-    """Stop using a cluster that `ensure_started` started here; its last user ends it."""
+    """Stop using a cluster, if `ensure_started` started it here; its last user ends it."""
     where = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
     if where in _HELD:
         _HELD[where] -= 1
@@ -91,7 +86,8 @@ def let_go() -> None:
 
 
 def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **more: Any) -> None:
-    handlers = _handlers()
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     env = None if runtime_env is None else dict(runtime_env)
     try:
         # Warnings during the start concern Ray's internals; later ones are shown again.
@@ -102,9 +98,8 @@ def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **mor
         raise EngineError(f"{whose}: {why}. {_REMEDY if address != 'local' else ''}".rstrip()) from error
     finally:
         logging.getLogger("ray").setLevel(logging.WARNING)
-        for number, handler in handlers.items():  # Ray replaces the SIGTERM handler
-            if handler not in (signal.SIG_DFL, None):
-                signal.signal(number, handler)
+        if is_main and handler not in (signal.SIG_DFL, None):  # Ray replaces it
+            signal.signal(signal.SIGTERM, handler)
 
 
 _REMEDY = (
@@ -154,11 +149,6 @@ def check_connected(home: str) -> None:
             "the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners with it: load "
             "the last checkpoint, or create the algorithm again."
         )
-
-
-def _handlers() -> dict[int, Any]:
-    is_main = threading.current_thread() is threading.main_thread()
-    return {signal.SIGTERM: signal.getsignal(signal.SIGTERM)} if is_main else {}
 
 
 def _check_answers(address: str, whose: str) -> None:
@@ -211,7 +201,10 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
             lack = f"no node has more than {largest:g} {name}, but one process asks for {most:g}"
         else:
             continue
-        _tell(f"{lack}: ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)", can_grow)
+        lack += ": ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)"
+        if not can_grow:
+            raise EngineError(f"{lack}, or use a larger cluster.")
+        warnings.warn(f"{lack}, or add nodes; processes without room wait for them.", stacklevel=2)
 
 
 def room() -> str:
@@ -222,12 +215,6 @@ def room() -> str:
     own = {name: n for name, n in there.items() if not name.startswith(inner) and "_group_" not in name}
     words = ", ".join(f"{free.get(name, 0.0):g} of {amount:g} {name}" for name, amount in sorted(own.items()))
     return f"The cluster has free: {words}. Processes that find no room wait."
-
-
-def _tell(lack: str, can_grow: bool) -> None:
-    if not can_grow:
-        raise EngineError(f"{lack}, or use a larger cluster.")
-    warnings.warn(f"{lack}, or add nodes; processes without room wait for them.", stacklevel=3)
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:

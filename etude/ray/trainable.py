@@ -3,16 +3,44 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 from ray import tune
 
-from etude.algorithms import Algorithm, AlgorithmConfig, Result
+from etude.algorithms import Algorithm, AlgorithmConfig, Result, Stop
 from etude.algorithms.search import applied
 from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
-from etude.ray.space import SHARED, Shared
 from etude.ray.start import actors_of, driver_of
+from etude.settings import settings
+
+SHARED: Final = "shared"
+"""The key under which a trial finds the `Shared` settings."""
+
+
+@settings
+class Shared:
+    """The settings that all trials share."""
+
+    config: AlgorithmConfig
+    """The algorithm's settings, except those that are tried."""
+    stop: Stop = Stop()
+    """When each trial ends; if nothing is set, never."""
+    algorithm: type[Algorithm[Any]] | None = None
+    """The algorithm's class. None: the one that belongs to ``config``."""
+    resources: Mapping[str, float] | None = None
+    """The resources of each trial itself, by name. None: a CPU for each thread and each worker, and a GPU if it learns
+    on one."""
+    save_interval: float = 60.0
+    """Seconds between checkpoints of a trial, at least 0."""
+    metric: str = "return_mean"
+    """The entry of results by which trials are compared."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the best trial has the largest or the smallest ``metric``."""
+
+    def __repr__(self) -> str:
+        """A short text, because Tune shows it in tables."""
+        return type(self.config).__name__
 
 
 class Trainable(tune.Trainable):

@@ -2,26 +2,32 @@
 """Tuning: trains with many settings at once, through Ray Tune."""
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 from ray import tune as ray_tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
+from ray.tune.search.variant_generator import generate_variants
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.checkpoint import check_metric
+from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
-from etude.ray.space import SHARED, Shared, checked
 from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
-from etude.ray.trainable import Trainable
+from etude.ray.trainable import SHARED, Shared, Trainable
 from etude.urls import is_url
+
+DRAWS: Final = 200
+"""The number of trials drawn from a search space to check it before any starts."""
 
 
 def tune(
@@ -84,8 +90,17 @@ def tune(
     """
     kind = algorithm or algorithm_of(type(config))
     check_metric(metric)
-    _check(mode, stop, scheduler, save_interval=(save_interval, 0), keep=(keep, 1), num_samples=(num_samples, 1))
-    config = _at_home(config)
+    for name, value, least in (("save_interval", save_interval, 0), ("keep", keep, 1), ("num_samples", num_samples, 1)):
+        if value < least:
+            raise SettingsError(f"`{name}` is {value}, but must be at least {least}.")
+    if mode not in ("max", "min"):
+        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
+    if stop in (None, Stop()) and scheduler is None:
+        raise SettingsError(
+            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
+        )
+    if isinstance(config, OfflineConfig) and config.data is not None:
+        config = dataclasses.replace(config, data=_anywhere(config.data))
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
     space = checked(config, space, kind.name)
     shared = Shared(
@@ -102,7 +117,10 @@ def tune(
         name=name,
         storage_path=folder,
         failure_config=ray_tune.FailureConfig(max_failures=max_failures),
-        checkpoint_config=_checkpoints(keep, metric, mode),
+        # Trials decide when to save; Tune also saves at their end.
+        checkpoint_config=ray_tune.CheckpointConfig(
+            num_to_keep=keep, checkpoint_score_attribute=metric, checkpoint_score_order=mode, checkpoint_at_end=True
+        ),
         verbose=verbose,
     )
     tune_config = ray_tune.TuneConfig(
@@ -122,15 +140,7 @@ def tune(
         )
         return _fitted(tuner)
     finally:
-        if is_ours:
-            let_go()
-
-
-def _checkpoints(keep: int, metric: str, mode: str) -> ray_tune.CheckpointConfig:
-    """Keep the best few checkpoints. Trials decide when to save; Tune also saves at their end."""
-    return ray_tune.CheckpointConfig(
-        num_to_keep=keep, checkpoint_score_attribute=metric, checkpoint_score_order=mode, checkpoint_at_end=True
-    )
+        let_go()
 
 
 def check_tuning(path: str | os.PathLike[str]) -> None:
@@ -154,13 +164,11 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
     """
     check_tuning(path)
     where = _absolute(os.fspath(path))
-    is_ours = ensure_started(address)
+    ensure_started(address)
     try:
-        tuner = ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True)
-        return _fitted(tuner)
+        return _fitted(ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True))
     finally:
-        if is_ours:
-            let_go()
+        let_go()
 
 
 def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
@@ -171,18 +179,6 @@ def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)  # Tune replaces the handler, and does not always restore it
-
-
-def _check(mode: str, stop: Stop | None, scheduler: Any, **least: tuple[float, int]) -> None:
-    for name, (value, limit) in least.items():
-        if value < limit:
-            raise SettingsError(f"`{name}` is {value}, but must be at least {limit}.")
-    if mode not in ("max", "min"):
-        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
-    if (stop is None or stop == Stop()) and scheduler is None:
-        raise SettingsError(
-            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
-        )
 
 
 def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:
@@ -204,15 +200,9 @@ def _absolute(path: str) -> str:
     return path if is_url(path) else os.path.abspath(path)
 
 
-def _at_home(config: AlgorithmConfig) -> AlgorithmConfig:
-    """The settings with absolute paths of data, which trials can use from their own folders."""
-    if not isinstance(config, OfflineConfig) or config.data is None:
-        return config
-    return dataclasses.replace(config, data=_anywhere(config.data))
-
-
 def _anywhere(data: Any) -> Any:
-    """Data with absolute paths: a path, several paths, or a source with paths. Recordings always have them."""
+    """Data with absolute paths, which trials can use from their own folders: a path, several paths, or a source with
+    paths. Recordings always have them."""
     if isinstance(data, str | os.PathLike):
         return _absolute(os.fspath(data))
     if isinstance(data, list | tuple):
@@ -222,3 +212,43 @@ def _anywhere(data: Any) -> Any:
             if hasattr(data, name):
                 return dataclasses.replace(data, **{name: _anywhere(getattr(data, name))})
     return data
+
+
+# -- search spaces --------------------------------------------------------------------------------------------------
+
+
+def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """A search space in Tune's form: dotted names, and lists as grid searches.
+
+    Args:
+        config: The settings that are not tried.
+        space: By setting (``lr``, ``network.hidden``): one of Tune's search spaces, a list of values to try, or a
+            single value.
+        owner: The name of the settings in messages.
+
+    Raises:
+        SettingsError: a name is unknown (the message names the nearest), or a value is invalid. Random search spaces
+            are checked by drawing from them.
+    """
+    found = {name: _as_tunes(value, name) for name, value in flat(type(config), space).items()}
+    draws = np.random.RandomState(0)
+    trials = (drawn["config"] for _ in range(10) for _, drawn in generate_variants({"config": found}, False, draws))
+    for trial in itertools.islice(trials, DRAWS):
+        applied(config, trial, owner)
+    return found
+
+
+def _as_tunes(value: Any, name: str) -> Any:
+    """A setting's search space in Tune's form."""
+    if isinstance(value, list | Grid):
+        values = value.values if isinstance(value, Grid) else value
+        if not values:
+            raise SettingsError(f"the search space of `{name}` is an empty list: give the values to try.")
+        return ray_tune.grid_search(values)
+    if isinstance(value, Choice):
+        return ray_tune.choice(value.values)
+    if isinstance(value, Range):
+        if value.is_whole:
+            return (ray_tune.lograndint if value.is_log else ray_tune.randint)(int(value.low), int(value.high))
+        return (ray_tune.loguniform if value.is_log else ray_tune.uniform)(value.low, value.high)
+    return value

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
@@ -39,7 +40,7 @@ class _Client(Session):
     """It is to begin an episode; its step was not taken yet; it was, and is to be answered; it has its action."""
     is_abandoned: bool = False
     """It acts in an episode that the run is no longer interested in."""
-    answer: "asyncio.Future[Any] | None" = None
+    answer: "Future[Any] | None" = None
     """The nested action; None where the episode is to begin anew."""
 
 
@@ -67,7 +68,6 @@ class ClientService:
         self._ended: dict[int, Step] = {}
         self._lost: list[int] = []
         self._is_shut = False
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- requests, in the server's thread -------------------------------------------------------------------------
 
@@ -111,11 +111,11 @@ class ClientService:
                 client.phase, client.is_abandoned = "new", False
                 return {col.ACTION: None}
             client.phase, client.is_busy = "asks", True
-            client.answer = answer = asyncio.get_running_loop().create_future()
+            client.answer = answer = Future[Any]()
             self._waiting[client.slot] = step, is_first
             self._changed.notify()
         try:
-            return {col.ACTION: await answer}
+            return {col.ACTION: await asyncio.wrap_future(answer)}
         finally:
             with self._changed:
                 client.is_busy = False
@@ -129,7 +129,6 @@ class ClientService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        self._loop = asyncio.get_running_loop()
         async with repeating(min(1.0, self._sessions.seconds), self._look_after):
             yield
 
@@ -189,18 +188,13 @@ class ClientService:
 
     def _set(self, client: _Client, result: Any) -> None:
         answer = client.answer
-        assert self._loop is not None
         assert answer is not None
-
-        def in_loop() -> None:
-            if answer.done():  # the server has cancelled it
-                return
-            if isinstance(result, Exception):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
-
-        self._loop.call_soon_threadsafe(in_loop)
+        if not answer.set_running_or_notify_cancel():
+            return  # the server has cancelled it
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
 
 def _ended() -> RequestError:

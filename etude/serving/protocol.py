@@ -187,11 +187,9 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
             array = array.astype(dtype, copy=False)
         if not np.isfinite(array).all():
             raise RequestError(name, f"has a number that is not finite, or too large for {dtype}.")
-    elif array.dtype != dtype:
-        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-        if limits is not None and array.size and not (limits.min <= array.min() and array.max() <= limits.max):
-            raise RequestError(name, f"has a number outside the range of {dtype}.")
-        array = array.astype(dtype)
+    elif (array.astype(dtype) != array).any():
+        raise RequestError(name, f"has a number outside the range of {dtype}.")
+    array = array.astype(dtype, copy=False)
     if array.shape[len(array.shape) - len(leaf_shape(leaf)) :] == leaf_shape(leaf):  # others are refused later
         inside = are_choices(leaf, array.reshape(-1, *leaf_shape(leaf)))
         if inside is not None and not inside.all():

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms.play import learned_by_connectors
@@ -31,30 +32,21 @@ class ServedEpisode:
         self.id = secrets.token_hex(8)
         self.num_steps = 0
         """Actions that were given."""
-        self._obs: list[Columns] = []
-        self._chosen: list[Columns] = []
-        self._logp: list[np.ndarray] = []
-        self._rewards: list[float] = []
+        self._rows: list[tuple[Columns, Columns, float | None, NDArray[Any] | None]] = []
 
     def add(self, step: Step, choice: Chosen | None) -> None:
         """Note that an action was given; ``choice`` is what of it is recorded, one row; None: nothing is."""
         self.num_steps += 1
-        if choice is None or step.obs is None:
-            return
-        if step.reward is not None:
-            self._rewards.append(step.reward)
-        self._obs.append(step.obs)
-        self._chosen.append(choice.chosen)
-        if choice.logp is not None:
-            self._logp.append(choice.logp)
+        if choice is not None and step.obs is not None:
+            self._rows.append((step.obs, choice.chosen, step.reward, choice.logp))
 
     def ended(self, step: Step, policy: Policy, module_id: str | None) -> Experience:
         """The episode, which ends with ``step``."""
-        steps = {name: np.concatenate([row[name] for row in self._obs]) for name in self._obs[0]}
-        steps |= {name: np.concatenate([row[name] for row in self._chosen]) for name in self._chosen[0]}
-        steps[col.REWARD] = np.array([*self._rewards, step.reward], np.float64)
-        if self._logp:
-            steps[col.LOGP] = np.concatenate(self._logp)
+        obs, chosen, rewards, logp = zip(*self._rows, strict=True)
+        steps = {name: np.concatenate([row[name] for row in rows]) for rows in (obs, chosen) for name in rows[0]}
+        steps[col.REWARD] = np.array([*rewards[1:], step.reward], np.float64)  # each step has that of the one before
+        if logp[0] is not None:
+            steps[col.LOGP] = np.concatenate(logp)
         final = step.obs
         if final is None:
             parts = leaves(policy.obs_space, col.OBS)

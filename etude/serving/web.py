@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import threading
 import time
@@ -230,16 +229,13 @@ class WebServer:
         import uvicorn
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With its protocol named: asyncio sends small answers at once only then (TCP_NODELAY).
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         try:
-            if os.name == "posix":
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(1024)
+            listening = socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=is_dual)
         except (OSError, OverflowError) as error:
-            self._socket.close()
             raise port_error(f"port {port} of {host}", error) from error
+        # With its protocol named: asyncio sends small answers at once only then (TCP_NODELAY).
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server: uvicorn.Server = uvicorn.Server(

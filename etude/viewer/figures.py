@@ -3,7 +3,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -120,8 +120,3 @@ def png(image: Values) -> bytes:
     out = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(out, format="PNG")
     return out.getvalue()
-
-
-def episode_columns(figures: Mapping[str, Values], rows: Values) -> dict[str, list[Any]]:
-    """Select the rows of some episodes from the columns ``figures``, and convert them with `plain`."""
-    return {name: plain(values[rows]) for name, values in figures.items()}

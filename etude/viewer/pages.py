@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -25,43 +25,38 @@ MAX_PAGE_BYTES: Final = 64 * 2**20
 Request = Mapping[str, str]
 
 
-class _Answers:
-    """Answers the requests of the page: ``answers(name, query)`` returns JSON data, or the bytes of a PNG."""
+def _answer(views: Sequence[RecordingView], name: str, query: Request) -> Any:
+    """The answer to a request of the page: JSON data, or the bytes of a PNG.
 
-    def __init__(self, views: Sequence[RecordingView]) -> None:
-        self._views = views
-        self._handlers: Mapping[str, Callable[[Request], Any]] = {
-            "recordings": lambda _: [view.summary() for view in views],
-            "column": lambda query: compare_column(views, query["name"]),
-            "episodes": lambda query: self._view(query).list(
-                query.get("where", ""), query.get("sort", ""), query.get("descending") == "1"
-            ),
-            "episode": lambda query: self._view(query).episode(query["id"]),
-            "frame": lambda query: self._view(query).frame(
-                query["id"], int(query["agent"]), query["column"], int(query["t"])
-            ),
-        }
+    Args:
+        views: The recordings.
+        name: The name of the request, the part of the URL after ``/api/``.
+        query: Its parameters.
 
-    def __call__(self, name: str, query: Request) -> Any:
-        """Return the answer to a request.
+    Raises:
+        SettingsError: the request is unknown, or a parameter is missing or invalid.
+        DataError: the requested data doesn't exist or can't be read.
+    """
 
-        Args:
-            name: The name of the request, the part of the URL after ``/api/``.
-            query: Its parameters.
+    def view() -> RecordingView:
+        return views[int(query["recording"])]
 
-        Raises:
-            SettingsError: the request is unknown, or a parameter is missing or invalid.
-            DataError: the requested data doesn't exist or can't be read.
-        """
-        if name not in self._handlers:
-            raise SettingsError(f"there is nothing at /api/{name}.")
-        try:
-            return self._handlers[name](query)
-        except (KeyError, ValueError, IndexError, OSError) as error:  # a file may have been deleted
-            raise SettingsError(f"/api/{name} can't answer {dict(query)!r}: {error}.") from error
-
-    def _view(self, query: Request) -> RecordingView:
-        return self._views[int(query["recording"])]
+    try:
+        match name:
+            case "recordings":
+                return [view.summary() for view in views]
+            case "column":
+                return compare_column(views, query["name"])
+            case "episodes":
+                is_descending = query.get("descending") == "1"
+                return view().list(query.get("where", ""), query.get("sort", ""), is_descending)
+            case "episode":
+                return view().episode(query["id"])
+            case "frame":
+                return view().frame(query["id"], int(query["agent"]), query["column"], int(query["t"]))
+    except (KeyError, ValueError, IndexError, OSError) as error:  # a file may have been deleted
+        raise SettingsError(f"/api/{name} can't answer {dict(query)!r}: {error}.") from error
+    raise SettingsError(f"there is nothing at /api/{name}.")
 
 
 def _page(answers: Mapping[str, Any] | None) -> str:
@@ -95,12 +90,12 @@ def save_page(
         DataError: something can't be read, or the file can't be written.
         SettingsError: ``where`` is not a valid expression over episodes.
     """
-    ask, size, notes = _Answers(views), 0, list[str]()
+    size, notes = 0, list[str]()
     answers: dict[str, Any] = {}
 
     def put(name: str, query: Request) -> Any:
         nonlocal size
-        answer = ask(name, query)
+        answer = _answer(views, name, query)
         stored = "data:image/png;base64," + base64.b64encode(answer).decode() if isinstance(answer, bytes) else answer
         answers[_key(name, query)] = stored
         size += len(stored) if isinstance(stored, str) else len(json.dumps(stored))
@@ -153,7 +148,7 @@ class PageServer:
     """
 
     def __init__(self, views: Sequence[RecordingView], port: int = 0) -> None:
-        answers, lock = _Answers(views), threading.Lock()
+        lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -173,7 +168,7 @@ class PageServer:
             def _answer(self, name: str, query: Request) -> None:
                 try:
                     with lock:
-                        answer = answers(name, query)
+                        answer = _answer(views, name, query)
                 except EtudeError as error:
                     self._send(400, "application/json", json.dumps({"error": str(error)}).encode())
                     return
@@ -194,8 +189,6 @@ class PageServer:
                 pass
 
         class QuietServer(ThreadingHTTPServer):
-            daemon_threads = True
-
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the browser has closed the connection
 

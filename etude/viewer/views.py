@@ -38,7 +38,7 @@ class RecordingView:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._leaves = spaces_of(recording)
+        self._leaves = recording.header.leaves()
         self._cached_load = lru_cache(4)(self._load)
         self._part = lru_cache(2)(recording.part)
         self._keys = lru_cache(1024)(lambda k: recording.part(k, ()))
@@ -124,7 +124,8 @@ class RecordingView:
             keys = known[sort][rows]
             order = np.argsort(keys.astype(str) if keys.dtype == object else keys, kind="stable")
             rows = rows[order[::-1] if descending else order]
-        return {"found": len(rows), "of": len(self.episodes), **figures.episode_columns(known, rows[:MAX_EPISODES])}
+        columns = {name: figures.plain(values[rows[:MAX_EPISODES]]) for name, values in known.items()}
+        return {"found": len(rows), "of": len(self.episodes), **columns}
 
     def sample(self, name: str) -> NDArray[Any]:
         """The values of a step column, or of a column of the table of episodes.
@@ -274,11 +275,6 @@ def spans(exp: Experience) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return own.t_start + own.lookback, own.t_start + exp.lengths
 
 
-def spaces_of(recording: Recording) -> dict[str, Space]:
-    """The simple spaces of observations and actions by column, such as ``obs/camera``."""
-    return recording.header.leaves()
-
-
 def with_names(leaf: Space | None, values: NDArray[Any]) -> NDArray[Any]:
     """``values``, with names instead of numbers if their space ``leaf`` is a `NamedDiscrete`."""
     return np.array(leaf.names, object)[values] if isinstance(leaf, NamedDiscrete) else values
@@ -299,7 +295,7 @@ def first_rows(recording: Recording, count: int, columns: Sequence[str] | None =
         DataError: a column does not exist, or something can't be read.
     """
     rows: list[dict[str, Any]] = []
-    known = spaces_of(recording)
+    known = recording.header.leaves()
     for exp in recording.stream(columns=columns, max_rows=max(count, 1024)):
         facts = step_values(exp, STEP_FACTS)
         if not any(name is not None for name in exp.segments.agent_id.names):

@@ -22,7 +22,7 @@ def pool(num: int, pace: float | None = None) -> list[Member]:
 
 
 def ask(member: Member, steps: int) -> None:
-    member.requests.append(Request(0, steps, None, None, None))
+    member.requests.append(Request(0, steps, None, None))
     member.since = time.monotonic()
 
 

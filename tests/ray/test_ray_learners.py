@@ -29,8 +29,8 @@ from etude.recordings import Recording, RecordingWriter
 
 ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
 
-from etude.ray.learner_group import LearnerGroup  # noqa: E402
 from etude.ray.learners import (  # noqa: E402
+    LearnerGroup,
     Learners,
     shares_of,
     shares_of_batch,

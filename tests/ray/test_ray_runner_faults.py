@@ -249,8 +249,7 @@ def test_a_node_that_goes_costs_what_lay_on_it_and_one_with_a_learner_nothing() 
     )
     assert found.returncode == 0, found.stdout + found.stderr
     counts, then, learned = (json.loads(line) for line in found.stdout.splitlines() if line.startswith("{"))
-    assert counts["made"] == 64
-    assert counts["lost_steps"] == 2 * 64  # of what was made and lay there, it is known how long it was
+    assert counts["lost_steps"] == 2 * 64  # what was made and lay there
     assert counts["lost_fragments"] >= 2
     assert counts["runner_restarts"] == 1
     assert counts["env_steps"] == 3 * 64
