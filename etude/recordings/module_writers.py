@@ -121,9 +121,8 @@ class ModuleWriters:
                 if folder not in self._series:
                     self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
                     opened.callback(self._series[folder].close)
-            opened.pop_all()  # all could be opened
-        # Also called on garbage collection and interpreter exit; what was created last is finished first.
-        self._finish = weakref.finalize(self, _close, self._series)
+            # Also called on garbage collection and interpreter exit; what was created last is finished first.
+            self._finish = weakref.finalize(self, opened.pop_all().close)
         newest = max(series.writer.next_file for series in self._series.values())
         if is_run and (new_episodes if state is not None else newest and not self._tag):
             self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
@@ -230,17 +229,6 @@ class ModuleWriters:
             for folder, series in self._series.items()
         }
         return {"path": str(self._root), "tag": self._tag, "prefix": self._prefix, "folders": folders}
-
-
-def _close(every: dict[str, _Series]) -> None:
-    errors = []
-    for series in every.values():
-        try:
-            series.close()
-        except Exception as error:  # noqa: BLE001 - close the others first
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
