@@ -206,7 +206,7 @@ class Screened:
             k: Index of the part.
             columns: Full names of the step columns.
             where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
-                Etude's own files, Parquet applies as much of it as it can.
+                Etude's own files, row groups that can't match are not read.
             clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
 
@@ -309,11 +309,9 @@ class Screened:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""
         where.check_names((), self._units.columns)
         names = list(dict.fromkeys([*columns, *where.columns_in(self._units.columns)]))
-        in_arrow = None
-        if self._units.own is not None:  # joined recordings have other episode ids here than on disk
-            columns_of = self._units.nothing(names).steps
-            in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
-        return where.chosen(self._units.load(k, names, in_arrow), looks_ahead=False).only(columns)
+        # Joined recordings have other episode ids here than on disk.
+        episodes = where.episodes() if self._units.own is not None else None
+        return where.chosen(self._units.load(k, names, episodes), looks_ahead=False).only(columns)
 
     def _begin(self) -> None:
         """Before the first part is loaded, raise or count the problems that concern the whole recording."""
