@@ -183,19 +183,6 @@ class OwnFormat(Format):
         row += unit.row or 0
         return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
 
-    def nothing(self, contents: Contents, columns: Sequence[str]) -> Experience:
-        """Return an experience of zero rows with these columns."""
-        file = contents.units[0].data.file
-        return Experience.from_table(file.schema.empty_table().select(file.names_for(columns)))
-
-    def episode_ids(self, contents: Contents) -> set[str]:
-        """Return the distinct episode ids, reading only that column."""
-        ids: set[str] = set()
-        for unit in contents.units:
-            column = unit.data.file.read_group(unit.data.group, [col.EPISODE_ID], None)[col.EPISODE_ID]
-            ids.update(column.unique().to_pylist())
-        return ids
-
 
 def is_in_order(files: Sequence[DataFile]) -> bool:
     """Whether rows are in the order of Etude's writer.

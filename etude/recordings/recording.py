@@ -147,12 +147,8 @@ class Recording(Screened):
     def num_episodes(self) -> int:
         """The number of distinct episode ids; read on first access."""
         if self._num_episodes is None:
-            own = self._units.own
-            if own is not None and not self.leaves_out:
-                self._num_episodes = len(own.episode_ids(self._units.members[0].contents))
-            else:
-                loaded = (self._load(k, ()) for k in range(len(self._units)))
-                self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
+            loaded = (self._load(k, ()) for k in range(len(self._units)))
+            self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
     def __repr__(self) -> str:

@@ -127,8 +127,6 @@ class Units:
         Raises:
             DataError: no unit can be read.
         """
-        if self.own is not None:
-            return self.own.nothing(self.members[0].contents, columns)
         failed: DataError | None = None
         for k in range(len(self)):
             try:
