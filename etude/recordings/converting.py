@@ -17,7 +17,7 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, columns_of_pass, episode_table, writer_like
+from etude.recordings.editing import check_apart, columns_of_pass, counted, episode_table, writer_like
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
@@ -177,25 +177,16 @@ def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[st
         return
     if unfinished := int((~episodes.figures["done"]).sum()):
         notes.append(
-            f"{_are(unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
-            "holds episodes that are done"
+            f"{counted(unfinished, 'episode')} {'is' if unfinished == 1 else 'are'} neither terminated nor truncated: "
+            f"marked as truncated, since {format} holds episodes that are done"
         )
     late = 0
     for exp in whole_episodes(recording, episodes, format, notes, MAX_ROWS):
         late += int((exp.segments.t_start > 0).sum())
-        yield _done(exp)
+        yield exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
     if late and not writer.keeps_time:
         verb = "1 episode lacks its" if late == 1 else f"{late:,} episodes lack their"
         notes.append(f"{verb} first steps: {format} counts steps from 0")
-
-
-def _are(count: int) -> str:
-    return "1 episode is" if count == 1 else f"{count:,} episodes are"
-
-
-def _done(exp: Experience) -> Experience:
-    """Mark each segment that is not done as truncated."""
-    return exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
 
 
 def _texts(recording: Recording) -> list[str]:
@@ -291,26 +282,23 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(path.with_name(f".{path.name}.lock"))
+        with Lock(path.with_name(f".{path.name}.lock")):
+            shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
+            try:
+                aside.mkdir()
+                notes = exported(recording, aside, format, path, fps)
+                for inside in (*aside.rglob("*"), aside):
+                    sync(inside)
+                if path.exists():
+                    path.rmdir()
+                os.replace(aside, path)
+                sync(path.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise DataError(f"{path}: can't be written: {error}.") from error
     except InUseError as owner:
         raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
-    try:
-        shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
-        aside.mkdir()
-        notes = exported(recording, aside, format, path, fps)
-        for inside in (*aside.rglob("*"), aside):
-            sync(inside)
-        if path.exists():
-            path.rmdir()
-        os.replace(aside, path)
-        sync(path.parent)
-    except OSError as error:
-        raise DataError(f"{path}: can't be written: {error}.") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        lock.release()
     written = Recording.open(path)
     written.notes = tuple(notes)
     return written

@@ -378,22 +378,16 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
                 said = f"when {name} was written, {facts.rows_before:,} rows were in the files before it"
                 between = [f"{prefix}-{k:05d}.parquet" for k in range(number, facts.number)]
                 missing = [one for one in between if one not in names]
-                if missing:
-                    yield from _missing(folder, missing, short, said)
-                elif between or previous:
+                for lost in missing:  # these rows were in all of them together
+                    text = f"{folder / lost}: is not there, but {said}. Put it back, {_REMEDY}"
+                    count = short if lost == missing[0] else 0
+                    yield Problem("missing_file", text, str(folder / lost), count=count, repairable=True)
+                if not missing and (between or previous):
                     path = folder / (between[0] if between else previous)
                     text = f"{path}: was replaced: {said}, {short:,} more than now. Restore it from a copy, {_REMEDY}"
                     kind = "lost_rows" if between else "other_rows"
                     yield Problem(kind, text, str(path), count=short, repairable=True)
             rows, number, previous = max(rows, facts.rows_before) + facts.rows, facts.number + 1, name
-
-
-def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Iterator[Problem]:
-    """Problems for missing files that had ``rows`` rows together."""
-    for name in names:
-        text = f"{folder / name}: is not there, but {said}. Put it back, {_REMEDY}"
-        count = rows if name == names[0] else 0
-        yield Problem("missing_file", text, str(folder / name), count=count, repairable=True)
 
 
 def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:

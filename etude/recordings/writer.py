@@ -81,10 +81,15 @@ class FileRoller:
         self._lock: Lock | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = claimed(folder, prefix) if isinstance(folder, Path) else None
+            self._lock = Lock(folder / f".{prefix}.lock") if isinstance(folder, Path) else None
             self._there = _files_there(folder, header, append)
             if self._lock is not None:
                 _clean(self._lock, prefix)
+        except InUseError as owner:
+            raise DataError(
+                f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it "
+                f"is in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
+            ) from None
         except OSError as error:
             self.release()
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
@@ -214,21 +219,6 @@ class FileRoller:
                 self._aside.unlink(missing_ok=True)
         except (OSError, pa.ArrowException):
             pass  # the first failure is the one to report
-
-
-def claimed(folder: Path, prefix: str) -> Lock:
-    """Lock the files with a prefix in a folder.
-
-    Raises:
-        DataError: another writer holds the lock.
-    """
-    try:
-        return Lock(folder / f".{prefix}.lock")
-    except InUseError as owner:
-        raise DataError(
-            f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it is "
-            f"in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
-        ) from None
 
 
 def _clean(lock: Lock, prefix: str) -> None:
