@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.recordings.pieces import cut_where
+from etude.recordings.pieces import cut_where, with_known_finals
 from etude.settings import nearest
 
 Values: TypeAlias = NDArray[Any]
@@ -270,12 +270,7 @@ class RowFilter(Expression):
             return exp
         pieces, start, stop, _ = cut_where(exp, kept)
         if not looks_ahead:
-            is_known = pieces.segments.has_final_obs & np.isin(stop, exp.offsets)
-            final_obs = {name: np.array(final) for name, final in pieces.final_obs.items()}
-            for final in final_obs.values():
-                final[~is_known] = None if final.dtype == object else 0
-            segments = pieces.segments.replace(has_final_obs=is_known)
-            pieces = Experience(pieces.steps, pieces.offsets, segments, final_obs)
+            pieces = with_known_finals(pieces, pieces.segments.has_final_obs & np.isin(stop, exp.offsets))
         return pieces.select(kept[start])
 
     def episodes(self) -> pc.Expression | None:
