@@ -45,6 +45,7 @@ _DTYPES = {"BOOL": np.dtype(bool)} | {
     for size in sizes
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALTERED = "its content does not match its checksum"
 _LONGEST_HEADER = 100_000_000  # as in safetensors' own reader
 _TORCH_NATIVE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
 _TORCH_RAW = frozenset(("bfloat16", "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")) | frozenset(
@@ -310,32 +311,23 @@ class Arrays(Mapping[str, NDArray[Any]]):
         self._sums: Mapping[str, int] = state["crc32"]
         length = self._file.read(8)
         self._start = 8 + int.from_bytes(length, "little")
-        if self._start > min(size, _LONGEST_HEADER):
-            raise self._broken("the length of its header is too large")
-        text = self._file.read(self._start - 8)
+        text = self._file.read(min(self._start, _LONGEST_HEADER) - 8)
         if zlib.crc32(length + text) != state["header"]:
-            raise self._broken("its content does not match its checksum")
+            raise self._broken(_ALTERED)
         try:
-            self._entries = {key: _entry(value) for key, value in json.loads(text).items() if key != _RESERVED}
+            header = json.loads(text).items()
+            self._entries = {key: _entry(value, size - self._start) for key, value in header if key != _RESERVED}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._broken(f"its header can't be read ({type(error).__name__}: {error})") from error
-        self._size = size - self._start
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        dtype, shape, begin, end = self._entries[name]
-        if not 0 <= begin <= end <= self._size:
-            raise self._broken(f"`{name}` is outside of it")
+        dtype, shape, begin = self._entries[name]
         array = np.empty(shape, dtype)
         buffer = array.reshape(-1).view(np.uint8).data
         self._file.seek(self._start + begin)
-        done = 0
-        while done < len(buffer):
-            count = self._file.readinto(buffer[done:])  # type: ignore[attr-defined]
-            if not count:
-                raise self._broken("it ends too early")
-            done += count
-        if zlib.crc32(buffer) != self._sums.get(name):
-            raise self._broken("its content does not match its checksum")
+        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        if count < len(buffer) or zlib.crc32(buffer) != self._sums.get(name):
+            raise self._broken(_ALTERED)
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -348,9 +340,12 @@ class Arrays(Mapping[str, NDArray[Any]]):
         return CheckpointError(f"{self._name} is broken: {what}. Restore it from a copy.")
 
 
-def _entry(value: Mapping[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    dtype, (begin, end) = _DTYPES[value["dtype"]], value["data_offsets"]
+def _entry(value: Mapping[str, Any], size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The dtype, the shape and the first byte of an array, in a file with ``size`` bytes of arrays."""
+    dtype, (begin, end) = _DTYPES[value["dtype"]], map(int, value["data_offsets"])
     shape = tuple(int(n) for n in value["shape"])
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != int(end) - int(begin):
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != end - begin:
         raise ValueError("a shape does not fit its bytes")
-    return dtype, shape, int(begin), int(end)
+    if not 0 <= begin <= end <= size:
+        raise ValueError("an array is outside of the file")
+    return dtype, shape, begin

@@ -16,7 +16,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from etude import __version__
 from etude.checkpoints.codec import MANIFEST, Arrays, Encoder, Tree, decode, write_arrays
@@ -270,17 +270,13 @@ def _decoded(data: Any, arrays: Mapping[str, Any], at: AnyPath) -> Tree:
     try:
         return decode(data, arrays)
     except RecursionError as error:
-        raise CheckpointError(f"{at}/{MANIFEST} is broken: it is nested too deeply. Restore it from a copy.") from error
+        raise _broken(f"{at}/{MANIFEST}", "it is nested too deeply") from error
 
 
 def _checksum(document: dict[str, Any]) -> int:
     """The checksum of everything in a manifest but the checksum, independent of its layout."""
     content = {name: value for name, value in document.items() if name != "crc32"}
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _parsed(at: AnyPath, name: str) -> tuple[bytes, dict[str, Any]]:
@@ -296,46 +292,41 @@ def _parsed(at: AnyPath, name: str) -> tuple[bytes, dict[str, Any]]:
                 text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"{at} is not a checkpoint: {_what_is_there(at)}") from None
-        document = json.loads(text, parse_constant=_no_number)
+        document = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise CheckpointError(f"{at} is not a checkpoint: its {MANIFEST} does not say `format: {FORMAT}`.")
         if document.get("version") == VERSION and document.get("crc32") != _checksum(document):
-            raise CheckpointError(f"{path} is broken: its content does not match its checksum. Restore it from a copy.")
+            raise _broken(path, "its content does not match its checksum")
     except _FAILED as error:
         raise CheckpointError(f"can't read {path}: {error}.") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is broken: it is not JSON ({error}). Restore it from a copy.") from error
+        raise _broken(path, f"it is not JSON ({error})") from error
     return text, document
 
 
 def _read_manifest(at: AnyPath) -> dict[str, Any]:
     path = f"{at}/{MANIFEST}"
     _, _, document = _whole_manifest(at)
-    version = document.get("version")
-    if type(version) is not int or version != VERSION:
-        is_older = type(version) is int and version < VERSION
+    if document.get("version") != VERSION:
         raise CheckpointError(
-            f"{at} is a checkpoint of version {version}, written by Etude {document.get('etude')}; Etude "
-            f"{__version__} reads version {VERSION}. "
-            + (
-                "It is from before the first release, whose formats are no longer read: train again, or load it with "
-                "the Etude that wrote it."
-                if is_older
-                else "Load it with an Etude of the version that wrote it, or later."
-            )
+            f"{at} is a checkpoint of version {document.get('version')}, written by Etude {document.get('etude')}; "
+            f"Etude {__version__} reads version {VERSION}. Load it with an Etude of the version that wrote it, or "
+            "later; versions 1 to 4 are from before the first release, and are no longer read."
         )
-    state = document.get("state")
-    if not {"meta", "tree"} <= document.keys() or not isinstance(state, dict):
-        raise CheckpointError(f"{path} is broken: it lacks `meta`, `tree` or `state`. Restore it from a copy.")
-    if not _STATE_FILE.fullmatch(str(state.get("file"))):
-        raise CheckpointError(
-            f"{path} is broken: it names the state file {state.get('file')!r}. Restore it from a copy."
-        )
-    sums = state.get("crc32")
-    numbers = [state.get("bytes"), state.get("header"), *(sums.values() if isinstance(sums, dict) else [None])]
-    if not all(type(number) is int for number in numbers):
-        raise CheckpointError(f"{path} is broken: it lacks checksums of {state['file']}. Restore it from a copy.")
+    try:
+        state = document["state"]
+        numbers = (state["bytes"], state["header"], *state["crc32"].values())
+        is_whole = {"meta", "tree"} <= document.keys() and all(type(number) is int for number in numbers)
+        is_whole = is_whole and _STATE_FILE.fullmatch(state["file"]) is not None
+    except (KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise _broken(path, "its `meta`, its `tree` or the description of its `state` file is missing or wrong")
     return document
+
+
+def _broken(path: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is broken: {what}. Restore it from a copy.")
 
 
 def _what_is_there(at: AnyPath) -> str:

@@ -140,16 +140,11 @@ class WholeEpisodes:
         return found
 
     def _checked(self, exp: Experience) -> Experience:
-        remedy = "its return can't be computed. Correct it, or leave the episode out."
-        check_column_finite(exp, col.REWARD, where(self._data), remedy)
+        rows = not_finite(exp.steps[col.REWARD])
+        if len(rows):
+            remedy = "its return can't be computed. Correct it, or leave the episode out."
+            raise value_error(exp, col.REWARD, int(rows[0]), where(self._data), remedy)
         return exp
-
-
-def check_column_finite(episodes: Experience, name: str, place: str, remedy: str) -> None:
-    """Raise a DataError for the first non-finite number in a column of whole episodes."""
-    rows = not_finite(episodes.steps[name])
-    if len(rows):
-        raise value_error(episodes, name, int(rows[0]), place, remedy)
 
 
 def value_error(episodes: Experience, name: str, row: int, place: str, remedy: str) -> DataError:

@@ -109,7 +109,7 @@ class Made:
     def __init__(self, origin: Origin, make: Callable[[Path], None], *, in_memory: bool) -> None:
         self._origin, self._make = origin, make
         self._held: dict[str, bytes] | None = None
-        if not in_memory or is_there(origin.key):
+        if not in_memory or (folder() / origin.key).is_dir():
             return
         with tempfile.TemporaryDirectory(prefix="etude-") as made:
             make(Path(made))
@@ -146,11 +146,6 @@ def _state(file: AnyPath) -> tuple[int, int]:
             return file.stat().st_size, file.system.get_file_info(file.inner).mtime_ns or 0
     except OSError as error:
         raise DataError(f"{file}: can't be read ({error.strerror or error}).") from error
-
-
-def is_there(key: str) -> bool:
-    """Whether the entry ``key`` exists."""
-    return (folder() / key).is_dir()
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:

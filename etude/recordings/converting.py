@@ -3,6 +3,7 @@
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -16,7 +17,7 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, check_free, columns_of_pass, episode_table, writer_like
+from etude.recordings.editing import check_apart, columns_of_pass, counted, episode_table, writer_like
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
@@ -78,18 +79,17 @@ def whole_episodes(
             yield whole
 
 
-def _not_whole(recording: Recording, segments: Segments, lengths: Index, format: str) -> DataError:
+def _not_whole(recording: Recording, parts: Segments, lengths: Index, format: str) -> DataError:
     """The error for an episode that is not a single segment."""
-    start = segments.t_start + lengths
-    gap = np.flatnonzero(segments.t_start[1:] > start[:-1])
-    head = f"{recording.path}: episode {segments.episode_id[0]!r}"
-    if len(gap):
-        return DataError(
-            f"{head} lacks the steps {start[gap[0]]} to {segments.t_start[gap[0] + 1] - 1}, but {format} can only hold "
-            "whole episodes. Leave it out with `etude data filter`, or write another format."
-        )
-    modules = ", ".join(map(repr, dict.fromkeys(segments.module_id.tolist())))
-    return DataError(f"{head} has steps of several modules ({modules}), which this format can't hold.")
+    gaps = np.flatnonzero(parts.t_start[1:] > parts.t_start[:-1] + lengths[:-1])
+    what = f"has steps of several modules ({', '.join(map(repr, dict.fromkeys(parts.module_id.tolist())))})"
+    if len(gaps):
+        at = gaps[0]
+        what = f"lacks the steps {parts.t_start[at] + lengths[at]} to {parts.t_start[at + 1] - 1}"
+    return DataError(
+        f"{recording.path}: episode {parts.episode_id[0]!r} {what}, but {format} can only hold whole episodes of one "
+        "module. Leave it out with `etude data filter`, or write another format."
+    )
 
 
 def _trained(recording: Recording, notes: list[str], max_rows: int) -> Iterator[Experience]:
@@ -153,11 +153,11 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
         writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:
         raise DataError(f"{recording.path}: {error}") from error
-    ends, steps = _KnownEnds(), 0
+    changed, steps = Counter[str](), 0
     try:
         for piece in _pieces_of(recording, writer, format, notes):
             exp = piece.only([name for name in piece.steps if name not in texts])
-            exp = ends.known(exp) if writer.needs_final_obs else exp
+            exp = _with_known_ends(exp, changed) if writer.needs_final_obs else exp
             steps += exp.num_steps
             if exp.num_segments:
                 writer.write(exp)
@@ -165,7 +165,8 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
         writer.close()
     if not steps:
         raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
-    return [*notes, *ends.notes(), *writer.notes]
+    ends = [f"the final observation of {count:,} {what}" for what, count in changed.items() if count]
+    return [*notes, *ends, *writer.notes]
 
 
 def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
@@ -176,25 +177,16 @@ def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[st
         return
     if unfinished := int((~episodes.figures["done"]).sum()):
         notes.append(
-            f"{_are(unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
-            "holds episodes that are done"
+            f"{counted(unfinished, 'episode')} {'is' if unfinished == 1 else 'are'} neither terminated nor truncated: "
+            f"marked as truncated, since {format} holds episodes that are done"
         )
     late = 0
     for exp in whole_episodes(recording, episodes, format, notes, MAX_ROWS):
         late += int((exp.segments.t_start > 0).sum())
-        yield _done(exp)
+        yield exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
     if late and not writer.keeps_time:
         verb = "1 episode lacks its" if late == 1 else f"{late:,} episodes lack their"
         notes.append(f"{verb} first steps: {format} counts steps from 0")
-
-
-def _are(count: int) -> str:
-    return "1 episode is" if count == 1 else f"{count:,} episodes are"
-
-
-def _done(exp: Experience) -> Experience:
-    """Mark each segment that is not done as truncated."""
-    return exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
 
 
 def _texts(recording: Recording) -> list[str]:
@@ -204,46 +196,27 @@ def _texts(recording: Recording) -> list[str]:
     return []
 
 
-class _KnownEnds:
-    """Fills in missing final observations, or removes the steps that lack them."""
+def _with_known_ends(exp: Experience, changed: Counter[str]) -> Experience:
+    """Return ``exp`` such that every segment has a final observation, and count the segments that are changed.
 
-    def __init__(self) -> None:
-        self._repeated = self._left_out = 0
+    If the episode terminated, nothing is learned from it, so the observation before is repeated. Otherwise it would
+    have to be invented, so the last step is dropped, and its observation becomes the final one.
+    """
+    lost = ~exp.segments.has_final_obs
+    if not lost.any():
+        return exp
+    shorter = lost & ~exp.segments.terminated
+    changed[_REPEATED] += int((lost & ~shorter).sum())
+    changed[_LEFT_OUT] += int(shorter.sum())
+    exp = Experience(exp.steps, exp.offsets, exp.segments, {**_last_obs(exp), **exp.final_obs})
+    exp = without(exp, exp.at_ends(shorter), ())
+    repeated, known = _last_obs(exp), exp.segments.has_final_obs
+    final_obs = {name: where_rows(known, final, repeated[name]) for name, final in exp.final_obs.items()}
+    return Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=np.ones(len(exp), bool)), final_obs)
 
-    def known(self, exp: Experience) -> Experience:
-        """Return ``exp`` such that every segment has a final observation.
 
-        If the episode terminated, nothing is learned from it, so the observation before is repeated. Otherwise it
-        would have to be invented, so the last step is dropped, and its observation becomes the final one.
-        """
-        lost = ~exp.segments.has_final_obs
-        if not lost.any():
-            return exp
-        shorter = lost & ~exp.segments.terminated
-        self._repeated += int((lost & ~shorter).sum())
-        self._left_out += int(shorter.sum())
-        exp = Experience(exp.steps, exp.offsets, exp.segments, {**_last_obs(exp), **exp.final_obs})
-        exp = without(exp, exp.at_ends(shorter), ())
-        repeated, known = _last_obs(exp), exp.segments.has_final_obs
-        final_obs = {name: where_rows(known, final, repeated[name]) for name, final in exp.final_obs.items()}
-        return Experience(
-            exp.steps, exp.offsets, exp.segments.replace(has_final_obs=np.ones(len(exp), bool)), final_obs
-        )
-
-    def notes(self) -> list[str]:
-        """What was filled in or dropped, as text."""
-        notes = []
-        if self._repeated:
-            notes.append(
-                f"the final observation of {self._repeated:,} terminated segment(s) is unknown: the observation before "
-                "is repeated, from which nothing is learned"
-            )
-        if self._left_out:
-            notes.append(
-                f"the final observation of {self._left_out:,} segment(s) that did not terminate is unknown: their last "
-                "steps are left out"
-            )
-        return notes
+_REPEATED: Final = "terminated segment(s) is unknown: the observation before is repeated, from which nothing is learned"
+_LEFT_OUT: Final = "segment(s) that did not terminate is unknown: their last steps are left out"
 
 
 def _last_obs(exp: Experience) -> dict[str, NDArray[Any]]:
@@ -283,7 +256,6 @@ def convert(
     if format != "etude":
         return _for_others(recording, path, format, fps)
     check_apart([path], [recording])
-    check_free([path])
     # Like `stream`, but without copies: the writer copies.
     found = (piece for k in range(recording.num_parts) for piece in pieces(recording.part(k), ROW_GROUP_ROWS))
     first = next(found, None)
@@ -310,26 +282,23 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(path.with_name(f".{path.name}.lock"))
+        with Lock(path.with_name(f".{path.name}.lock")):
+            shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
+            try:
+                aside.mkdir()
+                notes = exported(recording, aside, format, path, fps)
+                for inside in (*aside.rglob("*"), aside):
+                    sync(inside)
+                if path.exists():
+                    path.rmdir()
+                os.replace(aside, path)
+                sync(path.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise DataError(f"{path}: can't be written: {error}.") from error
     except InUseError as owner:
         raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
-    try:
-        shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
-        aside.mkdir()
-        notes = exported(recording, aside, format, path, fps)
-        for inside in (*aside.rglob("*"), aside):
-            sync(inside)
-        if path.exists():
-            path.rmdir()
-        os.replace(aside, path)
-        sync(path.parent)
-    except OSError as error:
-        raise DataError(f"{path}: can't be written: {error}.") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        lock.release()
     written = Recording.open(path)
     written.notes = tuple(notes)
     return written

@@ -6,6 +6,7 @@ together, whichever agent they are of and wherever they are stored.
 """
 
 import dataclasses
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -104,7 +105,7 @@ def told_where(paths: Sequence[str]) -> Iterator[None]:
 
 
 def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recording]) -> None:
-    """Raise a DataError if an output folder is inside an input or another output."""
+    """Raise a DataError if an output folder holds a recording, or is inside an input or another output."""
     outs = [located(path) for path in to]
     places = [place for recording in recordings for place in _places(recording.path)]
     for out in outs:
@@ -115,13 +116,8 @@ def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recor
     for out, other in pairs:
         if _lies_in(out, other):
             raise DataError(f"{out}: is inside {other}, so its files would become part of that. Choose another folder.")
-
-
-def check_free(to: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise a DataError if an output folder already holds a recording."""
-    for out in map(located, to):
-        files = data_files(out)
-        if files:
+    for out in outs:
+        if files := data_files(out):
             raise DataError(
                 f"{out}: holds a recording of {len(files)} files already. Choose another folder, or remove it."
             )
@@ -208,28 +204,24 @@ def filter_recording(
         DataError: no episode is left; something can't be read or written; or the folder holds a recording.
         SettingsError: no condition is given, or the expression is invalid.
     """
-    limits = {
-        name: (low, high)
-        for name, low, high in ((RETURN, min_return, max_return), (LENGTH, min_length, max_length))
-        if low is not None or high is not None
-    }
-    if not limits and where is None:
+    asked = {"min_return": min_return, "max_return": max_return, "min_length": min_length, "max_length": max_length}
+    how = {name: value for name, value in {"how": "filter", **asked, "where": where}.items() if value is not None}
+    if len(how) < 2:
         raise SettingsError("no condition says which episodes to keep: give min_return, max_length, where, ...")
     expression = None if where is None else Expression(where)
     recording = recording_of(recording)
     episodes = episode_table(recording, expression)
     kept = np.ones(len(episodes), bool)
-    for name, (low, high) in limits.items():
-        if name not in episodes.figures:
-            raise DataError(f"{recording.path}: has no rewards, so its episodes have no return.")
-        values = episodes.figures[name]
-        kept &= (values >= (-np.inf if low is None else low)) & (values <= (np.inf if high is None else high))
+    for limit, value in asked.items():
+        if value is not None:
+            figure = RETURN if limit.endswith("return") else LENGTH
+            if figure not in episodes.figures:
+                raise DataError(f"{recording.path}: has no rewards, so its episodes have no return.")
+            kept &= (operator.ge if limit.startswith("min") else operator.le)(episodes.figures[figure], value)
     if expression is not None and len(episodes):
         kept &= expression(episodes.figures)
     if not kept.any():
         raise DataError(f"{recording.path}: no episode is left of {len(episodes):,}. {_ranges(episodes)}")
-    asked = {"min_return": min_return, "max_return": max_return, "min_length": min_length, "max_length": max_length}
-    how = {name: value for name, value in {"how": "filter", **asked, "where": where}.items() if value is not None}
     return _copied(recording, episodes, {path: kept}, how)
 
 
@@ -322,7 +314,6 @@ def _copied(
     if len(to) < (2 if how["how"] == "split" else 1):
         raise SettingsError("both parts would be written to the same folder: give two.")
     check_apart(list(to), [recording])
-    check_free(list(to))
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
     with ExitStack() as stack:
         writers = [stack.enter_context(writer_like(recording, path, meta)) for path in to]
@@ -363,7 +354,6 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     opened = [recording_of(recording) for recording in recordings]
     _check_spaces(opened)
     check_apart([path], opened)
-    check_free([path])
     dtypes, left_out = _columns(opened)
     renamings, episodes = _renamings(opened, list(dtypes))
     env = opened[0].env if len({recording.env for recording in opened}) == 1 else None

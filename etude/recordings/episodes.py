@@ -2,7 +2,7 @@
 """Episodes: figures for each, counted in one pass; and joining their pieces to whole episodes."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -144,23 +144,26 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
     that ended. ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of
     observations and actions are float64, over all numbers in them as recorded.
     """
-    table, env_steps = EpisodeTable(), _EnvSteps()
+    table = EpisodeTable()
+    clock = [np.zeros((0, 3), np.int64)]  # several agents that act at the same time take one env step
     sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
     for exp in pieces:
         trained, segments = exp.trained(), exp.segments
-        env_steps.add(exp, table.add(exp), trained)
+        clock.append(_clock_spans(exp, table.add(exp), trained))
+        if len(clock) > 256:
+            clock = [_united(np.concatenate(clock))]
         for root in (col.OBS, col.ACTION):
             for values in col.subtree(exp.steps, root).values():
                 sums[root] += _sum(values if trained.all() else values[trained])
         ends = segments.done & segments.has_final_obs
         for values in exp.final_obs.values():
             sums[col.FINAL_OBS] += _sum(values[ends])
-    figures, num = table.figures, len(table)
+    figures, num, clock = table.figures, len(table), [_united(np.concatenate(clock))]
     returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
     return {
         "episodes": num,
         "agents": sorted(agent for agent in table.agents if agent is not None),
-        "env_steps": env_steps.total(),
+        "env_steps": int((clock[0][:, 2] - clock[0][:, 1]).sum()),
         "agent_steps": int(figures[STEPS].sum()),
         "terminated": int(figures[col.TERMINATED].sum()),
         "truncated": int(figures[col.TRUNCATED].sum()),
@@ -175,30 +178,20 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
     }
 
 
-class _EnvSteps:
-    """Counts env steps: several agents that act at the same time take one step."""
+def _clock_spans(exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> Index:
+    """The spans of the env's clock in ``exp``, ``[n, 3]``: episode, first, last + 1.
 
-    def __init__(self) -> None:
-        self._spans: list[Index] = []
-        """Spans of the env's clock, ``[n, 3]``: episode, first, last + 1."""
-
-    def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
-        """Add experience, the episode code of each segment, and a mask of the steps that are not lookback."""
-        if col.ENV_T in exp.steps:
-            clock = np.asarray(exp.steps[col.ENV_T])[trained]
-            episode = codes[exp.segment_of_step()][trained]
-            self._spans.append(np.stack([episode, clock, clock + 1], axis=1).astype(np.int64))
-        else:
-            first = exp.segments.t_start + exp.segments.lookback
-            stop = exp.segments.t_start + exp.lengths
-            self._spans.append(np.stack([codes, first, stop], axis=1)[stop > first])
-        if len(self._spans) > 256:
-            self._spans = [_united(np.concatenate(self._spans))]
-
-    def total(self) -> int:
-        """The number of env steps."""
-        spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
-        return int((spans[:, 2] - spans[:, 1]).sum())
+    Args:
+        exp: The experience.
+        codes: The episode of each segment.
+        trained: Which steps are not lookback.
+    """
+    if col.ENV_T in exp.steps:
+        clock = np.asarray(exp.steps[col.ENV_T])[trained]
+        return np.stack([codes[exp.segment_of_step()][trained], clock, clock + 1], axis=1).astype(np.int64)
+    first = exp.segments.t_start + exp.segments.lookback
+    stop = exp.segments.t_start + exp.lengths
+    return np.stack([codes, first, stop], axis=1)[stop > first]
 
 
 def _sum(values: Any) -> float:
@@ -257,17 +250,6 @@ class _Chunk:
     is_held: NDArray[np.bool_]
     """bool ``[segments]``."""
 
-    def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """The positions in ``exp`` of segments, by their indices in the call."""
-        return np.searchsorted(self.indices, np.asarray(indices, np.int64))
-
-    def let_go(self, indices: Sequence[int]) -> None:
-        """Hold these segments no longer; the rest is copied once most of the rows are not held."""
-        self.is_held[self.positions(indices)] = False
-        if 2 * int(self.exp.lengths[self.is_held].sum()) < self.exp.num_steps:
-            self.exp = copied(self.exp.select(self.is_held))
-            self.indices, self.is_held = self.indices[self.is_held], self.is_held[self.is_held]
-
 
 class Assembler:
     """Joins the pieces of episodes, holding copies until no piece is missing.
@@ -284,7 +266,7 @@ class Assembler:
         self, *, together: bool = False, lengths: Mapping[int, int] | None = None, max_bytes: int = HELD_BYTES
     ) -> None:
         self._together, self._lengths, self._max_bytes = together, lengths or {}, max_bytes
-        self._size = self._num_adds = 0
+        self._num_adds = 0
         self._chunks: dict[int, _Chunk] = {}  # by `add` call
         self.waiting: dict[Any, Waiting] = {}
         """By episode, or by episode and agent; the most recently updated last."""
@@ -298,7 +280,7 @@ class Assembler:
         touched, out = self._put(copied(exp))
         if self._together:
             out = self._released([key for key in touched if not self.waiting[key].running])
-            while self._size > self._max_bytes:
+            while sum(_bytes_of(chunk.exp) for chunk in self._chunks.values()) > self._max_bytes:
                 out += self._released([next(iter(self.waiting))])
         return out
 
@@ -310,9 +292,7 @@ class Assembler:
         """Hold ``exp``; returns the keys in it and, unless agents wait for each other, the whole episodes."""
         if not exp.num_segments:
             return [], []
-        every = np.arange(exp.num_segments)
-        self._chunks[self._num_adds] = _Chunk(exp, every, np.ones(len(every), bool))
-        self._size += _bytes_of(exp)
+        self._chunks[self._num_adds] = _Chunk(exp, np.arange(len(exp)), np.ones(len(exp), bool))
         self._num_adds += 1
         s, out = exp.segments, []
         names, agents = s.episode_id.tolist(), s.agent_id.tolist()
@@ -336,31 +316,24 @@ class Assembler:
 
     def _released(self, keys: list[Any]) -> list[Experience]:
         """Return these episodes, and hold them no longer; an empty list if there are none."""
-        out, by_chunk = self._joined(keys), self._places_of(keys)
+        out = self._joined(keys)
         for key in keys:
-            del self.waiting[key]
-        for k, some in by_chunk.items():
-            chunk = self._chunks[k]
-            self._size -= _bytes_of(chunk.exp)
-            chunk.let_go(some)
-            if chunk.is_held.any():
-                self._size += _bytes_of(chunk.exp)
-            else:
+            for k, i in self.waiting.pop(key).places:
+                self._chunks[k].is_held[np.searchsorted(self._chunks[k].indices, i)] = False
+        for k, chunk in list(self._chunks.items()):
+            held = chunk.is_held
+            if not held.any():
                 del self._chunks[k]
+            elif 2 * int(chunk.exp.lengths[held].sum()) < chunk.exp.num_steps:
+                self._chunks[k] = _Chunk(copied(chunk.exp.select(held)), chunk.indices[held], held[held])
         return out
 
-    def _places_of(self, keys: list[Any]) -> dict[int, list[int]]:
-        """The segments of some episodes, by `add` call."""
+    def _joined(self, keys: list[Any]) -> list[Experience]:
         by_chunk: dict[int, list[int]] = {}
         for key in keys:
             for k, i in self.waiting[key].places:
                 by_chunk.setdefault(k, []).append(i)
-        return by_chunk
-
-    def _joined(self, keys: list[Any]) -> list[Experience]:
-        parts = [
-            self._chunks[k].exp.select(self._chunks[k].positions(some)) for k, some in self._places_of(keys).items()
-        ]
+        parts = [self._chunks[k].exp.select(np.searchsorted(self._chunks[k].indices, i)) for k, i in by_chunk.items()]
         return [in_order(Experience.concat(parts), by_episode=True).join()] if parts else []
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -378,7 +351,7 @@ class Assembler:
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore a `state_dict`."""
-        self._size, self._chunks, self.waiting = 0, {}, {}
+        self._chunks, self.waiting = {}, {}
         if state is not None:
             segments = Segments.of(len(state["offsets"]) - 1, **state["segments"])
             exp = Experience(dict(state["steps"]), np.asarray(state["offsets"]), segments, dict(state["final_obs"]))

@@ -5,7 +5,6 @@ The steps of one agent in one episode must not be duplicated (``duplicate``), co
 stored before earlier ones (``out_of_order``). Missing steps in its middle (``gap``) are harmless.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,7 +17,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, not_finite, ranges
 from etude.recordings.format import Problem
-from etude.recordings.units import Units
+from etude.recordings.opening import Units
 from etude.spaces import Space
 
 
@@ -299,7 +298,7 @@ class Timeline:
             run = sorted_by_time([spans_of(k, exp)])
             if self._kinds and self._conflict is None:
                 alike = [more for known in self._runs if len(more := _of_keys(*known, run["key"]))]
-                found = self._problems(sorted_by_time([run, *alike]) if alike else run, self._kinds)
+                found = self.problems(self._kinds, sorted_by_time([run, *alike]) if alike else run)
                 self._conflict = next((problem.message for problem in found), None)
             while self._kinds and self._runs and len(self._runs[-1][1]) < 2 * len(run):
                 run = sorted_by_time([self._runs.pop()[1], run])
@@ -311,14 +310,9 @@ class Timeline:
         """All spans seen, sorted by `sorted_by_time`."""
         return sorted_by_time(run for _, run in self._runs)
 
-    def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
-        """The conflicts of these kinds in all parts seen: one for each kind, episode and agent."""
-        for problem in self._problems(self.spans(), kinds):
-            remedy = _REMEDIES.get(problem.kind)
-            yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
-
-    def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
-        """Like `problems`, but for spans sorted by `sorted_by_time`, and without the remedies."""
+    def problems(self, kinds: Sequence[str] = KINDS, spans: Spans | None = None) -> Iterator[Problem]:
+        """The conflicts of these kinds in all parts seen, or in ``spans``: one for each kind, episode and agent."""
+        spans = self.spans() if spans is None else spans
         for kind, at in clashes(spans).items():
             reported: set[int] = set()
             for i in at.tolist() if kind in kinds else ():
@@ -349,7 +343,7 @@ class Timeline:
             f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
-        text, is_gap = f"{second.words}: {who} {what}.", kind == "gap"
+        text, is_gap = f"{second.words}: {who} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 

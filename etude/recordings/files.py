@@ -111,19 +111,13 @@ class DataFile:
 
     def _check_filter(self, where: pc.Expression) -> None:
         """Raise a DataError if a filter is not an expression, or names columns that the file lacks."""
-        problem = None
-        if not isinstance(where, pc.Expression):
-            problem = f"it is a {type(where).__name__}"
-        else:
-            try:
-                ds.dataset(self.schema.empty_table()).to_table(filter=where)
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                problem = first_line(error)
-        if problem is not None:
+        try:
+            ds.dataset(self.schema.empty_table()).to_table(filter=where)
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(
-                f"the filter {where!r} can't be applied to {self.path}: {problem}. Give an expression over its scalar "
-                f'columns, such as pyarrow.compute.field("t") < 3; it has {", ".join(self.schema.names)}.'
-            )
+                f"the filter {where!r} can't be applied to {self.path}: {first_line(error)}. Give an expression over "
+                f'scalar columns, such as pyarrow.compute.field("t") < 3; it has {", ".join(self.schema.names)}.'
+            ) from error
 
     def _unreadable(self, group: int, error: Exception) -> DataError:
         return DataError(

@@ -85,9 +85,7 @@ class Header:
                 raise TypeError(f"`meta` is {meta!r}, not an object")
             obs_space, action_space = space_from_json(spaces[col.OBS]), space_from_json(spaces[col.ACTION])
             return cls(obs_space, action_space, data.get("env"), meta)
-        except SpaceError as error:
-            raise DataError(f"{where}: the recording's description can't be used: {error}") from error
-        except (KeyError, TypeError) as error:
+        except (SpaceError, KeyError, TypeError) as error:
             raise DataError(
                 f"{where}: the recording's description can't be read ({error}). Restore it from a copy."
             ) from error
@@ -221,15 +219,11 @@ CompressionLike: TypeAlias = str | Mapping[str, str]
 """One codec for all columns, or codecs by column: a mapping (``{"obs/camera": "zstd:3", "obs": "lz4"}``) or text
 (``"obs/camera=zstd:3,obs=lz4"``)."""
 
-LEVELS: Final[Mapping[str, tuple[int, int] | None]] = {
-    "none": None,
-    "snappy": None,
-    "lz4": (1, 12),
-    "gzip": (1, 9),
-    "brotli": (0, 11),
-    "zstd": (1, 22),
+LEVELS: Final[Mapping[str, range]] = {
+    **dict.fromkeys(("none", "snappy"), range(0)),
+    **{"lz4": range(1, 13), "gzip": range(1, 10), "brotli": range(12), "zstd": range(1, 23)},
 }
-"""Parquet's codecs, with the range of levels of each, if any."""
+"""Parquet's codecs, with the levels of each."""
 
 
 class Codec(NamedTuple):
@@ -254,25 +248,19 @@ def codecs(given: CompressionLike | None) -> dict[str, Codec]:
     if isinstance(given, str):
         parts = [part.rpartition("=") for part in given.split(",")]
         given = {root.strip(): words.strip() for root, _, words in parts}
-    by_root = dict(given or {})
-    return {root: _codec(root, words) for root, words in by_root.items()}
+    return {root: _codec(root, words) for root, words in dict(given or {}).items()}
 
 
 def _codec(root: str, words: str) -> Codec:
-    where = f"`compression` of `{root}`" if root else "`compression`"
-    name, colon, text = words.partition(":")
-    if name not in LEVELS:
-        known = f"known are {', '.join(LEVELS)}, such as `zstd:3`.{suggestion(name, LEVELS)}"
-        raise SettingsError(f"{where} is {words!r}; {known}")
-    if not colon:
-        return Codec(name)
-    levels = LEVELS[name]
-    if levels is None:
-        raise SettingsError(f"{where} is {words!r}, but {name} has no levels: leave {':' + text!r} out.")
-    low, high = levels
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise SettingsError(f"{where} is {words!r}, but a level of {name} is a number from {low} to {high}.")
-    return Codec(name, int(text))
+    name, colon, level = words.partition(":")
+    if name not in LEVELS or (colon and not (level.isdecimal() and int(level) in LEVELS[name])):
+        where = f"`compression` of `{root}`" if root else "`compression`"
+        levels = ", ".join(f"{one} {known[0]} to {known[-1]}" for one, known in LEVELS.items() if known)
+        raise SettingsError(
+            f"{where} is {words!r}; known are {', '.join(LEVELS)}, some of them with a level, such as `zstd:3` "
+            f"({levels}).{suggestion(name, LEVELS)}"
+        )
+    return Codec(name, int(level) if colon else None)
 
 
 def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:

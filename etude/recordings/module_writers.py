@@ -116,40 +116,26 @@ class ModuleWriters:
             run = secrets.token_hex(4)
             self._tag, self._prefix = f"+{run}" if is_run else "", f"{self._prefix}-{run}"
         self._series: dict[str, _Series] = {}
+        options |= {"prefix": self._prefix, "append": append or state is not None}
         with contextlib.ExitStack() as opened:
             for name, folder in self._folders.items():
                 if folder not in self._series:
-                    self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
+                    before = None if state is None else state["folders"].get(folder)
+                    self._series[folder] = self._open(folder, kinds[name], layout, before, options)
                     opened.callback(self._series[folder].close)
-            opened.pop_all()  # all could be opened
-        # Also called on garbage collection and interpreter exit; what was created last is finished first.
-        self._finish = weakref.finalize(self, _close, self._series)
+            # Also called on garbage collection and interpreter exit; what was created last is finished first.
+            self._finish = weakref.finalize(self, opened.pop_all().close)
         newest = max(series.writer.next_file for series in self._series.values())
         if is_run and (new_episodes if state is not None else newest and not self._tag):
             self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
         """The number of rows since the metadata was set."""
 
-    def _open(
-        self,
-        folder: str,
-        kind: Kind,
-        layout: Layout,
-        append: bool,
-        state: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-    ) -> _Series:
+    def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
+        """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""
         where = self._root / folder if folder else self._root
-        writer = RecordingWriter(
-            where,
-            obs_space=kind[0],
-            action_space=kind[1],
-            prefix=self._prefix,
-            append=append or state is not None,
-            **options,
-        )
+        writer = RecordingWriter(where, obs_space=kind[0], action_space=kind[1], **options)
         series = _Series(kind, writer, Assembler(together=True) if layout == "episodes" else None, {})
-        before = None if state is None else state["folders"].get(folder)
         if before is not None:
             series.there = written_since(where, int(before["next_file"]), writer.next_file, self._prefix)
             if series.held is not None:
@@ -230,17 +216,6 @@ class ModuleWriters:
             for folder, series in self._series.items()
         }
         return {"path": str(self._root), "tag": self._tag, "prefix": self._prefix, "folders": folders}
-
-
-def _close(every: dict[str, _Series]) -> None:
-    errors = []
-    for series in every.values():
-        try:
-            series.close()
-        except Exception as error:  # noqa: BLE001 - close the others first
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:

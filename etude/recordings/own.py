@@ -183,19 +183,6 @@ class OwnFormat(Format):
         row += unit.row or 0
         return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
 
-    def nothing(self, contents: Contents, columns: Sequence[str]) -> Experience:
-        """Return an experience of zero rows with these columns."""
-        file = contents.units[0].data.file
-        return Experience.from_table(file.schema.empty_table().select(file.names_for(columns)))
-
-    def episode_ids(self, contents: Contents) -> set[str]:
-        """Return the distinct episode ids, reading only that column."""
-        ids: set[str] = set()
-        for unit in contents.units:
-            column = unit.data.file.read_group(unit.data.group, [col.EPISODE_ID], None)[col.EPISODE_ID]
-            ids.update(column.unique().to_pylist())
-        return ids
-
 
 def is_in_order(files: Sequence[DataFile]) -> bool:
     """Whether rows are in the order of Etude's writer.
@@ -391,22 +378,16 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
                 said = f"when {name} was written, {facts.rows_before:,} rows were in the files before it"
                 between = [f"{prefix}-{k:05d}.parquet" for k in range(number, facts.number)]
                 missing = [one for one in between if one not in names]
-                if missing:
-                    yield from _missing(folder, missing, short, said)
-                elif between or previous:
+                for lost in missing:  # these rows were in all of them together
+                    text = f"{folder / lost}: is not there, but {said}. Put it back, {_REMEDY}"
+                    count = short if lost == missing[0] else 0
+                    yield Problem("missing_file", text, str(folder / lost), count=count, repairable=True)
+                if not missing and (between or previous):
                     path = folder / (between[0] if between else previous)
                     text = f"{path}: was replaced: {said}, {short:,} more than now. Restore it from a copy, {_REMEDY}"
                     kind = "lost_rows" if between else "other_rows"
                     yield Problem(kind, text, str(path), count=short, repairable=True)
             rows, number, previous = max(rows, facts.rows_before) + facts.rows, facts.number + 1, name
-
-
-def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Iterator[Problem]:
-    """Problems for missing files that had ``rows`` rows together."""
-    for name in names:
-        text = f"{folder / name}: is not there, but {said}. Put it back, {_REMEDY}"
-        count = rows if name == names[0] else 0
-        yield Problem("missing_file", text, str(folder / name), count=count, repairable=True)
 
 
 def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.experience import Experience, Segments
-from etude.experience.arrays import Index, firsts
+from etude.experience.arrays import Index, firsts, where_rows, zeros
 
 
 def first_piece(exp: Experience, room: int) -> tuple[Experience, Experience]:
@@ -80,6 +80,12 @@ def cut_where(exp: Experience, kept: NDArray[np.bool_]) -> tuple[Experience, Ind
     start, stop = bounds[:-1], bounds[1:]
     parent = np.searchsorted(exp.offsets, start, side="right") - 1
     return exp.pieces(parent, start, stop), start, stop, parent
+
+
+def with_known_finals(exp: Experience, known: NDArray[np.bool_]) -> Experience:
+    """Return ``exp`` where only the segments for which ``known`` holds have a final observation."""
+    finals = {name: where_rows(~known, zeros(len(known), final), final) for name, final in exp.final_obs.items()}
+    return Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
 
 
 def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:

@@ -138,22 +138,11 @@ def _do(number: int) -> Any:
     assert _own_job is not None
     try:
         return _own_job(number)
-    except BaseException as error:
-        if _can_be_sent(error):
-            raise
-        # The other process could not read it, and would report that this one has died.
+    except EtudeError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the other process may not be able to read it
         shown = traceback.format_exc().rstrip()
         raise DataError(f"loading data failed in a worker process: {described(error)}\n{shown}") from None
-
-
-def _can_be_sent(error: BaseException) -> bool:
-    import pickle
-
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - of this process
-    except Exception:  # noqa: BLE001 - the error's own code
-        return False
-    return True
 
 
 PIECE_ROWS = 65_536

@@ -29,10 +29,9 @@ from etude.recordings.batches import (
 from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
 from etude.recordings.layout import Header
-from etude.recordings.opening import Place, opened
+from etude.recordings.opening import Places, Units, opened
 from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.screening import OnBad, Report, Screened, check_mode, validate
-from etude.recordings.units import Units
 from etude.spaces import Space
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ class Recording(Screened):
 
     is_in_memory = False
 
-    def __init__(self, path: Place, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
+    ) -> None:
         super().__init__(path, units, mode, faults)
         self.notes: tuple[str, ...] = ()
         """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
@@ -147,12 +148,8 @@ class Recording(Screened):
     def num_episodes(self) -> int:
         """The number of distinct episode ids; read on first access."""
         if self._num_episodes is None:
-            own = self._units.own
-            if own is not None and not self.leaves_out:
-                self._num_episodes = len(own.episode_ids(self._units.members[0].contents))
-            else:
-                loaded = (self._load(k, ()) for k in range(len(self._units)))
-                self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
+            loaded = (self._load(k, ()) for k in range(len(self._units)))
+            self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
     def __repr__(self) -> str:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import Index, hashes_of, ranges, where_rows, zeros
+from etude.experience.arrays import Index, hashes_of, ranges
 from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
-from etude.recordings.pieces import cut_where, in_order
-from etude.recordings.units import Units
+from etude.recordings.opening import Units
+from etude.recordings.pieces import cut_where, in_order, with_known_finals
 
 Mask: TypeAlias = NDArray[np.bool_]
 
@@ -77,9 +77,7 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
     for fault in faults:
         if fault.is_final:
             known[np.searchsorted(exp.offsets, fault.rows, side="right") - 1] = False
-    finals = {name: where_rows(~known, zeros(len(known), final), final) for name, final in exp.final_obs.items()}
-    exp = Experience(exp.steps, exp.offsets, exp.segments.replace(has_final_obs=known), finals)
-    pieces, start, stop, parent = cut_where(exp, ~lost)
+    pieces, start, stop, parent = cut_where(with_known_finals(exp, known), ~lost)
     early = (stop == exp.offsets[1:][parent] - 1) & exp.segments.truncated[parent]  # one step earlier: bootstrapped
     return pieces.with_segments(truncated=pieces.segments.truncated | early).select(~lost[start])
 

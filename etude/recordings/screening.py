@@ -24,14 +24,13 @@ import pyarrow.compute as pc
 
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
-from etude.files import shown
-from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, logp_fault, problem_of
+from etude.files import AnyPath, shown
+from etude.recordings.faults import KINDS, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
-from etude.recordings.opening import Place, Places, opened
+from etude.recordings.opening import Places, Units, opened
 from etude.recordings.pieces import filtered
 from etude.recordings.repair import RepairPlan, without_faults
-from etude.recordings.units import Units
 from etude.recordings.where import RowFilter
 
 if TYPE_CHECKING:
@@ -83,7 +82,9 @@ class Screened:
         faults: Problems with files that could not be opened and are not among ``units``.
     """
 
-    def __init__(self, path: Place, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
+    ) -> None:
         check_mode(mode)
         self.path = path
         self._units, self._mode, self._faults = units, mode, list(faults)
@@ -200,13 +201,13 @@ class Screened:
         *,
         finals: bool = True,
     ) -> Experience:
-        """Load part ``k`` without bad data; see `etude.recordings.units.Units`.
+        """Load part ``k`` without bad data; see `etude.recordings.opening.Units`.
 
         Args:
             k: Index of the part.
             columns: Full names of the step columns.
             where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
-                Etude's own files, Parquet applies as much of it as it can.
+                Etude's own files, row groups that can't match are not read.
             clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
 
@@ -298,9 +299,10 @@ class Screened:
         for fault in faults:
             if fault.kind == "no_final_obs" and where is not None:
                 continue  # the filter cut the segment there
+            problem = problem_of(self._units, k, exp, fault)
             if not fault.harmless:
-                raise DataError(self._message(k, exp, fault))
-            problems.append(problem_of(self._units, k, exp, fault))
+                raise DataError(f"{problem.message} `{self._lists}` lists all problems. {_REMEDY}")
+            problems.append(problem)
         keys = exp.only(()) if where is None and self._is_in_worker else None
         self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
         return exp
@@ -309,11 +311,9 @@ class Screened:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""
         where.check_names((), self._units.columns)
         names = list(dict.fromkeys([*columns, *where.columns_in(self._units.columns)]))
-        in_arrow = None
-        if self._units.own is not None:  # joined recordings have other episode ids here than on disk
-            columns_of = self._units.nothing(names).steps
-            in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
-        return where.chosen(self._units.load(k, names, in_arrow), looks_ahead=False).only(columns)
+        # Joined recordings have other episode ids here than on disk.
+        episodes = where.episodes() if self._units.own is not None else None
+        return where.chosen(self._units.load(k, names, episodes), looks_ahead=False).only(columns)
 
     def _begin(self) -> None:
         """Before the first part is loaded, raise or count the problems that concern the whole recording."""
@@ -339,20 +339,9 @@ class Screened:
         if clashes is self._timeline and clashes.is_complete and not was_complete and self._mode == "strict":
             self.count(-1, Findings(harmless=tuple(clashes.problems(["gap"]))))
 
-    def _message(self, k: int, exp: Experience, fault: Fault) -> str:
-        row, count = int(fault.rows[0]), len(fault.rows)
-        rows = (
-            f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
-        )
-        place = self._units.place(k, row, exp)
-        return f"{place.words}: `{fault.column}` {fault.what}. {rows}. {_REMEDY}"
-
 
 def _total(*counted: Counter[str]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for counts in counted:
-        total.update(counts)
-    return {kind: count for kind, count in sorted(total.items()) if count}
+    return dict(sorted(sum(counted, Counter[str]()).items()))
 
 
 _REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or fix the file."

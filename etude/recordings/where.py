@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.recordings.pieces import cut_where
+from etude.recordings.pieces import cut_where, with_known_finals
 from etude.settings import nearest
 
 Values: TypeAlias = NDArray[Any]
@@ -49,7 +49,6 @@ _COMPARE: Final[Mapping[type, _Op]] = {
     **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
     **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
 }
-_MIRRORED: Final[Mapping[type, type]] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 
 
 class Reduction(NamedTuple):
@@ -271,41 +270,27 @@ class RowFilter(Expression):
             return exp
         pieces, start, stop, _ = cut_where(exp, kept)
         if not looks_ahead:
-            is_known = pieces.segments.has_final_obs & np.isin(stop, exp.offsets)
-            final_obs = {name: np.array(final) for name, final in pieces.final_obs.items()}
-            for final in final_obs.values():
-                final[~is_known] = None if final.dtype == object else 0
-            segments = pieces.segments.replace(has_final_obs=is_known)
-            pieces = Experience(pieces.steps, pieces.offsets, segments, final_obs)
+            pieces = with_known_finals(pieces, pieces.segments.has_final_obs & np.isin(stop, exp.offsets))
         return pieces.select(kept[start])
 
-    def in_arrow(self, dtypes: Mapping[str, np.dtype[Any]]) -> pc.Expression | None:
-        """Return a condition for Parquet that holds for every step for which this one holds, and perhaps for more.
+    def episodes(self) -> pc.Expression | None:
+        """Return a condition on ``episode_id`` that holds wherever this one does, by which Parquet skips row groups.
 
-        It compares single columns with single values that the column's type represents exactly; None if there are none.
-
-        Args:
-            dtypes: Dtypes of the scalar step columns; those of `STEP_FACTS` are known.
+        None if it does not say which episodes it is about.
         """
-        facts = {col.T_INDEX: "int64", col.TERMINATED: "bool", col.TRUNCATED: "bool"}
-        return self._in_arrow(self._root, {**{n: np.dtype(facts.get(n, object)) for n in STEP_FACTS}, **dtypes})
-
-    def _in_arrow(self, node: ast.expr, dtypes: Mapping[str, np.dtype[Any]]) -> pc.Expression | None:
-        match node:
-            case ast.BoolOp(op=op):
-                found = [self._in_arrow(value, dtypes) for value in node.values]
-                parts = [part for part in found if part is not None]
-                if not parts or (isinstance(op, ast.Or) and len(parts) < len(found)):
-                    return None
-                return functools.reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, parts)
-            case ast.Compare(left=ast.Name() as name, ops=[op], comparators=[value]) if type(op) in _COMPARE:
-                return _in_parquet(self._name(name), dtypes, type(op), _literal(value))
-            case ast.Compare(left=value, ops=[op], comparators=[ast.Name() as name]) if type(op) in _COMPARE:
-                return _in_parquet(self._name(name), dtypes, _MIRRORED.get(type(op), type(op)), _literal(value))
-            case ast.Compare(ops=[op, *more]) if more or type(op) not in _COMPARE:
-                return self._in_arrow(_pairs(node), dtypes)
-            case ast.Name() if dtypes.get(self._name(node)) == np.bool_:
-                return pc.field(self._name(node))
+        conditions = [self._root]
+        if isinstance(self._root, ast.BoolOp) and isinstance(self._root.op, ast.And):
+            conditions = self._root.values
+        for condition in conditions:
+            match condition:
+                case ast.Compare(left=ast.Name(id=col.EPISODE_ID), ops=[ast.Eq()], comparators=[value]):
+                    ids = [_literal(value)]
+                case ast.Compare(left=ast.Name(id=col.EPISODE_ID), ops=[ast.In()], comparators=[among]):
+                    ids = list(map(_literal, among.elts))  # type: ignore[attr-defined]
+                case _:
+                    continue
+            if all(isinstance(one, str) for one in ids):
+                return pc.field(col.EPISODE_ID).isin(pa.array(ids, pa.string()))
         return None
 
 
@@ -338,18 +323,6 @@ def _is_comparison(node: ast.Compare) -> bool:
     return is_known and all(type(op) in _COMPARE for op in first)
 
 
-def _pairs(node: ast.Compare) -> ast.expr:
-    """A chain of comparisons, or ``in``, as comparisons of two values each."""
-    sides, parts = [node.left, *node.comparators], list[ast.expr]()
-    for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
-        if isinstance(right, ast.Tuple | ast.List):
-            each, join = (ast.Eq(), ast.Or()) if isinstance(op, ast.In) else (ast.NotEq(), ast.And())
-            parts.append(ast.BoolOp(join, [ast.Compare(left, [each], [item]) for item in right.elts]))
-        else:
-            parts.append(ast.Compare(left, [op], [right]))
-    return ast.BoolOp(ast.And(), parts)
-
-
 def _literal(node: ast.expr) -> bool | int | float | str | None:
     """The value of a number (possibly negative), a string, or True or False; None for anything else."""
     match node:
@@ -363,21 +336,6 @@ def _literal(node: ast.expr) -> bool | int | float | str | None:
 def _hint(name: str, names: Iterable[str]) -> str:
     near = nearest(name, names)
     return f"; nearest: `{near}`" if near else ""
-
-
-def _in_parquet(name: str, dtypes: Mapping[str, np.dtype[Any]], op: type, value: Any) -> pc.Expression | None:
-    """A comparison of a column with a value; None if it may be false for a step for which Python's is true."""
-    dtype = dtypes.get(name)
-    if dtype is None or value is None or (dtype.kind == "f" and (dtype.itemsize < 4 or op is ast.NotEq)):
-        return None  # NaN is unequal to everything, but row group statistics do not include it
-    try:
-        scalar = pa.scalar(value, pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None
-    if scalar.as_py() != value:
-        return None
-    found = _COMPARE[op](pc.field(name), pc.scalar(scalar))
-    return found | pc.field(name).is_null() if op is ast.NotEq else found
 
 
 # -- values -------------------------------------------------------------------------------------------------------

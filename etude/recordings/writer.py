@@ -4,17 +4,16 @@
 import contextlib
 import dataclasses
 import os
-import queue
 import re
 import reprlib
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -82,10 +81,15 @@ class FileRoller:
         self._lock: Lock | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = claimed(folder, prefix) if isinstance(folder, Path) else None
+            self._lock = Lock(folder / f".{prefix}.lock") if isinstance(folder, Path) else None
             self._there = _files_there(folder, header, append)
             if self._lock is not None:
                 _clean(self._lock, prefix)
+        except InUseError as owner:
+            raise DataError(
+                f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it "
+                f"is in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
+            ) from None
         except OSError as error:
             self.release()
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
@@ -116,8 +120,21 @@ class FileRoller:
                     f"is to be appended. {remedy}, or record to a folder of its own."
                 )
 
-    def add(self, exp: Experience) -> None:
-        """Write ``exp`` as one row group."""
+    def write(self, parts: Sequence[Experience], *, publish: bool) -> None:
+        """Write ``parts`` as one row group, and with ``publish`` close the file.
+
+        An error is kept in ``failure``, which the next call on the writer raises.
+        """
+        try:
+            if self.failure is None and parts:
+                self._add(Experience.concat(parts))
+            if self.failure is None and publish:
+                self.publish()
+        except BaseException as error:  # noqa: BLE001
+            self.failure = error
+            self.abandon()
+
+    def _add(self, exp: Experience) -> None:
         if self._writer is not None and self._rows + exp.num_steps > self._max_rows:
             self.publish()
         rows_before = self._rows_before + (0 if self._writer is None else self._rows)
@@ -202,21 +219,6 @@ class FileRoller:
                 self._aside.unlink(missing_ok=True)
         except (OSError, pa.ArrowException):
             pass  # the first failure is the one to report
-
-
-def claimed(folder: Path, prefix: str) -> Lock:
-    """Lock the files with a prefix in a folder.
-
-    Raises:
-        DataError: another writer holds the lock.
-    """
-    try:
-        return Lock(folder / f".{prefix}.lock")
-    except InUseError as owner:
-        raise DataError(
-            f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it is "
-            f"in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
-        ) from None
 
 
 def _clean(lock: Lock, prefix: str) -> None:
@@ -339,11 +341,11 @@ class RecordingWriter:
         self._pending: list[Experience] = []
         self._pending_rows = 0
         self._pending_since = 0.0
-        self._queue: queue.Queue[_Handover] = queue.Queue(maxsize=1)
-        thread = threading.Thread(target=_work, args=(self._queue, self._files), name="etude-writer", daemon=True)
-        thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="etude-writer")
+        self._newest: Future[None] | None = None
+        """The last row group that was given to the thread."""
         # Also called on garbage collection and interpreter exit: the thread must not outlive its writer.
-        self._finish = weakref.finalize(self, _finish, self._pending, self._queue, thread, self._files, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._pending, self._thread, self._files, os.getpid())
 
     def __repr__(self) -> str:
         return short(self, reprlib.repr(str(self.path)), env=self.header.env)
@@ -412,9 +414,7 @@ class RecordingWriter:
             DataError: a write failed.
         """
         self._check_alive()
-        done = threading.Event()
-        self._hand_over(publish=True, done=done)
-        done.wait()
+        self._hand_over(publish=True).result()
         self._check_alive()
 
     def close(self) -> None:
@@ -427,10 +427,14 @@ class RecordingWriter:
             self._finish()
             self._raise_failure()
 
-    def _hand_over(self, *, publish: bool = False, done: threading.Event | None = None) -> None:
-        self._queue.put(_Handover(tuple(self._pending), publish, done))
+    def _hand_over(self, *, publish: bool = False) -> Future[None]:
+        """Let the thread write what is pending, once it has written what it was given before."""
+        if self._newest is not None:
+            self._newest.result()
+        self._newest = self._thread.submit(self._files.write, tuple(self._pending), publish=publish)
         self._pending.clear()
         self._pending_rows = 0
+        return self._newest
 
     def _check_alive(self) -> None:
         self._raise_failure()
@@ -481,42 +485,14 @@ def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
     return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Handover:
-    """A job for the thread: write a row group, then optionally close the file, or end."""
-
-    parts: tuple[Experience, ...]
-    publish: bool = False
-    done: threading.Event | None = None
-    last: bool = False
-
-
-_Queue: TypeAlias = "queue.Queue[_Handover]"
-
-
-def _finish(pending: list[Experience], jobs: _Queue, thread: threading.Thread, files: FileRoller, owner: int) -> None:
+def _finish(pending: list[Experience], thread: ThreadPoolExecutor, files: FileRoller, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked process has no such thread; the parent process continues to write
-    jobs.put(_Handover(tuple(pending), publish=True, last=True))
+    parts = tuple(pending)
     pending.clear()
-    thread.join()
+    try:
+        thread.submit(files.write, parts, publish=True)
+    except RuntimeError:  # the interpreter exits, and has ended the thread
+        files.write(parts, publish=True)
+    thread.shutdown()
     files.release()
-
-
-def _work(jobs: _Queue, files: FileRoller) -> None:
-    last = False
-    while not last:
-        job = jobs.get()
-        last = job.last
-        try:
-            if files.failure is None:
-                if job.parts:
-                    files.add(Experience.concat(job.parts))
-                if job.publish:
-                    files.publish()
-        except BaseException as error:  # noqa: BLE001 - kept, and raised by the next call on the writer
-            files.failure = error
-            files.abandon()
-        finally:
-            if job.done is not None:
-                job.done.set()

@@ -297,8 +297,11 @@ def test_compression_and_sizes(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"compression": "zip"}, r"`compression` is 'zip'; known are none, snappy, lz4, gzip, brotli, zstd"),
-        ({"compression": {"obs": "zstd:99"}}, "of `obs` is 'zstd:99', but a level of zstd is a number from 1 to 22"),
-        ({"compression": "obs=lz4,snappy:3"}, "`compression` is 'snappy:3', but snappy has no levels"),
+        ({"compression": {"obs": "zstd:99"}}, r"of `obs` is 'zstd:99'; known are .* with a level.*zstd 1 to 22"),
+        (
+            {"compression": "obs=lz4,snappy:3"},
+            "`compression` is 'snappy:3'; known are none, snappy, .* some of them with a level",
+        ),
         ({"compression": "zst:3"}, "Nearest: `zstd`"),
         ({"max_rows_per_file": 0}, "`max_rows_per_file` is 0, but must be at least 1"),
         ({"layout": "rows"}, "RecordConfig.layout is 'rows'"),

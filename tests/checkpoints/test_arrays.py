@@ -73,8 +73,8 @@ def _file(header, data=b"\0" * 8):
         ({"a": {"dtype": "C9", "shape": [], "data_offsets": [0, 8]}}, "its header can't be read"),
         ({"a": {"dtype": "F64", "shape": [2], "data_offsets": [0, 8]}}, "a shape does not fit its bytes"),
         ({"a": {"dtype": "F64", "shape": [-1], "data_offsets": [8, 0]}}, "a shape does not fit its bytes"),
-        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [8, 16]}}, "`a` is outside of it"),
-        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [-8, 0]}}, "`a` is outside of it"),
+        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [8, 16]}}, "an array is outside of the file"),
+        ({"a": {"dtype": "F64", "shape": [1], "data_offsets": [-8, 0]}}, "an array is outside of the file"),
     ],
 )
 def test_a_forged_header_is_named(header, message):
@@ -85,7 +85,6 @@ def test_a_forged_header_is_named(header, message):
 
 def test_a_broken_header_is_named():
     data, state = _file({"a": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}})
-    with pytest.raises(CheckpointError, match="the length of its header is too large"):
-        Arrays(io.BytesIO(b"\xff" * 8 + data[8:]), state, "x")
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
-        Arrays(io.BytesIO(data.replace(b"F64", b"I64")), state, "x")
+    for broken in (b"\xff" * 8 + data[8:], data.replace(b"F64", b"I64")):
+        with pytest.raises(CheckpointError, match="does not match its checksum"):
+            Arrays(io.BytesIO(broken), state, "x")

@@ -217,9 +217,9 @@ def _forge(folder):
         ),
         (_edit(lambda d: d.update(version="4")), r"of version 4, written by .* Load it with an Etude of the version"),
         (_edit(lambda d: d.update(version=None)), "of version None, written by"),
-        (_edit(lambda d: d.pop("state")), "is broken: it lacks `meta`, `tree` or `state`"),
-        (_edit(lambda d: d.pop("tree")), "is broken: it lacks"),
-        (_edit(lambda d: d["state"].update(file="../../etc/passwd")), "it names the state file '../../etc/passwd'"),
+        (_edit(lambda d: d.pop("state")), "is broken: its `meta`, its `tree` or the .* `state`"),
+        (_edit(lambda d: d.pop("tree")), "is broken: its `meta`, its `tree` or the .* `state`"),
+        (_edit(lambda d: d["state"].update(file="../../etc/passwd")), "is broken: .* `state` file"),
         (lambda f: _state_file(f).unlink(), r"state-.*\.safetensors is missing, though checkpoint\.json names it"),
         (lambda f: os.truncate(_state_file(f), 50), r"state-.* has 50 bytes, but checkpoint\.json says \d+"),
         (
@@ -227,11 +227,11 @@ def _forge(folder):
             r"checkpoint\.json is broken: its content does not match its checksum\. Restore it from a copy",
         ),
         (_edit(lambda d: d.pop("crc32")), r"checkpoint\.json is broken: its content does not match its checksum"),
-        (_edit(lambda d: d["state"].update(crc32=[1])), "is broken: it lacks checksums of state-"),
-        (_edit(lambda d: d["state"].update(bytes="9")), "is broken: it lacks checksums of state-"),
+        (_edit(lambda d: d["state"].update(crc32=[1])), "is broken: .* `state` file is missing or wrong"),
+        (_edit(lambda d: d["state"].update(bytes="9")), "is broken: .* `state` file is missing or wrong"),
         (
             lambda f: (f / "checkpoint.json").write_text('{"format": "etude-checkpoint", "version": NaN}'),
-            r"is broken: it is not JSON \(NaN is not a number in JSON\)",
+            "of version nan, written by",
         ),
         (
             lambda f: (f / "checkpoint.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000),

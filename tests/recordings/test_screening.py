@@ -73,9 +73,10 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
     with pytest.raises(DataError) as caught:
         opened(tmp_path, "strict")
     assert str(caught.value) == (
-        f"{tmp_path}/part-00000.parquet, row group 2, row 44: `obs` holds NaN in component 1. 3 of 20 rows are "
-        f"affected (`etude data validate {shlex.quote(str(tmp_path))}` lists them). Repair with "
-        "--on-bad=repair, leave it out with --on-bad=skip, or fix the file."
+        f"{tmp_path}/part-00000.parquet, row group 2, row 44: column `obs` holds NaN in component 1 (3 rows like it). "
+        "Remove the episode with a filter, or fix the env that produced it. "
+        f"`etude data validate {shlex.quote(str(tmp_path))}` lists all problems. Repair with --on-bad=repair, leave it "
+        "out with --on-bad=skip, or fix the file."
     )
     next(Recording.open(tmp_path, on_bad="strict").batches(4, columns=["reward"]))  # not what is asked for
 
@@ -83,7 +84,7 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
 def test_what_has_no_path_is_listed_from_python() -> None:
     table = {"o": [1.0, float("nan")], "a": [0.5, 0.5], "e": [1, 1], "end": [False, True]}
     source = Source(pa.table(table), columns={"obs": "o", "action": "a", "episode_id": "e", "terminated": "end"})
-    with pytest.raises(DataError, match=r"1 of 2 rows is affected \(`Recording.validate\(\)` lists them\)"):
+    with pytest.raises(DataError, match=r"holds NaN\. .* `Recording.validate\(\)` lists all problems"):
         Recording.open(source).read()
 
 
@@ -109,7 +110,7 @@ def test_final_observations_that_are_bad(tmp_path: Path) -> None:
     exp = numbered([4, 5])  # e0 terminated, e1 truncated
     exp.final_obs["obs"][:, 0] = np.nan
     record(tmp_path, exp)
-    with pytest.raises(DataError, match=r"row 3: `final_obs` holds NaN in component 0\. 2 of 9 rows are affected"):
+    with pytest.raises(DataError, match=r"row 3: column `final_obs` holds NaN in component 0 \(2 rows like it\)"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
     assert mended.lengths.tolist() == [4, 4]
@@ -124,7 +125,7 @@ def test_values_outside_a_discrete_space(tmp_path: Path) -> None:
     exp.steps["action"][3] = 1000
     record(tmp_path, exp)
     with pytest.raises(
-        DataError, match=r"row 3: `action` is 1000, outside its space Discrete\(1000\)\. 1 of 16 rows is"
+        DataError, match=r"row 3: column `action` is 1000, outside its space Discrete\(1000\)\. Was it recorded"
     ):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
@@ -140,7 +141,7 @@ def unfinished(lengths: list[int], which: list[int], **segments: Any) -> Experie
 
 def test_an_episode_whose_end_is_not_known_gives_up_its_last_step(tmp_path: Path) -> None:
     record(tmp_path, unfinished([5, 1, 4], [0, 1]))
-    with pytest.raises(DataError, match=r"row 4: `final_obs` is unknown after the last step of episode 'e0'"):
+    with pytest.raises(DataError, match=r"row 4: column `final_obs` is unknown after the last step of episode 'e0'"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
     assert mended.segments.episode_id.tolist() == ["e0", "e2"]

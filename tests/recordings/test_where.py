@@ -141,7 +141,6 @@ def test_what_is_nested_in_the_middle_is_worked_out_once(inner):
     Expression(text)(FIGURES)
     exp = Experience({"length": FIGURES["length"]}, np.array([0, 4]), Segments.of(1, episode_id="a"), {})
     RowFilter(text).holds(exp)
-    RowFilter(text).in_arrow({"length": np.dtype(np.int64)})
 
 
 ROWS = {

@@ -346,7 +346,7 @@ def test_a_forgotten_writer_still_writes_and_leaves_no_thread(tmp_path):
     writer.write(numbered([4]))
     del writer
     assert Recording.open(tmp_path).num_steps == 4
-    assert not [t for t in threading.enumerate() if t.name == "etude-writer"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("etude-writer")]
 
 
 def test_segments_that_were_cut_while_acting_are_joined_when_read(tmp_path):

@@ -360,7 +360,7 @@ def test_broken_values_are_named(tmp_path: Path) -> None:
         Recording.open(path).read()
     bad = pa.array([[np.nan, 1.0] if i == 5 else row for i, row in enumerate(state)], pa.list_(pa.float32()))
     change(data, "observation.state", bad, row_group_size=3)
-    with pytest.raises(DataError, match=r"row group 1, row 5: `obs` holds NaN"):
+    with pytest.raises(DataError, match=r"row group 1, row 5: column `obs` holds NaN"):
         Recording.open(path).read()
     (problem,) = [problem for problem in validate(path).problems if not problem.harmless]
     assert (problem.kind, problem.file, problem.row_group, problem.row, problem.column) == (
