@@ -110,7 +110,7 @@ class InlineArena(CopiesArena):
         return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),
-            "waiting": [worker.waiting(env) for env in worker.envs],
+            "waiting": [worker.waiting[env] for env in worker.envs],
             "episode": self._buffers.episode.copy(),
             "running": self._turn_builder.running.copy(),
             "seeds": self._seeds.state_dict(),
@@ -132,8 +132,7 @@ class InlineArena(CopiesArena):
             return f"new episodes: {error}"
         self._turns = [turn_from_state(turn) for turn in state["turns"]]
         self._open = [turn for turn in self._turns if turn.waits]
-        for env, waiting in zip(worker.envs, state["waiting"], strict=True):
-            worker.waiting(env)[:] = waiting
+        worker.waiting = dict(zip(worker.envs, map(list, state["waiting"]), strict=True))
         self._buffers.episode[:], self._turn_builder.running[:] = state["episode"], state["running"]
         self._seeds.load_state_dict(state["seeds"])
         return str(state["how"])
