@@ -121,7 +121,7 @@ def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Spac
     )
 
 
-def _parts(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[str | int, Space]]:
+def _parts(space: "spaces.Dict | spaces.Tuple[Any]") -> Iterable[tuple[str | int, Space]]:
     """The keys of a Dict or the numbers of a Tuple, each with its part."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 

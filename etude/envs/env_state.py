@@ -477,7 +477,9 @@ class _Restore:
 
 def _bit_generator(state: dict[str, Any]) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-    made = next((kind() for kind in kinds if kind.__name__ == state["bit_generator"]), None)
+    made: np.random.BitGenerator | None = next(
+        (kind() for kind in kinds if kind.__name__ == state["bit_generator"]), None
+    )
     if made is None:
         raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
     made.state = state

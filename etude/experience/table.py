@@ -155,7 +155,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     offsets = np.append(np.flatnonzero(starts), num_rows).astype(np.int64) if num_rows else np.zeros(1, np.int64)
     first, last = offsets[:-1], offsets[1:] - 1
     context = np.zeros(len(first), np.int64)
-    if is_sparse:
+    if lookback is not None and is_sparse:
         context = np.asarray(lookback.take(pa.array(first)).fill_null(0))
         if len(below := np.flatnonzero(context < 0)):
             raise DataError(f"column `{col.LOOKBACK}` is {context[below[0]]} in row {first[below[0]]}: it counts rows.")
