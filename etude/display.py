@@ -71,18 +71,10 @@ def table(title: str, rows: Mapping[str, str] | Sequence[Sequence[str]]) -> str:
         title: The caption.
         rows: The rows of cells, or a mapping from heading to text. The first cell of each row is its heading.
     """
-    cells = [[name, text] for name, text in rows.items()] if isinstance(rows, Mapping) else rows
-    lines = [
-        "<tr>"
-        + "".join(f"<{tag}>{_escaped(cell)}</{tag}>" for cell, tag in zip(row, _tags(row), strict=True))
-        + "</tr>"
-        for row in cells
-    ]
-    return f"<table><caption>{_escaped(title)}</caption>{''.join(lines)}</table>"
-
-
-def _tags(row: Sequence[str]) -> list[str]:
-    return ["th", *["td"] * (len(row) - 1)]
+    lines = ""
+    for heading, *cells in rows.items() if isinstance(rows, Mapping) else rows:
+        lines += f"<tr><th>{_escaped(heading)}</th>{''.join(f'<td>{_escaped(cell)}</td>' for cell in cells)}</tr>"
+    return f"<table><caption>{_escaped(title)}</caption>{lines}</table>"
 
 
 def _escaped(text: str) -> str:

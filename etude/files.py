@@ -49,12 +49,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         OSError: it can't be written; ``path`` is then unchanged, and no temporary file is left.
     """
     aside = path.with_name(spare_name(path.name))
-    try:
+    with _removed_on_failure(aside):
         aside.write_bytes(data)
         publish(aside, path)
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: "AnyPath") -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            path.unlink(missing_ok=True)  # on a full disk, a partial file would waste space
         raise
 
 
@@ -228,13 +234,6 @@ _OBJECT_STORES: Final = {"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss"}
 _BUFFER: Final = 1 << 20
 _RUNS_TEMPLATES: Final = re.compile(r"(?:^|::)\s*reference(?=:)", re.IGNORECASE)
 """URLs of an index of other files, whose templates fsspec evaluates."""
-
-
-def _copies_to_move(kind: type) -> bool:
-    """Whether ``mv`` is fsspec's default, which treats paths as globs."""
-    from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
-
-    return kind.mv is AbstractFileSystem.mv  # type: ignore[attr-defined]
 
 
 class Stat(NamedTuple):
@@ -459,11 +458,13 @@ class RemotePath:
 
     def rename(self, target: "RemotePath") -> None:
         """Rename the file, replacing the one at ``target``; OSError if the file system can't do that."""
+        from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
+
         with as_os_error():
             system = self._fsspec
             if system is None:
                 self.system.move(self.inner, target.inner)
-            elif _copies_to_move(type(system)):
+            elif type(system).mv is AbstractFileSystem.mv:  # fsspec's default treats paths as globs
                 system.cp_file(self.inner, target.inner)
                 system.rm_file(self.inner)
             else:  # pyarrow passes an argument that fsspec's sftp does not accept
@@ -489,13 +490,9 @@ class RemotePath:
             self.put([data])
             return
         spare = self.parent / spare_name(self.name)
-        try:
+        with _removed_on_failure(spare):
             spare.put([data])
             spare.rename(self)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                spare.unlink(missing_ok=True)
-            raise
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -691,7 +688,11 @@ def _fitting(base: RemotePath, names: Sequence[str]) -> Iterator[RemotePath]:
         return
     first, *rest = names
     if first == "**":
-        below = (p for p in base.rglob("*") if (p.is_dir() or not rest) and not _is_hidden(p, base))
+        below = (
+            path
+            for path in base.rglob("*")
+            if (path.is_dir() or not rest) and not any(part[0] == "." for part in path.relative_to(base).parts)
+        )
         for path in (*([base] if rest else []), *below):
             yield from _fitting(path, rest)
     elif not glob.has_magic(first):
@@ -701,10 +702,6 @@ def _fitting(base: RemotePath, names: Sequence[str]) -> Iterator[RemotePath]:
             hidden = path.name.startswith(".") and not first.startswith(".")
             if fnmatchcase(path.name, first) and not hidden and (not rest or path.is_dir()):
                 yield from _fitting(path, rest)
-
-
-def _is_hidden(path: RemotePath, base: RemotePath) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(base).parts)
 
 
 def shown(data: Any) -> str:
@@ -785,16 +782,6 @@ def put(path: AnyPath, parts: Iterable[Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
         sync(path.parent)  # the file's name must be on the disk before anything points to it
-
-
-@contextlib.contextmanager
-def _removed_on_failure(path: AnyPath) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # on a full disk, a partial file would waste space
-        raise
 
 
 def names_in(folder: AnyPath) -> list[str]:

@@ -102,17 +102,15 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
 def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Space]]:
     """The simple spaces inside ``space``: each one's column name, its keys, and itself; raises like `leaves`."""
     _check_level(len(path))
-    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
-        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts.")
-    if isinstance(space, spaces.Dict):
-        for key in space.spaces:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not len(space.spaces):
+            raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts.")
+        found: list[tuple[str, Keys, Space]] = []
+        for key, part in _parts(space):
             if SEPARATOR in str(key):
                 raise SpaceError(f"`{name}`: the key {key!r} holds a {SEPARATOR!r}, which separates parts of a path.")
-        parts = [walk(sub, f"{name}{SEPARATOR}{key}", (*path, key)) for key, sub in space.spaces.items()]
-        return [leaf for part in parts for leaf in part]
-    if isinstance(space, spaces.Tuple):
-        parts = [walk(sub, f"{name}{SEPARATOR}{i}", (*path, i)) for i, sub in enumerate(space.spaces)]
-        return [leaf for part in parts for leaf in part]
+            found += walk(part, f"{name}{SEPARATOR}{key}", (*path, key))
+        return found
     if isinstance(space, _LEAVES):
         return [(name, path, space)]
     if not isinstance(space, spaces.Space):
@@ -121,6 +119,11 @@ def walk(space: Space, name: str, path: Keys = ()) -> list[tuple[str, Keys, Spac
         f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict "
         f"and Tuple: {_remedy(name, path)}"
     )
+
+
+def _parts(space: "spaces.Dict | spaces.Tuple[Any]") -> Iterable[tuple[str | int, Space]]:
+    """The keys of a Dict or the numbers of a Tuple, each with its part."""
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
 def _remedy(name: str, path: Keys) -> str:
@@ -205,7 +208,7 @@ class Flattener:
         self._getters: list[tuple[str, Callable[[Any], Any]]] = []
         for name, path, leaf in walk(space, root):
             self.leaves[name] = leaf
-            self._getters.append((name, _getter(path)))
+            self._getters.append((name, functools.partial(_inside, path)))  # not a closure: connectors are pickled
         self._single = root if list(self.leaves) == [root] else None
 
     def __call__(self, value: Any) -> dict[str, Any]:
@@ -213,10 +216,6 @@ class Flattener:
         if self._single is not None:
             return {self._single: value}
         return {name: get(value) for name, get in self._getters}
-
-
-def _getter(path: Keys) -> Callable[[Any], Any]:
-    return functools.partial(_inside, path)  # not a closure: connectors are pickled for other processes
 
 
 def _inside(path: Keys, value: Any) -> Any:
@@ -231,19 +230,17 @@ class Nester:
     def __init__(self, space: Space, root: str) -> None:
         self._space = space
         self._root = root
-        self._is_leaf = not isinstance(space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
         """The nested value (dict, tuple, or a single array) of ``columns``."""
-        return columns[self._root] if self._is_leaf else _nest(self._space, self._root, columns)
+        return _nest(self._space, self._root, columns)
 
 
 def _nest(space: Space, name: str, columns: Mapping[str, Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _nest(sub, f"{name}{SEPARATOR}{key}", columns) for key, sub in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_nest(sub, f"{name}{SEPARATOR}{i}", columns) for i, sub in enumerate(space.spaces))
-    return columns[name]
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return columns[name]
+    nested = {key: _nest(part, f"{name}{SEPARATOR}{key}", columns) for key, part in _parts(space)}
+    return nested if isinstance(space, spaces.Dict) else tuple(nested.values())
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
@@ -400,25 +397,18 @@ def check_finite_value(name: str, array: np.ndarray) -> None:
         raise SpaceError(f"`{name}` holds {held} at {list(where)}: {array}.")
 
 
-def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a Box; for floats, each is widened by `_ROUNDING` times its size.
-
-    For a bound of 0, the size is that of the other bound, but at most 1.
-    """
-    if leaf_dtype(box).kind != "f":
-        return box.low, box.high
-    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-    of_zero = np.clip(np.maximum(np.abs(low), np.abs(high)), 0.0, 1.0)
-    slack_low, slack_high = (_ROUNDING * np.where(bound == 0, of_zero, np.abs(bound)) for bound in (low, high))
-    return low - slack_low, high + slack_high
-
-
 def outside_bounds(box: spaces.Box, array: np.ndarray) -> np.ndarray:
     """Mark the numbers of an array ``[..., *box.shape]`` outside the bounds of a Box: booleans of the same shape.
 
-    Floats may exceed a bound by a rounding error.
+    Floats may exceed a bound by a rounding error: `_ROUNDING` times its size. For a bound of 0, the size is that of the
+    other bound, but at most 1.
     """
-    low, high = _bounds_with_rounding(box)
+    low, high = box.low, box.high
+    if leaf_dtype(box).kind == "f":
+        low, high = low.astype(np.float64), high.astype(np.float64)
+        of_zero = np.maximum(np.abs(low), np.abs(high)).clip(0.0, 1.0)
+        slack = [_ROUNDING * np.where(bound == 0, of_zero, np.abs(bound)) for bound in (low, high)]
+        low, high = low - slack[0], high + slack[1]
     return (array < low) | (array > high)
 
 
@@ -497,8 +487,7 @@ def _misfit(space: Space, value: Any, name: str) -> SpaceError | None:
             return SpaceError(f"`{name}` has {len(value)} of the {count} parts of its space.")
     else:
         return None
-    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    found = (_misfit(sub, value[key], f"{name}{SEPARATOR}{key}") for key, sub in parts)
+    found = (_misfit(part, value[key], f"{name}{SEPARATOR}{key}") for key, part in _parts(space))
     return next((error for error in found if error is not None), None)
 
 

@@ -15,7 +15,8 @@ class Stateful:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the state for `load_state_dict`: plain data and arrays."""
-        return {name: _saved(getattr(self, name)) for name in self._state}
+        own = {name: getattr(self, name) for name in self._state}
+        return {n: v.state_dict() if isinstance(v, Stateful) else copy.deepcopy(v) for n, v in own.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`.
@@ -27,13 +28,7 @@ class Stateful:
             own, stored = getattr(self, name), state[name]
             if isinstance(own, Stateful):
                 own.load_state_dict(stored)
-            elif isinstance(own, np.ndarray):
-                setattr(
-                    self, name, np.array(stored, own.dtype).reshape(own.shape)
-                )  # a copy, as the array may be read-only
+            elif isinstance(own, np.ndarray):  # a copy, as the stored array may be read-only
+                setattr(self, name, np.array(stored, own.dtype).reshape(own.shape))
             else:
                 setattr(self, name, type(own)(stored) if isinstance(own, int | float | str) else stored)
-
-
-def _saved(value: Any) -> Any:
-    return value.state_dict() if isinstance(value, Stateful) else copy.deepcopy(value)

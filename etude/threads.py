@@ -23,11 +23,7 @@ ThreadsLike: TypeAlias = int | Literal["auto"]
 SMALL: Final = 2**24
 """Gradient steps with fewer multiplications in the forward pass (parameters times rows) always use one thread."""
 
-_WARM, _TIMED, _ROUNDS = (
-    1,
-    2,
-    4,
-)  # warm-up and timed steps per number of threads in a round; rounds
+_WARM, _TIMED, _ROUNDS = 1, 2, 4  # warm-up and timed steps per number of threads in a round; rounds
 _GAIN = 1.1  # more threads are used only if they are faster by this factor
 _LATE = 1.5  # if steps are slower than with one thread by this factor, other processes use the cores
 _LOOK = 64  # steps between two such checks
@@ -205,16 +201,15 @@ class StepThreads:
 
     Args:
         threads: A number, or ``auto``.
-        load: Measures the load of other processes.
     """
 
-    def __init__(self, threads: ThreadsLike, load: Load | None = None) -> None:
+    def __init__(self, threads: ThreadsLike) -> None:
         self.num = for_acting(threads)
         """The current number of threads of a gradient step."""
         self.is_settled = threads != "auto"
         """Whether the number is decided, so that the next step need not be timed."""
         self._is_auto = not self.is_settled
-        self._load = load or Load()
+        self._load = Load()
         self._candidates: list[int] = []  # the numbers of threads that are tried
         self._times: dict[int, list[float]] = {}  # seconds a row
         self._alone = math.inf  # seconds a row of one thread; infinite if unknown

@@ -118,16 +118,20 @@ def path_in(text: str) -> str:
     if not is_url(text):
         return text
     link = _links(text)[-1]
-    return link.place + _QUERY.sub("", link.rest)
+    return link.place + _without_query(link.rest)[0]
 
 
 def split(url: str) -> tuple[str, str]:
     """The part of a URL that names the file system, with the query, and the decoded path without its first slash."""
-    query = _QUERY.search(url)
-    bare = url[: query.start()] if query else url
+    bare, query = _without_query(url)
     start, _, rest = bare.partition("://")
     authority, _, path = rest.partition("/")
-    return f"{start}://{authority}{query[0] if query else ''}", unquote(path)
+    return f"{start}://{authority}{query}", unquote(path)
+
+
+def _without_query(url: str) -> tuple[str, str]:
+    found = _QUERY.search(url)
+    return (url[: found.start()], found[0]) if found else (url, "")
 
 
 def inside(where: str | os.PathLike[str], name: str) -> str:
@@ -135,9 +139,8 @@ def inside(where: str | os.PathLike[str], name: str) -> str:
     url = os.fspath(where)
     if not is_url(url):
         return str(Path(url) / name)
-    query = _QUERY.search(url)
-    bare = url[: query.start()] if query else url
-    return f"{bare.rstrip('/')}/{name}{query[0] if query else ''}"
+    bare, query = _without_query(url)
+    return f"{bare.rstrip('/')}/{name}{query}"
 
 
 def without_secrets(text: str, url: str) -> str:

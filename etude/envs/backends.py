@@ -35,7 +35,7 @@ from etude.envs import workers as worker_settings
 from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
 from etude.envs.worker import MAX_SLEEP, EnvWorker, Spin, WakeEvent, wait_for, work
 from etude.envs.workers import RESET_FACTOR, Workers
-from etude.errors import EnvError, EtudeError, SpaceError
+from etude.errors import EnvError, EtudeError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ENDING: Final = 5.0
@@ -52,12 +52,12 @@ class _Backend:
         self._events = [WakeEvent() for _ in self._numbers]
         self._why: dict[int, str] = {}  # by worker: how it ended, if this is known
 
-    def _share(self, layouts: list[AgentLayout], map_memory: Callable[[int], Any] | None = None) -> SharedBuffers:
+    def _share(self, layouts: list[AgentLayout], fd: int | None = None) -> SharedBuffers:
         """Make the step buffers for envs with these layouts (one per worker), and mark all workers as starting.
 
         Args:
             layouts: The layout of each worker's envs.
-            map_memory: Returns the memory of the buffers, given its size in bytes; None: memory of this process.
+            fd: The empty file that is to hold the buffers; None: they are in memory of this process.
 
         Raises:
             EnvError: the envs are not alike.
@@ -66,8 +66,9 @@ class _Backend:
             check_alike(layouts[0], layout, number * self._envs_per_worker)
         sizes = layouts[0], len(layouts) * self._envs_per_worker, len(layouts)
         shared = SharedBuffers(*sizes)
-        if map_memory is not None:
-            shared = SharedBuffers(*sizes, map_memory(shared.size))
+        if fd is not None:
+            os.ftruncate(fd, shared.size)
+            shared = SharedBuffers(*sizes, mmap.mmap(fd, shared.size))
         shared.words[TIMED] = self._settings.seconds_a_step is not None
         for number in self._numbers:
             shared.start_worker(number)
@@ -306,14 +307,10 @@ class ProcessBackend(_Backend):
             self._receive()
             for number, how in self._dead_workers:
                 raise EnvError(f"worker {number} {how} while it made its envs.")
-        self._shared = self._share([self._layouts[number] for number in self._numbers], self._map_memory)
+        self._shared = self._share([self._layouts[number] for number in self._numbers], self._shared_fd)
         for event in self._events:
             event.set()
         return self._shared
-
-    def _map_memory(self, size: int) -> mmap.mmap:
-        os.ftruncate(self._shared_fd, size)
-        return mmap.mmap(self._shared_fd, size)
 
     def _start(self, worker: int, layout: AgentLayout | None) -> None:
         self._send(("start", worker, None if layout is None else layout.to_json()))
@@ -351,8 +348,8 @@ class ProcessBackend(_Backend):
             self._running.discard(worker)
             how = f"was killed by {signal.Signals(-message).name}" if message < 0 else f"exited with code {message}"
             self._dead_workers.append((worker, self._why.pop(worker, how)))
-        elif "error" in message:
-            raise (SpaceError if message["is_space"] else EnvError)(message["error"])
+        elif isinstance(message, EtudeError):
+            raise message
         else:
             self._layouts[worker] = AgentLayout.from_json(message)
 
@@ -590,7 +587,7 @@ def _run_worker(
     with contextlib.ExitStack() as stack:
         stack.callback(sys.stdout.flush)
         if isinstance(make, str):
-            to_server.send({"error": make, "is_space": False})
+            to_server.send(EnvError(make))
             return
         worker = EnvWorker(make, job.name, range(number * per, (number + 1) * per), job.workers)
         stack.enter_context(contextlib.suppress(BaseException))  # errors in closing don't matter any more
@@ -599,10 +596,8 @@ def _run_worker(
             try:
                 layout = worker.make_all().to_json()
             except EtudeError as error:
-                text, cause = str(error), error.__cause__
-                if cause is not None:
-                    text += "\n" + "".join(traceback.format_exception(cause)).rstrip()
-                to_server.send({"error": text, "is_space": isinstance(error, SpaceError)})
+                cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
+                to_server.send(type(error)(f"{error}\n{cause}".rstrip()))
                 return
             to_server.send(layout)
         to_server.close()

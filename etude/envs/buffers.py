@@ -280,14 +280,15 @@ class AgentView:
     """
 
     def __init__(self, group: AgentGroup, index: int, obs: Columns, end_obs: Columns, action: Columns) -> None:
-        self.obs_space, self.action_space = obs_space, action_space = group.obs_space, group.action_space
-        own = slice(index, None, len(group.agents))
-        flatten_action = Flattener(action_space, col.ACTION)
-        self.show = _writer(obs_space, col.OBS, {name: column[own] for name, column in obs.items()})
-        self.end = _writer(obs_space, col.OBS, {name: column[own] for name, column in end_obs.items()})
-        actions = {name: column[own] for name, column in action.items()}
-        self.keep = _writer(action_space, col.ACTION, actions)
-        self.read = _reader(flatten_action, Nester(action_space, col.ACTION), actions)
+        self.action_space = action_space = group.action_space
+        obs, end_obs, action = (
+            {name: column[index :: len(group.agents)] for name, column in columns.items()}
+            for columns in (obs, end_obs, action)
+        )
+        self.show = _writer(group.obs_space, col.OBS, obs)
+        self.end = _writer(group.obs_space, col.OBS, end_obs)
+        self.keep = _writer(action_space, col.ACTION, action)
+        self.read = _reader(action_space, action)
 
 
 def _writer(space: Space, root: str, columns: Columns) -> Callable[[int, Any], None]:
@@ -329,18 +330,12 @@ def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int,
     return write
 
 
-def _reader(flatten: Flattener, nest: Nester, columns: Columns) -> Callable[[int], Any]:
+def _reader(space: Space, columns: Columns) -> Callable[[int], Any]:
     """Actions are copied, because the env may keep them and the columns are overwritten."""
-    if col.ACTION in columns:
-        column = columns[col.ACTION]
-        if not leaf_shape(flatten.leaves[col.ACTION]):
-            return column.__getitem__  # a NumPy scalar, which is a copy
-        return lambda row: column[row].copy()
-    return lambda row: nest({name: _own(column[row]) for name, column in columns.items()})
-
-
-def _own(value: NDArray[Any]) -> Any:
-    return value.copy() if value.ndim else value
+    nest, column = Nester(space, col.ACTION), columns.get(col.ACTION)
+    if column is None:
+        return lambda row: nest({name: column[row].copy() for name, column in columns.items()})
+    return column.__getitem__ if column.ndim == 1 else lambda row: column[row].copy()  # a NumPy scalar is a copy
 
 
 Infos: TypeAlias = tuple[Mapping[int, Any], Mapping[int, Any]]

@@ -3,8 +3,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,8 @@ class ValueCheck:
         self._buffers = buffers
         self._is_single = buffers.layout.agents == (None,)
         self._leaves = [leaves(group.obs_space, col.OBS) for group in buffers.layout.groups]
-        self._shown = _floats(buffers.obs, buffers.reward), _choices(buffers.obs, self._leaves)
-        self._ended = _floats(buffers.end_obs, buffers.end_reward), _choices(buffers.end_obs, self._leaves)
+        self._shown = _checks(buffers.obs, buffers.reward, self._leaves)
+        self._with_ended = [*self._shown, *_checks(buffers.end_obs, buffers.end_reward, self._leaves)]
 
     def all(self, bits: int) -> bool:
         """Whether all values are valid. It takes a few microseconds.
@@ -60,7 +60,7 @@ class ValueCheck:
         Args:
             bits: The status bits of all ready envs together. Final observations are checked only if an episode ended.
         """
-        return _are_valid(*self._shown) and (not bits & ENDED or _are_valid(*self._ended))
+        return all(is_valid() for is_valid in (self._with_ended if bits & ENDED else self._shown))
 
     def faults(self, envs: Ints, status: Ints) -> list[EnvFault]:
         """Find the envs that returned invalid values, and replace these values.
@@ -107,46 +107,42 @@ class ValueCheck:
         return None
 
 
-def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Each column of floats, flattened, with a bool array of the same size for the result of the check."""
-    columns = [reward, *(column for of_kind in obs for column in of_kind.values() if column.dtype.kind == "f")]
-    return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
+Check: TypeAlias = Callable[[], bool]
+"""Whether all numbers of a column are valid. It writes its results into an array that it keeps, and looks for False in
+the array's bytes, which is three times as fast as `all` for small arrays."""
 
 
-class _ChoiceColumn(NamedTuple):
-    """A column of a Discrete, MultiDiscrete or MultiBinary space. As unsigned numbers, its values without ``start`` are
-    at most ``top``."""
-
-    column: NDArray[Any]
-    start: NDArray[Any]
-    top: NDArray[Any]
-    valid: NDArray[np.bool_]
-    """For the result of the check."""
-
-
-def _choices(obs: Iterable[Columns], leaves_of: Iterable[Mapping[str, Space]]) -> list[_ChoiceColumn]:
-    found = []
+def _checks(obs: Iterable[Columns], reward: NDArray[Any], leaves_of: Iterable[Mapping[str, Space]]) -> list[Check]:
+    """The checks of all columns that may hold invalid numbers."""
+    checks = [_check_of_floats(reward)]
     for columns, own_leaves in zip(obs, leaves_of, strict=True):
         for name, leaf in own_leaves.items():
-            column = columns[name]
-            if (choices := choices_of(leaf)) is not None and column.size:
-                start, count = choices
-                unsigned = np.dtype(f"u{column.dtype.itemsize}")
-                top = (count - 1).astype(unsigned)
-                found.append(_ChoiceColumn(column, start.astype(column.dtype), top, np.ones(column.shape, bool)))
-    return found
+            if columns[name].dtype.kind == "f":
+                checks.append(_check_of_floats(columns[name]))
+            elif (choices := choices_of(leaf)) is not None and columns[name].size:
+                checks.append(_check_of_choices(columns[name], *choices))
+    return checks
 
 
-def _are_valid(floats: list[tuple[NDArray[Any], NDArray[Any]]], choices: list[_ChoiceColumn]) -> bool:
-    for column, finite in floats:
-        np.isfinite(column, finite)
-        if b"\0" in finite.tobytes():  # three times as fast as `all` for small arrays
-            return False
-    for values, start, top, valid in choices:
-        np.less_equal((values - start).view(top.dtype), top, valid)
-        if b"\0" in valid.tobytes():
-            return False
-    return True
+def _check_of_floats(column: NDArray[Any]) -> Check:
+    flat, finite = column.reshape(-1), np.ones(column.size, bool)
+
+    def are_finite() -> bool:
+        np.isfinite(flat, finite)
+        return b"\0" not in finite.tobytes()
+
+    return are_finite
+
+
+def _check_of_choices(column: NDArray[Any], start: NDArray[Any], count: NDArray[Any]) -> Check:
+    unsigned = np.dtype(f"u{column.dtype.itemsize}")
+    start, top, inside = start.astype(column.dtype), (count - 1).astype(unsigned), np.ones(column.shape, bool)
+
+    def are_choices() -> bool:
+        np.less_equal((column - start).view(unsigned), top, inside)  # unsigned, numbers below ``start`` are too large
+        return b"\0" not in inside.tobytes()
+
+    return are_choices
 
 
 class CopiesArena:
@@ -417,9 +413,8 @@ class FailurePolicy:
         self._in_a_row = np.zeros(num_envs, np.int64)  # by env: its consecutive failures without a step in between
         self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
-        self._broke_at = np.full(num_envs, -1)  # by env: steps since its previous failure when it broke its contract
-        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at the same step
-        self._contract_errors: dict[int, EtudeError] = {}  # by env: the error with which it broke its contract
+        self._broke_at = -1  # steps since the previous failure when envs last broke their contract
+        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at that step
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
         self._num_failures = 0
         self._failures_at_warning = 0  # the number of failures at the last warning
@@ -432,7 +427,7 @@ class FailurePolicy:
     def reset_counts(self) -> None:
         """Reset the counts that end a run: consecutive failures, broken contracts and recent failures."""
         self._in_a_row[:] = 0
-        self._broke_at[:] = -1
+        self._broke_at = -1
         self._recent.clear()
 
     def record_env_failure(self, fault: EnvFault) -> EtudeError | None:
@@ -455,14 +450,13 @@ class FailurePolicy:
         is_value = isinstance(error, SpaceError) or (isinstance(error, EnvValueError) and k > 0) or not bits & FAILED
         if not is_value:
             return error
-        self._times_broken[env] = self._times_broken[env] + 1 if self._broke_at[env] == k else 1
-        self._broke_at[env], self._contract_errors[env] = k, error
+        if k != self._broke_at:
+            self._broke_at, self._times_broken[:] = k, 0
+        self._times_broken[env] += 1
         self._count([env])
-        most = self._workers.max_restarts
-        if self._times_broken[env] > most:
+        times, most = self._times_broken, self._workers.max_restarts
+        if times[env] > most or (times.all() and times.sum() > most):
             return error
-        if (self._broke_at == k).all() and self._times_broken.sum() > most:
-            return self._contract_errors[0]
         if k:
             self._warn(str(error).strip())
         return None

@@ -34,6 +34,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from etude.errors import described
 from etude.files import publish_new
 
 Node = dict[str, Any]
@@ -92,7 +93,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
-        return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({_text(error)})"}
+        return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     return {"how": "get_state" if capture.used_get_state else "snapshot", "env": tree}
 
 
@@ -110,14 +111,7 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
     except (CannotRestoreError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise CannotRestoreError(f"the state can't be restored ({_text(error)})") from error
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:500]
-    except Exception:  # noqa: BLE001  an error whose text can't be shown
-        return type(error).__name__
+        raise CannotRestoreError(f"the state can't be restored ({described(error)[:500]})") from error
 
 
 def _short(path: str) -> str:
@@ -483,12 +477,13 @@ class _Restore:
 
 def _bit_generator(state: dict[str, Any]) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-    for kind in kinds:
-        if kind.__name__ == state["bit_generator"]:
-            made: np.random.BitGenerator = kind()
-            made.state = state
-            return made
-    raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
+    made: np.random.BitGenerator | None = next(
+        (kind() for kind in kinds if kind.__name__ == state["bit_generator"]), None
+    )
+    if made is None:
+        raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
+    made.state = state
+    return made
 
 
 # -- simulators -----------------------------------------------------------------------------------------------------

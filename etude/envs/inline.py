@@ -10,7 +10,7 @@ from etude.envs import env_state
 from etude.envs.arena import Ints, turn_from_state, turn_to_state
 from etude.envs.buffers import NO_SEED, StepBuffers
 from etude.envs.copies import CopiesArena
-from etude.envs.registry import EnvLike, env_maker, env_name
+from etude.envs.registry import EnvLike, env_maker, env_name, only_one
 from etude.envs.worker import EnvWorker
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError
@@ -35,14 +35,11 @@ class InlineArena(CopiesArena):
         self, env: EnvLike, num_envs: int = 1, limits: Workers | None = None, *, drop: Sequence[str] = ()
     ) -> None:
         limits = Workers() if limits is None else limits
-        make, is_given = env_maker(env, drop)
         if num_envs < 1:
             raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
+        make, is_given = env_maker(env, drop)
         if is_given and num_envs > 1:
-            raise EnvError(
-                f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that "
-                "makes one, or ask for one env and no workers."
-            )
+            raise only_one(env, num_envs)
         self._worker = EnvWorker(
             make, env_name(env), range(num_envs), limits, is_users_env=is_given, in_callers_thread=True
         )
@@ -110,7 +107,7 @@ class InlineArena(CopiesArena):
         return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),
-            "waiting": [worker.waiting(env) for env in worker.envs],
+            "waiting": [worker.waiting[env] for env in worker.envs],
             "episode": self._buffers.episode.copy(),
             "running": self._turn_builder.running.copy(),
             "seeds": self._seeds.state_dict(),
@@ -132,8 +129,7 @@ class InlineArena(CopiesArena):
             return f"new episodes: {error}"
         self._turns = [turn_from_state(turn) for turn in state["turns"]]
         self._open = [turn for turn in self._turns if turn.waits]
-        for env, waiting in zip(worker.envs, state["waiting"], strict=True):
-            worker.waiting(env)[:] = waiting
+        worker.waiting = dict(zip(worker.envs, map(list, state["waiting"]), strict=True))
         self._buffers.episode[:], self._turn_builder.running[:] = state["episode"], state["running"]
         self._seeds.load_state_dict(state["seeds"])
         return str(state["how"])

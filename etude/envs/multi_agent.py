@@ -125,10 +125,7 @@ class AgentStates:
             if reward.__class__ not in NUMBERS:
                 check_reward(reward)
             if reward:
-                try:
-                    i = self._index[agent]
-                except KeyError:
-                    raise self._unknown(agent, "a reward") from None
+                i = self._number(agent)
                 if self._state[i] == _ENDED:
                     raise EnvError(
                         f"{self.env_name}: agent {agent!r} got the reward {reward} after its end, when no step is "
@@ -152,10 +149,7 @@ class AgentStates:
         Raises:
             EnvError: the agent is unknown or has ended, or there is no observation for it.
         """
-        try:
-            i = self._index[agent]
-        except KeyError:
-            raise self._unknown(agent, "an observation") from None
+        i = self._number(agent)
         if obs is None:
             raise EnvError(f"{self.env_name}: it is the turn of agent {agent!r}, but there is no observation for it.")
         self.waiting.add(i)
@@ -177,10 +171,7 @@ class AgentStates:
         Raises:
             EnvError: the agent is unknown.
         """
-        try:
-            i = self._index[agent]
-        except KeyError:
-            raise self._unknown(agent, "an end") from None
+        i = self._number(agent)
         before, self._state[i] = self._state[i], _ENDED
         if before != _IN:
             return []
@@ -230,11 +221,14 @@ class AgentStates:
         """Whether no agent can appear in this episode any more."""
         return self._state.count(_ENDED) == len(self.ids)
 
-    def _unknown(self, agent: Any, what: str) -> EnvError:
-        return EnvError(
-            f"{self.env_name} gave {what} for agent {agent!r}, who is not in its possible_agents {self.ids}. "
-            "Name there every agent that may ever appear."
-        )
+    def _number(self, agent: Any) -> int:
+        try:
+            return self._index[agent]
+        except KeyError:
+            raise EnvError(
+                f"{self.env_name} gave an observation, a reward or an end for agent {agent!r}, who is not in its "
+                f"possible_agents {self.ids}. Name there every agent that may ever appear."
+            ) from None
 
 
 def _agent_ids(env: Any, env_name: str) -> list[Any]:
@@ -397,9 +391,7 @@ class DictAdapter(ManyAgentsAdapter):
         """The agents whose flags are set: those that end now, and those that ended before."""
         if self.over:
             return self._who.ids
-        if any(terminated.values()) or any(truncated.values()):
-            return [agent for agent in {**terminated, **truncated} if terminated.get(agent) or truncated.get(agent)]
-        return ()
+        return [agent for agent in {**terminated, **truncated} if terminated.get(agent) or truncated.get(agent)]
 
 
 class ParallelAdapter(ManyAgentsAdapter):
@@ -557,8 +549,8 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     api = api_of(env)
     if api is not None:
         return ParallelAdapter(env) if api == "parallel" else AECAdapter(env)
-    if has_agent_dicts(env):  # before gymnasium.Env, which some frameworks' multi-agent envs inherit
-        return DictAdapter(env)
+    if hasattr(env, "possible_agents") and all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+        return DictAdapter(env)  # before gymnasium.Env, which some frameworks' multi-agent envs inherit
     if isinstance(env, gym.Env):
         return GymAdapter(env)
     if isinstance(env, gym.vector.VectorEnv):
@@ -577,17 +569,7 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     )
 
 
-def has_agent_dicts(env: object) -> bool:
-    """Whether an env has the attributes of a `MultiAgentEnv`."""
-    return hasattr(env, "possible_agents") and all(callable(getattr(env, name, None)) for name in ("reset", "step"))
-
-
 def api_of(env: object) -> Literal["parallel", "aec"] | None:
     """Which of PettingZoo's two APIs an env has, or None. PettingZoo is not imported for this."""
-    for cls in type(env).__mro__:
-        if cls.__module__.partition(".")[0] == "pettingzoo":
-            if cls.__name__ == "ParallelEnv":
-                return "parallel"
-            if cls.__name__ == "AECEnv":
-                return "aec"
-    return None
+    names = {cls.__name__ for cls in type(env).__mro__ if cls.__module__.partition(".")[0] == "pettingzoo"}
+    return "parallel" if "ParallelEnv" in names else "aec" if "AECEnv" in names else None

@@ -14,7 +14,7 @@ from etude.envs.arena import Ints
 from etude.envs.backends import ProcessBackend, ThreadBackend
 from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
-from etude.envs.registry import EnvLike, env_maker, env_name
+from etude.envs.registry import EnvLike, env_maker, env_name, only_one
 from etude.envs.worker import MAX_SLEEP, fence
 from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
@@ -46,10 +46,7 @@ class PoolArena(CopiesArena):
             raise EnvError("a PoolArena needs at least one worker: set num_workers, or use make_arena().")
         make, is_one = env_maker(env, drop)
         if is_one:
-            raise EnvError(
-                f"one {type(env).__name__} object can't be {workers.num_workers * workers.envs_per_worker} envs, nor "
-                "in a worker: give a function that makes one, or ask for one env and no workers."
-            )
+            raise only_one(env, workers.num_workers * workers.envs_per_worker)
         kind: type[ThreadBackend | ProcessBackend] = ThreadBackend if workers.mode == "thread" else ProcessBackend
         self._backend = kind(make, env_name(env), workers)
         try:
@@ -64,9 +61,7 @@ class PoolArena(CopiesArena):
         self._per = workers.envs_per_worker
         self._min_batch = min(workers.min_batch or -(-self.num_envs // 2), workers.max_batch or self.num_envs)
         timeout = workers.seconds_a_step
-        self._interval = (
-            MAX_SLEEP if timeout is None else min(MAX_SLEEP, timeout / 4)
-        )  # between two checks of the workers
+        self._interval = MAX_SLEEP if timeout is None else min(MAX_SLEEP, timeout / 4)  # between checks of the workers
         self._looked = time.monotonic()
         self._hung: set[int] = set()  # workers that were killed because they hung
         # Each env has at most one order that is not done, or whose result was not taken.

@@ -80,6 +80,14 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
     return lambda: env, True
 
 
+def only_one(env: object, num_envs: int) -> EnvError:
+    """The error for an env object where a function that makes envs is wanted."""
+    return EnvError(
+        f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that makes one, "
+        "or ask for one env and no workers."
+    )
+
+
 def _make_reduced(make: Callable[[], Any], drop: tuple[str, ...]) -> ReducedEnv:
     return ReducedEnv(make(), drop)
 

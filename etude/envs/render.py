@@ -287,7 +287,8 @@ class ClipFile:
         check_fps(fps)
         check_path(self.path)
         self._aside = self.path.with_name(f".{self.path.name}.tmp")
-        self._encoder: _FFmpeg | _GIF | None = None
+        self._stack = contextlib.ExitStack()
+        self._append: Callable[[Frame], None] | None = None  # the encoder's, from the first frame on
 
     def __enter__(self) -> "ClipFile":
         return self
@@ -295,32 +296,32 @@ class ClipFile:
     def write(self, frame: Frame) -> None:
         """Append a frame, uint8 ``[H, W, 3]``."""
         try:
-            if self._encoder is None:
-                self._encoder = self._opened(frame)
-            self._encoder.write(frame)
+            if self._append is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                is_gif = self.path.suffix.lower() == ".gif"
+                encoder = _gif(self._aside, self.fps) if is_gif else self._video(frame)
+                self._append = self._stack.enter_context(encoder)
+            self._append(frame)
         except OSError as error:
             raise self._failed(error) from error
         self.num_frames += 1
 
-    def _opened(self, frame: Frame) -> "_FFmpeg | _GIF":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    def _video(self, frame: Frame) -> contextlib.AbstractContextManager[Callable[[Frame], None]]:
         height, width = frame.shape[:2]
-        if self.path.suffix.lower() == ".gif":
-            return _GIF(self._aside, self.fps)
-        return _FFmpeg(self._aside, _CODECS[self.path.suffix.lower()], self.fps, width, height)
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self.fps:.6f}"]
+        codec = _CODECS[self.path.suffix.lower()]
+        return _ffmpeg([*source, "-i", "pipe:0", *_PICTURE, *_COLOURS, *codec, f"file:{self._aside}"])
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        encoder, self._encoder = self._encoder, None
-        if encoder is None:
+        if self._append is None:
             return
         try:
+            self._stack.__exit__(kind, *error)
             if kind is None:
-                encoder.finish()
                 publish(self._aside, self.path)
         except OSError as fault:
             raise self._failed(fault) from fault
         finally:
-            encoder.close()
             with contextlib.suppress(OSError):
                 self._aside.unlink()  # gone already if it was published
 
@@ -328,23 +329,60 @@ class ClipFile:
         return DataError(f"can't write the clip {self.path}: {error.strerror or error}.")
 
 
-class _GIF:
-    """Keeps the frames, one byte per pixel, until the clip is complete, because Pillow writes a GIF in one call."""
+@contextlib.contextmanager
+def _gif(path: Path, fps: float) -> Iterator[Callable[[Frame], None]]:
+    """An encoder: a context that gives a function for appending frames, and completes the file if no error ends it.
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._fps = path, fps
-        self._frames: list[Image] = []
-        path.touch()  # fails early if the path can't be written
+    It keeps the frames, one byte per pixel, until the clip is complete, because Pillow writes a GIF in one call.
+    """
+    path.touch()  # fails early if the path can't be written
+    frames: list[Image] = []
+    yield lambda frame: frames.append(_with_palette(frame))
+    with open(path, "wb") as file:
+        _save_gif(file, frames, fps)
 
-    def write(self, frame: Frame) -> None:
-        self._frames.append(_with_palette(frame))
 
-    def finish(self) -> None:
-        with open(self._path, "wb") as file:
-            _save_gif(file, self._frames, self._fps)
+@contextlib.contextmanager
+def _ffmpeg(arguments: list[str]) -> Iterator[Callable[[Frame], None]]:
+    """An encoder that pipes raw frames to an ffmpeg process, which ends with the pipe, even if this one is killed."""
+    command = [ffmpeg(), "-loglevel", "error", "-nostdin", "-y", *arguments]
+    with tempfile.TemporaryFile() as log:  # not a pipe, which could fill up
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C goes only to this process, which then decides about the file
+            )
+        except OSError as error:
+            raise SettingsError(f"ffmpeg can't be started: {command[0]}: {error.strerror or error}.") from error
+        pipe = process.stdin
+        assert pipe is not None
 
-    def close(self) -> None:
-        self._frames.clear()
+        def check() -> None:
+            if process.wait() != 0:
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip() or f"exit code {process.returncode}"
+                raise OSError(f"ffmpeg failed: {said[-500:]}")
+
+        def append(frame: Frame) -> None:
+            try:
+                pipe.write(frame.data)
+            except BrokenPipeError:
+                check()
+                raise
+
+        try:
+            yield append
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+            check()
+        finally:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _with_palette(frame: Frame) -> "Image":
@@ -392,54 +430,6 @@ def encoded(media: MediaLike, fps: float) -> bytes:
         raise DataError(f"its frames have the shapes {shapes}: give one or more of the same shape.")
     _save_gif(file, [_with_palette(frame) for frame in frames], fps)
     return file.getvalue()
-
-
-class _FFmpeg:
-    """Pipes raw frames to an ffmpeg process, which ends with the pipe, even if this process is killed."""
-
-    def __init__(self, path: Path, codec: list[str], fps: float, width: int, height: int) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); not a pipe, which could fill up
-        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.6f}", "-i", "pipe:0"]
-        command = [ffmpeg(), "-loglevel", "error", "-nostdin", "-y", *source, *_PICTURE, *_COLOURS, *codec]
-        try:
-            self._process = subprocess.Popen(
-                [*command, f"file:{path}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._log,
-                start_new_session=True,  # Ctrl-C goes only to this process, which then decides about the file
-            )
-        except OSError as error:
-            self._log.close()
-            raise SettingsError(f"ffmpeg can't be started: {command[0]}: {error.strerror or error}.") from error
-
-    def write(self, frame: Frame) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(frame.data)
-        except BrokenPipeError:
-            self._process.wait()
-            raise self._error() from None
-
-    def finish(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        if self._process.wait() != 0:
-            raise self._error()
-
-    def _error(self) -> OSError:
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip() or f"exit code {self._process.returncode}"
-        return OSError(f"ffmpeg failed: {said[-500:]}")
-
-    def close(self) -> None:
-        self._process.kill()  # does nothing to one that has ended
-        self._process.wait()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._log.close()
 
 
 def check_path(path: Path) -> None:

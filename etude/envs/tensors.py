@@ -61,7 +61,9 @@ class TensorArena(VectorArena):
                 )
         dtype = reward.dtype if reward.dtype == torch.float64 else torch.float32
         host = torch.stack([reward.to(dtype), terminated.to(dtype), truncated.to(dtype)]).cpu().numpy()
-        return obs, host[0], host[1] != 0, host[2] != 0, _with_final_obs(info)
+        if "final_observation" in info:  # Gymnasium's name before 1.0
+            info = {"final_obs": info["final_observation"], **info}
+        return obs, host[0], host[1] != 0, host[2] != 0, info
 
     def _check(self, columns: Columns, *flags: Any) -> None:
         super()._check(arrays.host_columns(columns), *flags)
@@ -88,10 +90,3 @@ class TensorArena(VectorArena):
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """See `Arena.load_state_dict`: new episodes begin."""
         return f"new episodes: {self.state_dict()['why']}"
-
-
-def _with_final_obs(info: dict[str, Any]) -> dict[str, Any]:
-    """``info`` with the final observations under Gymnasium's current name, if they have the one from before 1.0."""
-    if "final_observation" not in info:
-        return info
-    return {"final_obs": info["final_observation"], **info}

@@ -102,12 +102,10 @@ class EnvWorker:
         """By env: the infos of its latest observations that wait for actions."""
         self.end_infos: dict[int, Any] = {}
         """By env: the infos of its latest final observations."""
-        self._make_env, self._name, self._is_users_env, self._in_callers_thread = (
-            make,
-            name,
-            is_users_env,
-            in_callers_thread,
-        )
+        self.waiting: dict[int, list[int]] = {env: [] for env in envs}
+        """By env: the numbers of the agents that wait for actions."""
+        self._make_env, self._name = make, name
+        self._is_users_env, self._in_callers_thread = is_users_env, in_callers_thread
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
         self._check = _ALWAYS if limits.check == "always" else limits.check
@@ -159,7 +157,6 @@ class EnvWorker:
         self._buffers, self._layout, self._note_reset = buffers, buffers.layout, note_reset
         layout = buffers.layout
         self._seat = {agent: seat for seat, agent in enumerate(layout.seated)}
-        self._waiting: dict[int, list[int]] = {env: [] for env in self.envs}
         views = [
             AgentView(group, i, *columns)
             for group, *columns in zip(layout.groups, buffers.obs, buffers.end_obs, buffers.action, strict=True)
@@ -203,10 +200,6 @@ class EnvWorker:
         adapter = self._adapters.get(env)
         return None if adapter is None else adapter.env
 
-    def waiting(self, env: int) -> list[int]:
-        """The numbers of the agents of ``env`` that wait for actions. The caller may change the list."""
-        return self._waiting[env]
-
     # -- steps and resets ---------------------------------------------------------------------------------------
 
     def step(self, env: int) -> int:
@@ -248,7 +241,7 @@ class EnvWorker:
             doing: What it failed in, for the message.
             error: The error that it raised.
         """
-        ended = self._take_ended()
+        ended, self._ended = self._ended, 0
         if unpacked_wrongly(error):
             error = old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
         if isinstance(error, EtudeError):
@@ -258,17 +251,14 @@ class EnvWorker:
         self.failures[env] = EnvError(f"env {env} failed in {doing}:\n{_formatted(error)}")
         return ended | FAILED
 
-    def _take_ended(self) -> int:
-        ended, self._ended = self._ended, 0
-        return ended
-
     def _begin_next(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, ended: int) -> int:
         """Reset an env whose episode is over, and return its status bits; ``ended`` are those of its last rows."""
         self._ended = ended  # these bits are set even if the reset fails
         if self._note_reset is not None:
             self._note_reset()
         status = self._reset(env, adapter, None)
-        return status | self._take_ended()
+        self._ended = 0
+        return status | ended
 
     def _reset(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, seed: int | None) -> int:
         if type(adapter) is GymAdapter:
@@ -315,7 +305,7 @@ class EnvWorker:
 
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
         views = self._views
-        rows = adapter.step({agent: views[agent].read(env) for agent in self._waiting[env]})
+        rows = adapter.step({agent: views[agent].read(env) for agent in self.waiting[env]})
         if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
             rows = adapter.truncate(rows)
         if self._has_ends[env]:
@@ -358,7 +348,7 @@ class EnvWorker:
                 waiting.append(row.agent)
                 status |= flags
         self._env_t[env] = adapter.env_t
-        self._waiting[env] = waiting
+        self.waiting[env] = waiting
         if not waiting and not adapter.over:
             raise EnvError(
                 f"no agent of {type(adapter.env).__name__} waits for an action, although the episode is not over."

@@ -563,17 +563,13 @@ def _check_offsets(offsets: Index) -> None:
 
 
 def _check_lengths(exp: Experience) -> None:
-    for name, column in exp.steps.items():
-        if len(column) != exp.num_steps:
-            raise DataError(f"column `{name}` has {len(column)} rows, but the offsets end at {exp.num_steps}.")
-    for name in SEGMENT_COLUMNS:
-        if len(getattr(exp.segments, name)) != exp.num_segments:
-            raise DataError(
-                f"segments.{name} has {len(getattr(exp.segments, name))} entries for {exp.num_segments} segments."
-            )
-    for name, column in exp.final_obs.items():
-        if len(column) != exp.num_segments:
-            raise DataError(f"final_obs `{name}` has {len(column)} rows for {exp.num_segments} segments.")
+    steps = {f"column `{name}`": column for name, column in exp.steps.items()}
+    segments = {f"segments.{name}": column for name, column in exp.segments.columns().items()}
+    final_obs = {f"final_obs `{name}`": column for name, column in exp.final_obs.items()}
+    for columns, num, what in ((steps, exp.num_steps, "steps"), (segments | final_obs, exp.num_segments, "segments")):
+        for name, column in columns.items():
+            if len(column) != num:
+                raise DataError(f"{name} has {len(column)} rows, but the offsets are those of {num} {what}.")
 
 
 def check_final_obs(exp: Experience) -> None:

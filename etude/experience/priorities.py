@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError
 from etude.experience.arrays import Index
-from etude.settings import settings
+from etude.settings import FloatAbove0, FloatFrom0, Fraction, settings
 
 _LEAST, _MOST = 1e-30, 1e30  # weights and sums of many weights within float32's range
 _FAN = 32  # children of a node; matrix products of this size cost little more than the call itself
@@ -24,22 +24,18 @@ class Priorities:
     Step i has the probability ``p_i ** alpha / sum_k p_k ** alpha``. A new step has the greatest priority so far.
     """
 
-    alpha: float = 0.6
+    alpha: FloatFrom0 = 0.6
     """Exponent of the priorities, at least 0; 0 draws uniformly. The default is the paper's for this variant."""
-    beta: float = 0.4
+    beta: Fraction = 0.4
     """Exponent of the importance weights at the start, 0 to 1. To anneal it, set `Replay.beta` at any time."""
-    epsilon: float = 1e-6
-    """Added to each given priority, so that every step can be drawn again."""
+    epsilon: FloatAbove0 = 1e-6
+    """Added to each given priority, above 0, so that every step can be drawn again."""
 
 
 class Prioritized:
     """The priorities of the steps in ``capacity`` storage rows."""
 
     def __init__(self, priorities: Priorities, capacity: int) -> None:
-        for name, least, most in (("alpha", 0.0, 100.0), ("beta", 0.0, 1.0), ("epsilon", _LEAST, _MOST)):
-            value = getattr(priorities, name)
-            if not least <= value <= most:
-                raise SettingsError(f"Priorities.{name} is {value}, but it must be from {least:g} to {most:g}.")
         self.alpha, self.beta, self.epsilon = priorities.alpha, priorities.beta, priorities.epsilon
         self.tree = SumTree(capacity)
         """The weight of each row: its priority to the power of alpha; 0 for rows without a step."""

@@ -9,7 +9,7 @@ shape in the field's metadata; images (uint8 with two or more axes) are fixed-si
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -142,10 +142,12 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     t = to_numpy(table, col.T_INDEX)
     ids = {name: _ids(table, name) for name in IDS}
     terminated, truncated = _flags(table, col.TERMINATED), _flags(table, col.TRUNCATED)
-    starts = _segment_starts(t, list(ids.values()), ends_known | terminated | truncated)
-    if col.SEGMENT in table.column_names:
-        number = to_numpy(table, col.SEGMENT)
-        starts[1:] |= number[1:] != number[:-1]
+    starts = np.ones(num_rows, bool)  # a segment begins where a key changes, ``t`` jumps, or the row before is an end
+    starts[1:] = (ends_known | terminated | truncated)[:-1]
+    starts[1:] |= np.diff(t) != 1
+    numbers = [to_numpy(table, name) for name in (col.SEGMENT,) if name in table.column_names]
+    for key in (*(each.codes for each in ids.values()), *numbers):
+        starts[1:] |= key[1:] != key[:-1]
     lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
     is_sparse = lookback is not None and not pa.types.is_boolean(lookback.type)  # as in format 1
     if is_sparse:
@@ -153,8 +155,10 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     offsets = np.append(np.flatnonzero(starts), num_rows).astype(np.int64) if num_rows else np.zeros(1, np.int64)
     first, last = offsets[:-1], offsets[1:] - 1
     context = np.zeros(len(first), np.int64)
-    if is_sparse:
-        context = _lookback_at(lookback, first)
+    if lookback is not None and is_sparse:
+        context = np.asarray(lookback.take(pa.array(first)).fill_null(0))
+        if len(below := np.flatnonzero(context < 0)):
+            raise DataError(f"column `{col.LOOKBACK}` is {context[below[0]]} in row {first[below[0]]}: it counts rows.")
     elif lookback is not None and num_rows:
         context = np.add.reduceat(_flags(table, col.LOOKBACK), first, dtype=np.int64)
     known = ends_known[last]
@@ -173,24 +177,6 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
         "has_final_obs": known,
     }
     return steps, offsets, segments, final_obs
-
-
-def _lookback_at(lookback: pa.Array, first: NDArray[np.int64]) -> NDArray[Any]:
-    values = np.asarray(lookback.take(pa.array(first)).fill_null(0))
-    below = np.flatnonzero(values < 0)
-    if len(below):
-        raise DataError(f"column `{col.LOOKBACK}` is {values[below[0]]} in row {first[below[0]]}: it counts rows.")
-    return values
-
-
-def _segment_starts(t: NDArray[np.int64], ids: Sequence[Ids], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether a segment begins at each row: a key changes, ``t`` jumps, or the previous row is an end."""
-    starts = np.ones(len(t), bool)
-    starts[1:] = ends[:-1]
-    starts[1:] |= (t[1:] - t[:-1]) != 1
-    for each in ids:
-        starts[1:] |= each.codes[1:] != each.codes[:-1]
-    return starts
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

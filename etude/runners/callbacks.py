@@ -153,7 +153,7 @@ class RunningEpisode:
     @property
     def env(self) -> Any:
         """The env object; the ``VectorEnv`` if all copies step as one; None if the env is in another process."""
-        return self._source.env_at(self.env_index)
+        return self._source.arena.env_at(self.env_index)
 
     @property
     def modules(self) -> Mapping[str | None, Module]:
@@ -450,7 +450,7 @@ class CallbackRunner:
             event: [getattr(c, event) for c in callbacks if getattr(type(c), event) is not getattr(Callback, event)]
             for event in EVENTS
         }
-        self._arena, self._tracker = arena, tracker
+        self.arena, self._tracker = arena, tracker
         self.clock = clock
         self.rollouts = rollouts
         slots = arena.num_slots
@@ -481,7 +481,7 @@ class CallbackRunner:
         if turn.first is None or turn.episode is None:
             return
         begin = perf_counter()
-        envs = self._arena.env_of[turn.slots[turn.first]]
+        envs = self.arena.env_of[turn.slots[turn.first]]
         numbers = turn.episode[turn.first]
         for env, number in zip(envs.tolist(), numbers.tolist(), strict=True):
             if number == self._numbers[env]:
@@ -512,12 +512,12 @@ class CallbackRunner:
             self._last[name][slots] = False if given is None else given
         self._before[new], self._last[col.REWARD][new] = -1, 0.0
         for slot in new.tolist():
-            running = self._running[self._arena.env_of[slot]]
+            running = self._running[self.arena.env_of[slot]]
             if running is not None:
-                agent = self._arena.agents[slot]
+                agent = self.arena.agents[slot]
                 running.agents[agent] = RunningAgent(self, slot, agent, self._tracker.module_of[slot])
         if self._calls["on_episode_step"]:
-            self._moved.append(self._arena.env_of[slots])
+            self._moved.append(self.arena.env_of[slots])
         for env in ended.tolist():
             episode = self._running[env]
             if episode is not None:
@@ -608,14 +608,14 @@ class CallbackRunner:
 
     def obs(self, slot: int) -> Any:
         """The newest observation of a slot, as its env returned it."""
-        row, columns = int(self._rows[slot]), self._rollout(slot).rows.columns
+        row, columns = int(self._rows[slot]), self.rollouts[self._tracker.module_of[slot]].rows.columns
         if row < 0 or columns[BLIND][row]:
             return None
-        return _nested(self._arena.kinds[self._kind_of[slot]].obs_space, col.OBS, columns, row)
+        return _nested(self.arena.kinds[self._kind_of[slot]].obs_space, col.OBS, columns, row)
 
     def action(self, slot: int) -> Any:
         """The last action of a slot, as its module chose it."""
-        row, rollout = int(self._before[slot]), self._rollout(slot)
+        row, rollout = int(self._before[slot]), self.rollouts[self._tracker.module_of[slot]]
         return None if row < 0 else _nested(rollout.module.action_space, col.ACTION, rollout.rows.columns, row)
 
     def info(self, slot: int) -> Any:
@@ -624,20 +624,12 @@ class CallbackRunner:
             return None
         for turn in reversed(self._turns):
             if slot in turn.slots:
-                return self._arena.info_of(turn, slot)
+                return self.arena.info_of(turn, slot)
         return {}
-
-    def _rollout(self, slot: int) -> Rollout:
-        module_id = self._tracker.module_of[slot]
-        return self.rollouts[module_id]
-
-    def env_at(self, env: int) -> Any:
-        """The env object."""
-        return self._arena.env_at(env)
 
     def render(self, env: int) -> Any:
         """See `RunningEpisode.render`."""
-        drawn = self.env_at(env)
+        drawn = self.arena.env_at(env)
         if drawn is None:
             raise EnvError(
                 "episode.render() can't render an env in a worker process: use no workers, or worker threads, or make "
@@ -687,17 +679,6 @@ class CallbackRunner:
         Episodes whose ``data`` holds anything else are left out. Callbacks whose ``state_dict`` fails are also left
         out; ``left_out`` has the reasons, by their names.
         """
-        states, left_out = self._states()
-        episodes = [*self._ended.values(), *(episode for episode in self._running if episode is not None)]
-        return {
-            "callbacks": states,
-            "left_out": left_out,
-            "episodes": [copy.deepcopy(e.state_dict()) for e in episodes if is_plain(e.data)],
-            "numbers": self._numbers.copy(),
-            "last": {name: values.copy() for name, values in self._last.items()},
-        }
-
-    def _states(self) -> tuple[list[Any], dict[str, str]]:
         states: list[Any] = []
         left_out: dict[str, str] = {}
         for callback in self._callbacks:
@@ -708,7 +689,14 @@ class CallbackRunner:
                 raise
             except BaseException as error:  # noqa: BLE001  user code: everything else is still saved
                 left_out[name] = f"its state_dict() failed ({type(error).__name__}: {error})"
-        return states, left_out
+        episodes = [*self._ended.values(), *(episode for episode in self._running if episode is not None)]
+        return {
+            "callbacks": states,
+            "left_out": left_out,
+            "episodes": [copy.deepcopy(e.state_dict()) for e in episodes if is_plain(e.data)],
+            "numbers": self._numbers.copy(),
+            "last": {name: values.copy() for name, values in self._last.items()},
+        }
 
     def load_own_states(self, state: dict[str, Any]) -> None:
         """Restore the callbacks of a `state_dict`: each gets the state of one of its class, in order."""

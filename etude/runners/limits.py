@@ -92,23 +92,19 @@ class StepLimit(Limit):
     def late(self, slots: Ints) -> Bools:
         envs = self._tracker.env_of[slots]
         if self._surplus is None:
-            self._surplus = self.steps - self.wanted
-            if self._by_clock:
-                self._find_late_envs(self._surplus)
+            self._surplus = surplus = self.steps - self.wanted
+            advance = self._tracker.advance
+            for env in np.flatnonzero(advance)[::-1] if self._by_clock else ():
+                if advance[env] <= surplus:
+                    self.late_envs[env] = True
+                    surplus -= int(advance[env])
+            advance[~self.late_envs] = 0
         if self._by_clock:
             return self.late_envs[envs]
         late = np.arange(len(slots)) >= len(slots) - self._surplus
         self._surplus -= int(np.count_nonzero(late))
         self.late_envs[envs[late]] = True
         return late
-
-    def _find_late_envs(self, surplus: int) -> None:
-        advance = self._tracker.advance
-        for env in np.flatnonzero(advance)[::-1]:
-            if advance[env] <= surplus:
-                self.late_envs[env] = True
-                surplus -= int(advance[env])
-        advance[~self.late_envs] = 0
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
         """Do nothing: the steps of cut episodes are counted already."""

@@ -140,24 +140,17 @@ class PolicyMapping:
         ]
         return {"of": self._of.copy(), "shares": rows}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the mapping of `state_of`."""
+    def load_state(self, state: Mapping[str, Any], turns: Sequence[Turn]) -> list[Share]:
+        """Restore the mapping of `state_of`, and return its shares for the same turns."""
         self._of[:] = state["of"]
-
-    def shares_from(self, state: Mapping[str, Any], turns: Sequence[Turn]) -> list[Share]:
-        """The shares of a `state_of`, for the same turns."""
         shares = []
         for each in state["shares"]:
             whole = turns[each["nth"]]
-            rows, results = (None if each[name] is None else _ints(each[name]) for name in ("rows", "results"))
+            rows, results = (None if each[name] is None else np.ravel(each[name]) for name in ("rows", "results"))
             turn = whole if rows is None else whole.select(rows)
             rollout = self._rollouts[each["rollout"]]
             shares.append(Share(rollout, turn, whole, each["nth"], rows, int(each["start"]) - rollout.pending, results))
         return shares
-
-
-def _ints(values: Any) -> Ints:
-    return np.asarray(values, np.int64).reshape(-1)
 
 
 def _names(index: Mapping[str | None, int]) -> list[str]:

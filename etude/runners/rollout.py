@@ -171,16 +171,21 @@ class Rollout:
 
     def _correct(self, slots: Ints, action: Columns, before: int) -> None:
         """Write the actions that were really taken into the last row of each of ``slots`` before row ``before``."""
-        columns = self.rows.columns
-        row_of = np.full(len(self._nowhere), -1)
-        row_of[columns[SLOT][:before]] = np.arange(before)  # a slot's last row wins
-        there = row_of[slots] >= 0
-        rows = row_of[slots[there]]
+        columns, rows = self.rows.columns, self._last_rows(slots, before)
+        there = rows >= 0
+        rows = rows[there]
         for name, column in action.items():
             columns[name][rows] = column[there]
             if self._prev:
                 self._prev[name][slots] = column
         self._write_logp(rows[rows < self._acted])
+
+    def _last_rows(self, slots: Ints, before: int) -> Ints:
+        """The last row of each of ``slots`` before row ``before``; -1 if there is none."""
+        row_of = np.full(len(self._nowhere), -1)
+        if before:
+            row_of[self.rows.columns[SLOT][:before]] = np.arange(before)  # a slot's last row wins
+        return row_of[slots]
 
     def act(self, turn: Turn, start: int, times: dict[str, float]) -> Columns:
         """The actions for the env in a turn, given what `note` returned; ``times`` adds up the seconds by phase."""
@@ -231,11 +236,9 @@ class Rollout:
 
     def fail(self, slots: Ints) -> None:
         """Truncate the running episodes of ``slots``, whose env failed, at their last observation."""
-        rows, n = self.rows, self.rows.size
-        slot = rows.columns.get(SLOT, np.zeros(0, np.int64))[:n]
-        for failed in slots:
-            last = np.flatnonzero(slot == failed)[-1:]
-            rows.columns[col.TRUNCATED][last] |= ~rows.columns[col.TERMINATED][last]
+        columns, last = self.rows.columns, self._last_rows(slots, self.rows.size)
+        last = last[last >= 0]
+        columns[col.TRUNCATED][last] |= ~columns[col.TERMINATED][last]
 
     # -- cutting ------------------------------------------------------------------------------------------------
 
@@ -378,15 +381,9 @@ class Rollout:
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, the connectors and the memory of slots: plain data and arrays."""
-        return {
-            "rows": {name: column[: self.rows.size].copy() for name, column in self.rows.columns.items()},
-            "pending": self.pending,
-            "connectors": self.connectors.state_dict(),
-            **{
-                name: {key: column.copy() for key, column in columns.items()}
-                for name, columns in self._per_slot().items()
-            },
-        }
+        rows = {name: column[: self.rows.size].copy() for name, column in self.rows.columns.items()}
+        connectors = self.connectors.state_dict()
+        return {"rows": rows, "pending": self.pending, "connectors": connectors, **copy.deepcopy(self._per_slot())}
 
     def _per_slot(self) -> dict[str, Columns]:
         return {"first_rows": {"t": self._t, "number": self._number}, "memory": self._memory, "prev": self._prev}

@@ -438,7 +438,6 @@ class Runner:
         for rollout, stored in rollouts:
             rollout.load_state_dict(stored)
         self._tracker.load_state_dict(state["tracker"])
-        self._mapping.load_state(state["mapping"])
         if self._callbacks is not None and called is not None:
             self._callbacks.load_state_dict(called)
         self._must_reset = state["must_reset"]
@@ -450,7 +449,7 @@ class Runner:
         if how.startswith("new episodes"):
             self._renew()
         else:
-            self._shares = self._mapping.shares_from(state["mapping"], self.arena.recv())
+            self._shares = self._mapping.load_state(state["mapping"], self.arena.recv())
             self._late = sum(len(share.new_results()) for share in self._shares)
         return how
 

@@ -209,22 +209,29 @@ def test_many_colours_in_a_gif_become_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [".mp4", ".gif"])
-def test_a_clip_that_is_broken_off_leaves_what_was_there(tmp_path, kind):
+def test_a_clip_that_is_broken_off_leaves_what_was_there(tmp_path, monkeypatch, kind):
     path = tmp_path / f"clip{kind}"
     path.write_bytes(b"before")
     started = []
 
+    def popen(*args, **kwargs):
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
     def interrupted():
         with ClipFile(path, 30) as file:
             file.write(PICTURE)
-            started.append(getattr(file._encoder, "_process", None))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert path.read_bytes() == b"before"
     assert os.listdir(tmp_path) == [path.name]
-    assert all(process is None or process.returncode is not None for process in started)
+    assert len(started) == (kind == ".mp4")
+    assert all(process.returncode is not None for process in started)
     with ClipFile(path, 30):
         pass  # no frame was made
     assert path.read_bytes() == b"before"
@@ -234,9 +241,12 @@ def test_a_clip_that_is_broken_off_leaves_what_was_there(tmp_path, kind):
 
 def test_ffmpeg_ends_with_a_killed_writer(tmp_path):
     code = (
-        "import os, sys, numpy as np\nfrom etude.envs.render import ClipFile\n"
+        "import os, subprocess, sys, numpy as np\nfrom etude.envs.render import ClipFile\nreal = subprocess.Popen\n"
+        "def popen(*args, **kwargs):\n    process = real(*args, **kwargs)\n    print(process.pid, flush=True)\n"
+        "    return process\n"
+        "subprocess.Popen = popen\n"
         f"file = ClipFile({str(tmp_path / 'clip.mp4')!r}, 30).__enter__()\n"
-        "file.write(np.zeros((32, 32, 3), np.uint8))\nprint(file._encoder._process.pid, flush=True)\nsys.stdin.read()"
+        "file.write(np.zeros((32, 32, 3), np.uint8))\nsys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None

@@ -33,11 +33,14 @@ def _with(array, index, value):
         (_changed(offsets=np.array([1, 3, 5])), "offsets must be int64, one-dimensional and start at 0"),
         (_changed(offsets=np.array([0, 3, 5], np.int32)), r"offsets must be int64.*\(int32\)"),
         (_changed(offsets=np.zeros(0, np.int64)), "offsets must be int64"),
-        (_changed(offsets=np.array([0, 3, 6])), "column `obs` has 5 rows, but the offsets end at 6"),
-        (_changed(steps=lambda s: s | {"value": np.zeros(4)}), "column `value` has 4 rows, but the offsets end at 5"),
-        (_changed(segments=lambda s: s[:1]), r"segments\.episode_id has 1 entries for 2 segments"),
+        (_changed(offsets=np.array([0, 3, 6])), "column `obs` has 5 rows, but the offsets are those of 6 steps"),
+        (
+            _changed(steps=lambda s: s | {"value": np.zeros(4)}),
+            "column `value` has 4 rows, but the offsets are those of 5 steps",
+        ),
+        (_changed(segments=lambda s: s[:1]), r"segments\.episode_id has 1 rows, but .* of 2 segments"),
         (_changed(final_obs={}), "final_obs and observations differ: only one of them has column `obs`"),
-        (_changed(final_obs=lambda f: {"obs": f["obs"][:1]}), "final_obs `obs` has 1 rows for 2 segments"),
+        (_changed(final_obs=lambda f: {"obs": f["obs"][:1]}), "final_obs `obs` has 1 rows, but .* of 2 segments"),
         (_changed(final_obs=lambda f: {"obs": f["obs"].astype("f8")}), "`obs` is float64, not float32"),
         (_changed(final_obs={"obs": np.zeros((2, 3), "f4")}), r"`obs` is float32\[3\], not float32"),
         (

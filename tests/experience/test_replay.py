@@ -179,13 +179,24 @@ def test_the_same_seed_draws_the_same() -> None:
         ({"capacity": 0}, "capacity is 0, but a replay needs at least 1"),
         ({"n_step": 0}, "n_step is 0"),
         ({"gamma": 1.1}, "gamma is 1.1, but a discount factor is from 0 to 1"),
-        ({"priorities": Priorities(beta=2.0)}, r"Priorities.beta is 2.0, but it must be from 0 to 1"),
-        ({"priorities": Priorities(epsilon=0.0)}, r"Priorities.epsilon is 0.0, but it must be from 1e-30"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message) -> None:
     with pytest.raises(SettingsError, match=message):
         Replay(**{"capacity": 10, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": -0.1}, "`alpha` is -0.1, but must be at least 0"),
+        ({"beta": 2.0}, "`beta` is 2.0, but must be between 0 and 1"),
+        ({"epsilon": 0.0}, "`epsilon` is 0.0, but must be above 0"),
+    ],
+)
+def test_priorities_out_of_range_are_refused(settings, message) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Priorities(**settings)
 
 
 def test_what_can_not_be_added_is_refused_and_leaves_the_rest_as_it_was() -> None:
