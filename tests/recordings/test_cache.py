@@ -36,9 +36,9 @@ CONVERTED: list[Path] = []
 CONVERT = text_tables._convert
 
 
-def counted_convert(path: Path, kind: str, folder: Path) -> None:  # by its name, it can be pickled
+def counted_convert(path: Path, kind: str, is_small: bool, folder: Path) -> None:  # by its name, it can be pickled
     CONVERTED.append(path)
-    CONVERT(path, kind, folder)
+    CONVERT(path, kind, is_small, folder)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_arrow_types_of_csv_are_those_that_arrow_finds(tmp_path: Path) -> None:
     rows = [[texts[name][0 if i < 60 else 1 if i < 90 else 2] for name in names] for i in range(100)]
     written(path, "\n".join(map(",".join, [names, *rows])) + "\n")
     target = tmp_path / text_tables._TABLE
-    text_tables._convert(path, "csv", tmp_path)
+    text_tables._convert(path, "csv", False, tmp_path)
     with pa.memory_map(str(target)) as file:
         found = pa.ipc.open_file(file).read_all()
     wanted = text_tables.read(path, "csv")

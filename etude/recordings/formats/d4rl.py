@@ -74,17 +74,18 @@ class _ArrayColumn(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ArrayRows(Group):
-    """Rows of a file as a table with Etude's column names; they start and end between episodes, unless one is long."""
+class _ArrayRows:
+    """Loads columns of rows of a file, by Etude's names; they start and end between episodes, unless one is long."""
 
-    arrays: ArrayFile
+    file: ArrayFile
     layout: Mapping[str, _ArrayColumn]
+    first: int
     episodes: pa.Array
     """The ids of the episodes."""
     lengths: NDArray[np.int64]
     """The number of rows of each."""
 
-    def read(self, names: Sequence[str]) -> pa.Table:
+    def __call__(self, names: Sequence[str]) -> pa.Table:
         return pa.table([self._column(name) for name in names], names=list(names))
 
     def _column(self, name: str) -> pa.Array:
@@ -92,8 +93,8 @@ class _ArrayRows(Group):
             rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
             return pa.DictionaryArray.from_arrays(rows, self.episodes)
         stored, shape, dtype = self.layout[name]
-        values = self.arrays.read(stored, self.first, self.first + self.num_rows)
-        return list_array(values.astype(dtype, copy=False).reshape(self.num_rows, *shape))
+        values = self.file.read(stored, self.first, self.first + int(self.lengths.sum()))
+        return list_array(values.astype(dtype, copy=False).reshape(len(values), *shape))
 
 
 class FlatArrays(TableRows, FileFormat):
@@ -147,7 +148,8 @@ def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) ->
     for a, b in itertools.pairwise(grouped(stop - start, most).tolist()):
         ids = pa.array([f"{prefix}{i}" for i in episode[a:b].tolist()])
         first, last = int(start[a]), int(stop[b - 1])
-        yield _ArrayRows(schema, last - first, file.path, first, file, layout, ids, (stop - start)[a:b])
+        load = _ArrayRows(file, layout, first, ids, (stop - start)[a:b])
+        yield Group(schema, last - first, file.path, first, load)
 
 
 # -- which arrays become which columns -------------------------------------------------------------------------------

@@ -69,6 +69,11 @@ class KeyedRows(NamedTuple):
         """Return the rows for which ``keep`` is True."""
         return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
 
+    def in_order(self) -> "KeyedRows":
+        """Return the rows by track and time; equal rows keep their order."""
+        order = np.lexsort((self.when, self.track))
+        return KeyedRows(self.track[order], self.when[order], self.table.combine_chunks().take(pa.array(order)))
+
 
 class _Buckets:
     """Ranges of tracks, and of times within a long track, with about ``limit`` rows each, in order."""
@@ -158,10 +163,9 @@ def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tu
 
 
 def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> KeyedRows:
-    table = pa.Table.from_batches([reader.get_batch(i) for i in batches], schema).combine_chunks()
+    table = pa.Table.from_batches([reader.get_batch(i) for i in batches], schema)
     track, when = (np.asarray(table[name]) for name in (_TRACK, _WHEN))
-    order = np.lexsort((when, track))
-    return KeyedRows(track[order], when[order], table.drop_columns([_TRACK, _WHEN]).take(pa.array(order)))
+    return KeyedRows(track, when, table.drop_columns([_TRACK, _WHEN])).in_order()
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -185,17 +189,17 @@ def sorted_groups(
     which = made_by if files else uuid4()  # a table in memory is not found again
     origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
     size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
-    made = cache.Made(origin, partial(_sort, tables, tracks), in_memory=size < cache.LEAST_BYTES)
+    is_small = size < cache.LEAST_BYTES
+    made = cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
     return groups_in(made, groups)
 
 
 def _sort(
-    tables: Callable[[], Iterator[pa.Table]], tracks: Callable[[], Iterator[tuple[Ints, Ints]]], folder: Path
+    tables: Callable[[], Iterator[pa.Table]],
+    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
+    is_small: bool,
+    folder: Path,
 ) -> None:
-    found = TrackTable()
-    for track, when in tracks():
-        found.add(track, when)
-
     def rows() -> Iterator[KeyedRows]:
         first = 0
         for (track, when), table in zip(tracks(), tables(), strict=True):
@@ -203,6 +207,14 @@ def _sort(
             yield KeyedRows(track, when, plain(table).append_column(ROW, row))
             first += table.num_rows
 
+    if is_small:
+        track, when, parts = zip(*rows(), strict=True)
+        table = KeyedRows(np.concatenate(track), np.concatenate(when), pa.concat_tables(parts)).in_order().table
+        write_batches(folder / TABLE, table.schema, [table])
+        return
+    found = TrackTable()
+    for track, when in tracks():
+        found.add(track, when)
     write_sorted(found, rows(), folder / TABLE)
 
 

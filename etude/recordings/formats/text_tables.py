@@ -4,6 +4,7 @@
 They are converted to Arrow files: small ones in memory, larger ones in the cache.
 """
 
+import contextlib
 import io
 import json
 import re
@@ -47,14 +48,14 @@ def converted(path: AnyPath, kind: str, *, in_memory: bool) -> Callable[[], pa.N
     Args:
         path: The file.
         kind: One of `KINDS`.
-        in_memory: Hold what it becomes in memory, unless it is large.
+        in_memory: Read the file at once, and hold what it becomes in memory, unless that is large.
 
     Returns:
         Opens the Arrow file; raises a DataError if ``path`` can't be read, or has changed since this call. Can be
         pickled.
     """
     origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__)
-    return partial(cache.Made(origin, partial(_convert, path, kind), in_memory=in_memory).opened, _TABLE)
+    return partial(cache.Made(origin, partial(_convert, path, kind, in_memory), in_memory=in_memory).opened, _TABLE)
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
@@ -71,22 +72,23 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         raise
 
 
-def _convert(path: AnyPath, kind: str, folder: Path) -> None:
+def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path) -> None:
     target = folder / _TABLE
     if kind == "stream":
         _convert_blocks(lambda schema: _stream_tables(path), target)
         return
-    try:
-        if kind == "csv":
-            _convert_csv(path, target)
-        elif _is_array(path):
-            _convert_blocks(partial(_list_tables, path), target)
-        else:
-            _check_depth(path)
-            _convert_blocks(partial(_line_tables, path), target)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # read whole, it may work
-        table = read(path, kind)
-        write_batches(target, table.schema, [table])
+    if not is_small:
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            if kind == "csv":
+                _convert_csv(path, target)
+            elif _is_array(path):
+                _convert_blocks(partial(_list_tables, path), target)
+            else:
+                _check_depth(path)
+                _convert_blocks(partial(_line_tables, path), target)
+            return
+    table = read(path, kind)  # whole, what does not work in blocks may work
+    write_batches(target, table.schema, [table])
 
 
 # -- CSV ----------------------------------------------------------------------------------------------------------
