@@ -413,8 +413,9 @@ class FailurePolicy:
         self._in_a_row = np.zeros(num_envs, np.int64)  # by env: its consecutive failures without a step in between
         self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
-        self._broke_at = -1  # steps since the previous failure when envs last broke their contract
-        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at that step
+        self._broke_at = np.full(num_envs, -1)  # by env: steps since its previous failure when it broke its contract
+        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at the same step
+        self._contract_errors: dict[int, EtudeError] = {}  # by env: the error with which it broke its contract
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
         self._num_failures = 0
         self._failures_at_warning = 0  # the number of failures at the last warning
@@ -427,7 +428,7 @@ class FailurePolicy:
     def reset_counts(self) -> None:
         """Reset the counts that end a run: consecutive failures, broken contracts and recent failures."""
         self._in_a_row[:] = 0
-        self._broke_at = -1
+        self._broke_at[:] = -1
         self._recent.clear()
 
     def record_env_failure(self, fault: EnvFault) -> EtudeError | None:
@@ -450,13 +451,14 @@ class FailurePolicy:
         is_value = isinstance(error, SpaceError) or (isinstance(error, EnvValueError) and k > 0) or not bits & FAILED
         if not is_value:
             return error
-        if k != self._broke_at:
-            self._broke_at, self._times_broken[:] = k, 0
-        self._times_broken[env] += 1
+        self._times_broken[env] = self._times_broken[env] + 1 if self._broke_at[env] == k else 1
+        self._broke_at[env], self._contract_errors[env] = k, error
         self._count([env])
-        times, most = self._times_broken, self._workers.max_restarts
-        if times[env] > most or (times.all() and times.sum() > most):
+        most = self._workers.max_restarts
+        if self._times_broken[env] > most:
             return error
+        if (self._broke_at == k).all() and self._times_broken.sum() > most:
+            return self._contract_errors[0]
         if k:
             self._warn(str(error).strip())
         return None

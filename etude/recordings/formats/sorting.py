@@ -208,8 +208,9 @@ def _sort(
             first += table.num_rows
 
     if is_small:
-        track, when, parts = zip(*rows(), strict=True)
-        table = KeyedRows(np.concatenate(track), np.concatenate(when), pa.concat_tables(parts)).in_order().table
+        parts = list(rows())
+        keys = (np.concatenate([part.track for part in parts]), np.concatenate([part.when for part in parts]))
+        table = KeyedRows(*keys, pa.concat_tables([part.table for part in parts])).in_order().table
         write_batches(folder / TABLE, table.schema, [table])
         return
     found = TrackTable()

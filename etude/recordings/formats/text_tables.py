@@ -64,6 +64,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         return _csv(path)
     if _is_array(path):
         return pa.Table.from_pylist([row for row, _ in _elements(path)])
+    _check_depth(path)
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
         return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
