@@ -6,9 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from etude.display import rounded, short, table
 from etude.learners import Update
@@ -124,10 +122,21 @@ class Result:
 
 def result_from(saved: Any) -> Result | None:
     """The `Result` that `Result.to_dict` returned, as a checkpoint stores it; None if it is none, or does not fit."""
-    try:
-        return TypeAdapter(Result).validate_python(saved)
-    except ValidationError:
+    hints = get_type_hints(Result)
+    if not isinstance(saved, Mapping) or not all(_fits(hints.get(name), value) for name, value in saved.items()):
         return None
+    try:
+        return Result(**saved)
+    except TypeError:  # a field is missing
+        return None
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if hint in (int, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(get_args(hint)[1], item) for item in value.values())
+    return hint is not None and isinstance(value, hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
