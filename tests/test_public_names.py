@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 
 import etude
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_every_public_name_is_there_and_has_one_home() -> None:
@@ -29,3 +36,18 @@ def test_an_unknown_name_is_told_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(etude, name)
     assert str(caught.value) == f"module 'etude' has no attribute {name!r}.{hint}"
+
+
+def test_what_is_imported_everywhere_is_declared() -> None:
+    """Extras are imported where they are used, inside functions, or in the files that only they have use for."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[^\w-]", line)[0].lower() for line in declared} | {"etude"}
+    owners = packages_distributions()
+    for path in (ROOT / "etude").rglob("*.py"):
+        if "ray" in path.relative_to(ROOT).parts:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for top in {name.partition(".")[0] for name in found} - sys.stdlib_module_names:
+                assert {owner.lower() for owner in owners.get(top, [top])} & names, f"{path} imports {top}"
