@@ -367,7 +367,11 @@ class _Guessing:
             self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
 
     def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
-        """Leave out ``t`` if most of its rises are of several steps, as of a time."""
+        """Leave out ``t`` if most of its rises are of several steps, as of a time.
+
+        In a shuffled table, the first rows miss most steps of an episode: only a range of ``t`` that all rows
+        together can't fill is then that of a time.
+        """
         array = self._columns[t]
         if not can_be_times(array.type) or array.null_count or are_times([array]):
             return
@@ -375,13 +379,14 @@ class _Guessing:
         order = np.lexsort((_codes(array), *codes))
         is_same = np.all([np.diff(own[order]) == 0 for own in codes], axis=0)
         rises = np.diff(np.asarray(array, np.float64)[order])[is_same].astype(np.int64)
-        if 2 * (rises > np.gcd.reduce(rises)).sum() <= len(rises):
+        step = np.gcd.reduce(rises)
+        if 2 * (rises > step).sum() <= len(rises):
             return
         what = f"`{t}` rises unevenly, like a time, so it does not number the steps"
         if (order == np.lexsort(codes)).all():
             del self._taken[col.T_INDEX]
             self._unsure.append(f"{what}: left out, as the rows of each episode are in order")
-        else:
+        elif rises.sum() // step + (~is_same).sum() + 1 > self._all_rows:
             self._unsure.append(f"{what}: turn it into times, such as 2026-03-01 08:30:00")
 
 

@@ -193,6 +193,22 @@ def test_a_flag_is_found_in_the_first_rows_of_a_larger_table(monkeypatch: pytest
     assert guess_columns(pa.table(elsewhere)).columns["terminated"] == "last-row"
 
 
+@pytest.mark.parametrize("kind", ["steps", "even steps", "seconds"])
+def test_steps_of_a_shuffled_table_are_not_taken_for_times(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    ticks = {
+        "steps": np.arange(100),
+        "even steps": np.arange(0, 200, 2),
+        "seconds": np.sort(rng.choice(4000, 100, replace=False)),
+    }
+    columns = {"trip": np.repeat(np.arange(20), 100), "tick": np.tile(ticks[kind], 20), "x": rng.random(2000)}
+    table = pa.table(columns | {"action": rng.integers(0, 2, 2000)}).take(rng.permutation(2000))
+    monkeypatch.setattr(guessing, "MOST_ROWS", 300)  # the other steps are not looked at
+    guess = guess_columns(table)
+    assert guess.columns["t"] == "tick"
+    assert any("rises unevenly" in line for line in guess.unsure) == (kind == "seconds")
+
+
 def test_neither_rows_nor_their_order_change_it() -> None:
     table = pa.table(trips())
     order = np.random.default_rng(0).permutation(6)
