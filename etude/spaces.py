@@ -228,19 +228,18 @@ class Nester:
     """Builds nested values of one space from flat columns: the inverse of ``Flattener``."""
 
     def __init__(self, space: Space, root: str) -> None:
-        self._space = space
         self._root = root
+        self._is_tuple = isinstance(space, spaces.Tuple)
+        self._parts: dict[str | int, Nester] | None = None
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            self._parts = {key: Nester(part, f"{root}{SEPARATOR}{key}") for key, part in _parts(space)}
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
         """The nested value (dict, tuple, or a single array) of ``columns``."""
-        return _nest(self._space, self._root, columns)
-
-
-def _nest(space: Space, name: str, columns: Mapping[str, Any]) -> Any:
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return columns[name]
-    nested = {key: _nest(part, f"{name}{SEPARATOR}{key}", columns) for key, part in _parts(space)}
-    return nested if isinstance(space, spaces.Dict) else tuple(nested.values())
+        if self._parts is None:
+            return columns[self._root]
+        nested = {key: part(columns) for key, part in self._parts.items()}
+        return tuple(nested.values()) if self._is_tuple else nested
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
