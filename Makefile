@@ -23,7 +23,7 @@ demo: $(VENV)/installed
 test: lint
 	@$(call suite,)
 	@$(call suite,-m "slow and not cluster")
-	@$(call suite,-m "learning and not cluster and not slow")
+	@$(call suite,-m "learning and not mistake and not cluster and not slow")
 	@$(call suite,-m cluster)
 
 # What Etude needs is taken from $(VENV); Etude itself from the wheel alone.
@@ -51,6 +51,7 @@ bench: $(VENV)/installed-bench
 
 mutations: $(VENV)/installed-dev
 	$(BIN)/python tests/mutations.py
+	@$(call suite,-m mistake)
 
 traces: $(VENV)/installed-dev
 	$(BIN)/python tests/traces.py $(BASE)

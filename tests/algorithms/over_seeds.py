@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from etude.algorithms import Algorithm, Stop
 
@@ -70,6 +71,14 @@ class Median:
 def median_over_seeds(score: Callable[[int], float], num: int = 3) -> Median:
     """The median of ``score(seed)`` over ``num`` seeds."""
     return Median(score, num)
+
+
+def mistaken(*values: Any) -> Any:
+    """The arguments of a test for a variant that must not learn: it shows that the test's threshold tells something.
+
+    `make mutations` runs these, not `make test`.
+    """
+    return pytest.param(*values, marks=pytest.mark.mistake)
 
 
 def return_over_seeds(algorithm: type[Algorithm[Any]], stop: Stop, **given: Any) -> Median:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from test_learning import Edit, Ended
 from test_masked import Countdown
 from toy_envs import Echo, Toil
@@ -153,12 +153,13 @@ class AlwaysBootstraps(A2C):
 
 
 @pytest.mark.learning
+@pytest.mark.mistake
 def test_with_the_wrong_sign_it_does_not() -> None:
     assert median_over_seeds(lambda seed: on_cartpole(WrongSign, seed), num=1) < 60  # at random: 22
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "learns"), [(A2C, True), (WrongSign, False), (WrongStep, False)])
+@pytest.mark.parametrize(("algorithm", "learns"), [(A2C, True), mistaken(WrongSign, False), mistaken(WrongStep, False)])
 def test_credit_goes_to_the_step_that_earned_it(algorithm: type[A2C], learns: bool) -> None:
     def score(seed: int) -> float:
         given = A2CConfig(env=Echo, seed=seed, num_envs=16, num_steps=160, gamma=0.0, window=50, lr=3e-3)
@@ -171,7 +172,12 @@ def test_credit_goes_to_the_step_that_earned_it(algorithm: type[A2C], learns: bo
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("algorithm", "terminates", "works_if"),
-    [(A2C, False, True), (A2C, True, False), (AlwaysBootstraps, True, True), (NeverBootstraps, False, False)],
+    [
+        (A2C, False, True),
+        (A2C, True, False),
+        mistaken(AlwaysBootstraps, True, True),
+        mistaken(NeverBootstraps, False, False),
+    ],
 )
 def test_what_follows_counts_where_an_episode_was_truncated_alone(
     algorithm: type[A2C], terminates: bool, works_if: bool

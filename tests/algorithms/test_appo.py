@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from over_seeds import median_over_seeds, return_over_seeds
+from over_seeds import median_over_seeds, mistaken, return_over_seeds
 from signalling import Signalling
 from stale import Lagging
 from test_recurrent import OwnGRU, Recall
@@ -195,7 +195,7 @@ class WrongSign(APPO):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "learns"), [(APPO, True), (WrongSign, False)])
+@pytest.mark.parametrize(("algorithm", "learns"), [(APPO, True), mistaken(WrongSign, False)])
 def test_appo_masters_cartpole(algorithm: type[APPO], learns: bool) -> None:
     stop = Stop(return_mean=450, env_steps=90_000 if learns else 20_000)
     found = return_over_seeds(algorithm, stop, env="CartPole-v1", window=20)
@@ -226,7 +226,8 @@ def test_appo_masters_cartpole_by_steps_that_are_four_iterations_old(target_inte
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
-    ("algorithm", "target_interval", "is_held"), [(APPO, None, True), (APPO, 128, True), (AgainstTheStart, None, False)]
+    ("algorithm", "target_interval", "is_held"),
+    [(APPO, None, True), (APPO, 128, True), mistaken(AgainstTheStart, None, False)],
 )
 def test_the_clip_holds_the_policy_near_the_one_that_made_the_steps(
     algorithm: type[APPO], target_interval: int | None, is_held: bool

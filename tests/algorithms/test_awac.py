@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from offline_cases import moved, naive_critic, random_batch
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -146,8 +146,8 @@ class NoTarget(AWAC):
     [
         (AWAC, {}, 0.4, 1.0),
         (AWAC, {"beta": 0.0}, -0.15, 0.15),  # BC
-        (WrongSign, {}, -1.0, -0.2),
-        (NoTarget, {}, -0.15, 0.15),
+        mistaken(WrongSign, {}, -1.0, -0.2),
+        mistaken(NoTarget, {}, -0.15, 0.15),
     ],
 )
 def test_the_better_guesses_are_imitated(

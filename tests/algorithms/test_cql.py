@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from offline_cases import mixed_cartpole, mixed_pendulum, moved, naive_critic, random_batch
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -275,7 +275,9 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "least", "most"), [(CQL, 400, 500), (WrongSign, 0, 200), (Reckless, 0, 200)])
+@pytest.mark.parametrize(
+    ("algorithm", "least", "most"), [(CQL, 400, 500), mistaken(WrongSign, 0, 200), mistaken(Reckless, 0, 200)]
+)
 def test_learns_cartpole_from_a_mixed_recording(cartpole: str, algorithm: type[CQL], least: int, most: int) -> None:
     def score(seed: int) -> float:
         trained = algorithm(CQLConfig(data=cartpole, **QUICK | {"seed": seed}))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from torch import Tensor, nn
 from torch.nn import functional as F
 from toy_envs import Toil
@@ -298,6 +298,7 @@ class WrongSign(DQN):
 
 
 @pytest.mark.learning
+@pytest.mark.mistake
 def test_with_the_wrong_sign_it_does_not() -> None:
     def score(seed: int) -> float:
         algorithm = WrongSign(DQNConfig(env="CartPole-v1", seed=seed, n_step=10, epsilon=((0, 1.0), (5000, 0.05))))
@@ -332,7 +333,8 @@ class ActsWithoutNoise(DQN):
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
-    ("algorithm", "noisy", "finds_it"), [(DQN, True, True), (DQN, False, False), (ActsWithoutNoise, True, False)]
+    ("algorithm", "noisy", "finds_it"),
+    [(DQN, True, True), (DQN, False, False), mistaken(ActsWithoutNoise, True, False)],
 )
 def test_noise_finds_what_greed_does_not_and_then_becomes_less(
     algorithm: type[DQN], noisy: bool, finds_it: bool
@@ -369,7 +371,12 @@ class NeverBootstraps(DQN):
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("algorithm", "terminates", "works_if"),
-    [(DQN, False, True), (DQN, True, False), (AlwaysBootstraps, True, True), (NeverBootstraps, False, False)],
+    [
+        (DQN, False, True),
+        (DQN, True, False),
+        mistaken(AlwaysBootstraps, True, True),
+        mistaken(NeverBootstraps, False, False),
+    ],
 )
 def test_what_follows_counts_where_an_episode_was_truncated_alone(
     algorithm: type[DQN], terminates: bool, works_if: bool

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from over_seeds import median_over_seeds, return_over_seeds
+from over_seeds import median_over_seeds, mistaken, return_over_seeds
 from signalling import Signalling
 from stale import Fork, Lagging, Pretend
 from test_recurrent import OwnGRU, Recall
@@ -209,7 +209,9 @@ class NothingCounts(IMPALA):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "learns"), [(IMPALA, True), (WrongSign, False), (NothingCounts, False)])
+@pytest.mark.parametrize(
+    ("algorithm", "learns"), [(IMPALA, True), mistaken(WrongSign, False), mistaken(NothingCounts, False)]
+)
 def test_impala_masters_cartpole(algorithm: type[IMPALA], learns: bool) -> None:
     stop = Stop(return_mean=450, env_steps=200_000 if learns else 20_000)
     found = return_over_seeds(algorithm, stop, env="CartPole-v1", window=20)
@@ -237,7 +239,7 @@ class Uncorrected(IMPALA):
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
-    ("algorithm", "lag", "earned"), [(IMPALA, 0, 1.0), (IMPALA, 9999, 1.0), (Uncorrected, 9999, 0.7)]
+    ("algorithm", "lag", "earned"), [(IMPALA, 0, 1.0), (IMPALA, 9999, 1.0), mistaken(Uncorrected, 9999, 0.7)]
 )
 def test_values_are_those_of_the_module_though_another_acts(algorithm: type[IMPALA], lag: int, earned: float) -> None:
     """All steps are those of the weights at the start, which draw: without the correction, going up does not pay."""

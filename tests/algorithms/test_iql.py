@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from offline_cases import mixed_cartpole, mixed_pendulum, moved, naive_critic, random_batch
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
@@ -159,7 +159,9 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "least", "most"), [(IQL, 400, 500), (WrongSign, 0, 200), (NoTarget, 0, 320)])
+@pytest.mark.parametrize(
+    ("algorithm", "least", "most"), [(IQL, 400, 500), mistaken(WrongSign, 0, 200), mistaken(NoTarget, 0, 320)]
+)
 def test_learns_cartpole_from_a_mixed_recording(cartpole: str, algorithm: type[IQL], least: int, most: int) -> None:
     def score(seed: int) -> float:
         trained = algorithm(IQLConfig(data=cartpole, **QUICK | {"seed": seed}))
@@ -170,7 +172,7 @@ def test_learns_cartpole_from_a_mixed_recording(cartpole: str, algorithm: type[I
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "least", "most"), [(IQL, -800, 0), (WrongSign, -2000, -1000)])
+@pytest.mark.parametrize(("algorithm", "least", "most"), [(IQL, -800, 0), mistaken(WrongSign, -2000, -1000)])
 def test_learns_pendulum_from_a_mixed_recording(pendulum: str, algorithm: type[IQL], least: int, most: int) -> None:
     def score(seed: int) -> float:
         trained = algorithm(IQLConfig(data=pendulum, **QUICK | {"gamma": 0.95, "seed": seed}))

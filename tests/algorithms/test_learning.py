@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from offline_cases import Balances
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from toy_envs import Echo, Switchboard, Toil
 
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
@@ -103,7 +103,7 @@ class AlwaysBootstraps(PPO):
         return [Ended(False), *super().learner_connectors()]
 
 
-@pytest.mark.parametrize(("algorithm", "learns"), [(PPO, True), (WrongSign, False), (WrongStep, False)])
+@pytest.mark.parametrize(("algorithm", "learns"), [(PPO, True), mistaken(WrongSign, False), mistaken(WrongStep, False)])
 def test_credit_goes_to_the_step_that_earned_it(algorithm: type[PPO], learns: bool) -> None:
     def score(seed: int) -> float:
         config = PPOConfig(env=Echo, seed=seed, num_steps=1024, minibatch_size=128, lr=1e-3, gamma=0.0, window=50)
@@ -114,7 +114,7 @@ def test_credit_goes_to_the_step_that_earned_it(algorithm: type[PPO], learns: bo
 
 
 @pytest.mark.parametrize("terminates", [False, True])
-@pytest.mark.parametrize("algorithm", [PPO, NeverBootstraps, AlwaysBootstraps])
+@pytest.mark.parametrize("algorithm", [PPO, mistaken(NeverBootstraps), mistaken(AlwaysBootstraps)])
 def test_what_follows_counts_where_an_episode_was_truncated_alone(algorithm: type[PPO], terminates: bool) -> None:
     env = functools.partial(Toil, terminates=terminates)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from over_seeds import median_over_seeds
+from over_seeds import median_over_seeds, mistaken
 from test_dqn import Masked
 from toy_envs import Toil
 
@@ -203,7 +203,9 @@ class MeansOnly(QRDQN):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "least", "most"), [(QRDQN, 4, 7), (Backwards, -7, -3), (MeansOnly, -1, 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "least", "most"), [(QRDQN, 4, 7), mistaken(Backwards, -7, -3), mistaken(MeansOnly, -1, 1)]
+)
 def test_how_far_apart_returns_are_is_learned(algorithm: type[QRDQN], least: float, most: float) -> None:
     def spread(seed: int) -> float:
         trained = algorithm(QRDQNConfig(env=Gamble, seed=seed, epsilon=0.5, **QUICK))
@@ -232,7 +234,12 @@ class NeverBootstraps(QRDQN):
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("algorithm", "terminates", "works_if"),
-    [(QRDQN, False, True), (QRDQN, True, False), (AlwaysBootstraps, True, True), (NeverBootstraps, False, False)],
+    [
+        (QRDQN, False, True),
+        (QRDQN, True, False),
+        mistaken(AlwaysBootstraps, True, True),
+        mistaken(NeverBootstraps, False, False),
+    ],
 )
 def test_what_follows_counts_where_an_episode_was_truncated_alone(
     algorithm: type[QRDQN], terminates: bool, works_if: bool
@@ -257,7 +264,7 @@ class WrongSign(QRDQN):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "limit"), [(QRDQN, 16_000), (WrongSign, 6_000)])
+@pytest.mark.parametrize(("algorithm", "limit"), [(QRDQN, 16_000), mistaken(WrongSign, 6_000)])
 def test_qr_dqn_learns_cartpole(algorithm: type[QRDQN], limit: int) -> None:
     def score(seed: int) -> float:
         given = {"n_step": 10, "epsilon": ((0, 1.0), (5000, 0.05)), "num_quantiles": 20}

@@ -275,6 +275,7 @@ class NoTarget(SAC):
 
 
 @pytest.mark.learning
+@pytest.mark.mistake
 @pytest.mark.parametrize("mistaken", [WrongSign, NoTarget])
 def test_mistaken_ones_do_not(mistaken: type[SAC]) -> None:
     def score(seed: int) -> float:

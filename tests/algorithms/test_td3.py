@@ -270,6 +270,7 @@ class FrozenTarget(TD3):
 
 
 @pytest.mark.learning
+@pytest.mark.mistake
 @pytest.mark.parametrize("mistaken", [WrongSign, NoTarget, Downhill, FrozenTarget])
 def test_mistaken_ones_do_not(mistaken: type[TD3]) -> None:
     def score(seed: int) -> float:

@@ -49,6 +49,7 @@ class Mute(Signalling):
 
 
 @pytest.mark.learning
+@pytest.mark.mistake
 def test_nothing_is_understood_where_nothing_is_said() -> None:
     def score(seed: int) -> float:
         return PPO(config(env=Mute, seed=seed)).fit(Stop(env_steps=20_000)).return_mean
