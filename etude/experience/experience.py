@@ -583,13 +583,19 @@ def _check_segments(exp: Experience) -> None:
     wrong = np.flatnonzero(~ids.mapped(lambda name: isinstance(name, str), bool))
     if len(wrong):
         raise DataError(f"segment {wrong[0]}: episode_id is {ids[wrong[0]]!r}, not a string.")
-    bad = np.flatnonzero((segments.lookback < 0) | (segments.lookback > exp.lengths) | (segments.t_start < 0))
-    if len(bad):
+    bad = np.flatnonzero((segments.lookback < 0) | (segments.lookback > exp.lengths))
+    if len(bad := np.union1d(bad, impossible_times(exp))):
         i = int(bad[0])
         raise DataError(
             f"segment {i} (episode {segments.episode_id[i]!r}): lookback {segments.lookback[i]} or t_start "
             f"{segments.t_start[i]} is impossible with {exp.lengths[i]} steps."
         )
+
+
+def impossible_times(exp: Experience) -> Index:
+    """The segments whose steps are below 0, or too large to be counted by int64."""
+    start = exp.segments.t_start
+    return np.flatnonzero((start < 0) | (start > np.iinfo(np.int64).max - exp.lengths))
 
 
 def check_finite(exp: Experience, finite: Sequence[str]) -> None:

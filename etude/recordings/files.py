@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.experience.experience import impossible_times
 from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, in_arrow, relative, visible_files
 from etude.recordings import footers
@@ -147,8 +148,8 @@ class DataFile:
             DataError: the table is not one of experience.
         """
         exp = Experience.from_table(table)
-        if (exp.segments.t_start < 0).any():
-            t = int(exp.segments.t_start.min())
+        if len(bad := impossible_times(exp)):
+            t = exp.segments.t_start[bad[0]]
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
         if self.version == 1 and group and table.num_rows and not _is_marked(table):
             exp.segments.lookback[0] = self._lookback_before(group)

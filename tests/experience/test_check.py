@@ -52,6 +52,7 @@ def _with(array, index, value):
             r"segment 1 \(episode 'e1'\): lookback 3 or t_start 5 is impossible with 2 steps",
         ),
         (_changed(segments=lambda s: s.replace(t_start=np.array([-1, 0]))), r"segment 0 .*t_start -1 is impossible"),
+        (_changed(segments=lambda s: s.replace(t_start=np.array([0, 2**63 - 2]))), r"segment 1 .*is impossible with 2"),
         (
             _changed(steps=lambda s: s | {"obs": _with(s["obs"], 4, np.nan)}),
             r"column `obs` holds nan at segment 1 \(episode 'e1', agent 'red'\), t 6",

@@ -340,6 +340,19 @@ def test_a_missing_column_is_named(tmp_path):
         Recording.open(path)
 
 
+@pytest.mark.parametrize("t", [-1, 2**63 - 1])
+def test_a_step_that_can_not_be_counted_is_named(tmp_path, t):
+    record(tmp_path, numbered([3, 4]))
+    path = tmp_path / "part-00000.parquet"
+    table = pq.read_table(path)
+    times = pa.array([0, 1, 2, 0, 1, 2, t])
+    place = table.schema.get_field_index("t")
+    pq.write_table(table.set_column(place, table.schema.field(place), times), path)
+    for on_bad in ("strict", "repair"):
+        with pytest.raises(DataError, match=rf"part-00000.parquet.* is {t}, but counts steps from 0"):
+            Recording.open(tmp_path, on_bad=on_bad).read()
+
+
 def test_final_observations_without_observations_are_named(tmp_path):
     record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
     for path in tmp_path.glob("*.parquet"):
