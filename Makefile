@@ -22,8 +22,7 @@ demo: $(VENV)/installed
 
 test: lint
 	@$(call suite,)
-	@$(call suite,-m "slow and not cluster")
-	@$(call suite,-m "learning and not mistake and not cluster and not slow")
+	@$(call suite,-m "(slow or learning) and not mistake and not cluster")
 	@$(call suite,-m cluster)
 
 # What Etude needs is taken from $(VENV); Etude itself from the wheel alone.

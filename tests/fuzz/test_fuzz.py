@@ -7,7 +7,7 @@ import pytest
 from formats import FORMATS
 from fuzz import run
 
-CASES = 80
+CASES = 40
 
 
 @pytest.mark.slow
