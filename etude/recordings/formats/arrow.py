@@ -207,6 +207,32 @@ def plain(table: pa.Table) -> pa.Table:
     return table
 
 
+def without_views(table: pa.Table) -> pa.Table:
+    """The table with plain text and bytes in place of views, such as those of polars, which Arrow can't select from."""
+    for i, field in enumerate(table.schema):
+        if (kind := kind_without_views(field.type)) != field.type:
+            table = table.set_column(i, field.with_type(kind), table[i].cast(kind))
+    return table
+
+
+def kind_without_views(kind: pa.DataType) -> pa.DataType:
+    """The type of a column; see `without_views`."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, kind_without_views(kind.value_type), kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(kind_without_views(field.type)) for field in kind])
+    if is_list(kind):
+        inside = kind.value_field.with_type(kind_without_views(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(inside, kind.list_size)
+        return pa.large_list(inside) if pa.types.is_large_list(kind) else pa.list_(inside)
+    return kind
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 

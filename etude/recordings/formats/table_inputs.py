@@ -19,7 +19,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, rela
 from etude.recordings import cache, footers
 from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
-from etude.recordings.formats.arrow import check_names
+from etude.recordings.formats.arrow import check_names, kind_without_views, without_views
 from etude.recordings.formats.source import described, is_paths
 from etude.urls import first_line
 
@@ -112,6 +112,18 @@ def _read_values(group: Group, values: Mapping[str, Any], schema: pa.Schema, nam
     return pa.table(columns, names=names)
 
 
+def _without_views(group: Group) -> Group:
+    """The group with plain text and bytes in place of views."""
+    schema = pa.schema([field.with_type(kind_without_views(field.type)) for field in group.schema])
+    if schema.equals(group.schema):
+        return group
+    return dataclasses.replace(group, schema=schema, load=partial(_read_without_views, group))
+
+
+def _read_without_views(group: Group, names: Sequence[str]) -> pa.Table:
+    return without_views(group.read(names))
+
+
 def with_members(group: Group, names: Iterable[str]) -> Group:
     """The group with a column for each of ``names`` that is a member of a struct, such as ``state.speed``."""
     paths: dict[str, list[str]] = {}
@@ -152,7 +164,7 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
         table = _table(data)
         most = most_rows(table.nbytes / max(1, table.num_rows))
         slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
-        return [Group(table.schema, part.num_rows, None, first, part.select) for first, part in slices]
+        return [_without_views(Group(table.schema, part.num_rows, None, first, part.select)) for first, part in slices]
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
@@ -161,7 +173,7 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
     texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     return [
-        _with_values(group, values)
+        _with_values(_without_views(group), values)
         for (file, kind, _), values in zip(found, in_folders, strict=True)
         for group in _file_groups(file, kind, in_memory=size < cache.LEAST_BYTES)
     ]

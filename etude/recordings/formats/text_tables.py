@@ -21,7 +21,7 @@ import pyarrow.json
 
 from etude.files import AnyPath, RemotePath, input_file, input_stream
 from etude.recordings import cache
-from etude.recordings.formats.arrow import check_names, plain, write_batches
+from etude.recordings.formats.arrow import check_names, plain, without_views, write_batches
 
 KINDS: Final = ("csv", "json", "stream")
 VERSION: Final = 4
@@ -269,10 +269,10 @@ def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
     """Yield no rows, and then the rows of each record batch, with plain values in place of dictionaries."""
     with input_file(path) as source, pa.ipc.open_stream(source) as reader:
         check_names(reader.schema)
-        yield plain(reader.schema.empty_table())
+        yield plain(without_views(reader.schema.empty_table()))
         for batch in reader:
             batch.validate(full=True)
-            yield plain(pa.Table.from_batches([batch]))
+            yield plain(without_views(pa.Table.from_batches([batch])))
 
 
 # -- both -----------------------------------------------------------------------------------------------------------

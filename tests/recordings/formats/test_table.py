@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.recordings import Recording, validate
+from etude.recordings import Recording, guess_columns, validate
 from etude.recordings.formats.source import Source
 
 COLUMNS = {
@@ -147,6 +147,38 @@ def test_tables_of_other_libraries() -> None:
         assert read(data).lengths.tolist() == [3, 4]
     with pytest.raises(DataError, match="a set is neither a path nor a table"):
         Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
+
+
+def test_views_of_text_out_of_order(tmp_path: Path) -> None:  # as polars hands its columns over
+    view = pa.string_view()
+    names = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1, 0]), pa.array(["stay", "go"], view))
+    table = pa.table(
+        {
+            "trip": pa.array(["b", "a", "b", "a"], view),
+            "time": [1, 1, 0, 0],
+            "place": pa.array([{"name": text, "x": [x]} for text, x in zip("xyzy", (4.0, 2, 3, 1), strict=True)]).cast(
+                pa.struct([("name", view), ("x", pa.list_(pa.float64(), 1))])
+            ),
+            "command": names,
+            "notes": pa.array([["n"]] * 4, pa.list_(view)),
+            "image": pa.array([b"4", b"2", b"3", b"1"], pa.binary_view()),
+        }
+    )
+    texts = pa.array(["go", "stay", "go", "stay"], view)
+    pq.write_table(table.set_column(3, "command", texts), tmp_path / "plain.parquet")  # it can't write names of views
+    for new, name in ((pa.ipc.new_file, "file.arrow"), (pa.ipc.new_stream, "stream.arrow")):
+        with new(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    columns = {"obs": "place", "action": "command", "episode_id": "trip", "t": "time", "terminated": "last-row"}
+    for data in (table, *sorted(tmp_path.iterdir())):
+        recording = Recording.open(Source(data, columns=columns))
+        exp = recording.read()
+        assert exp.steps["obs/x"].ravel().tolist() == [3, 4, 1, 2]
+        assert [recording.obs_space["name"].names[i] for i in exp.steps["obs/name"]] == ["z", "x", "y", "y"]
+        assert [recording.action_space.names[i] for i in exp.steps["action"]] == ["go", "go", "stay", "stay"]
+        assert exp.steps["image"].ravel().tolist() == [*b"3412"]
+        assert list(recording.meta["dropped"]) == ["notes"]
+        assert guess_columns(data).columns["episode_id"] == "trip"
 
 
 def test_spaces_and_columns() -> None:
