@@ -4,6 +4,7 @@
 They are converted to Arrow files: small ones in memory, larger ones in the cache.
 """
 
+import codecs
 import contextlib
 import io
 import json
@@ -24,7 +25,7 @@ from etude.recordings import cache
 from etude.recordings.formats.arrow import check_names, plain, without_views, write_batches
 
 KINDS: Final = ("csv", "json", "stream")
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
@@ -102,7 +103,16 @@ def _csv(path: AnyPath) -> pa.Table:
     size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
     options = pa.csv.ReadOptions(block_size=size, use_threads=False)
     convert = pa.csv.ConvertOptions(decimal_point=point)
-    return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
+    table = pa.csv.read_csv(_input(path), options, parse, convert)
+    _check_texts(table.schema)
+    return _blanks_as_nulls(table)
+
+
+def _check_texts(schema: pa.Schema) -> None:
+    """Raise a ValueError if Arrow took the texts of a CSV column for bytes, because some are not UTF-8."""
+    for field in schema:
+        if pa.types.is_binary(field.type):
+            raise ValueError(f"column `{field.name}` is not UTF-8 text: save the file as UTF-8")
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:
@@ -123,6 +133,8 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
     """
     with input_stream(path) as file:
         head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
+    if "\0" in head:
+        raise ValueError("it has zero bytes, as UTF-16 has: save the file as UTF-8")
     header = re.sub(r'"[^"]*"', "", head).partition("\n")[0]
     separator = "\t" if ".tsv" in path.suffixes else max(",;\t|", key=header.count)
     has_commas = separator == ";" and re.search(_DECIMAL_COMMA, head)
@@ -140,6 +152,7 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
             convert = pa.csv.ConvertOptions(column_types=types, decimal_point=point)
             with pa.csv.open_csv(_input(path), options, parse, convert) as reader:
                 names, kinds = reader.schema.names, reader.schema.types
+                _check_texts(reader.schema)
                 tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
                 write_batches(target, reader.schema, tables)
             return
@@ -157,7 +170,7 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
 def _is_array(path: AnyPath) -> bool:
     """Whether a file holds one list of objects, rather than an object per line."""
     with input_stream(path) as file:
-        return bool(file.read(256).lstrip().startswith(b"["))
+        return bool(file.read(256).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["))
 
 
 def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
@@ -207,7 +220,7 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the objects in the list that a file holds, and the number of characters of each."""
     scan, blank = json.JSONDecoder().raw_decode, re.compile(r"[ \t\r\n]*")
     with input_stream(path) as file:
-        source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8")
+        source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8-sig")
         text, at, number, is_end = source.read(_BLOCK).lstrip()[1:], 0, 0, False
         while True:
             start = at = blank.match(text, at).end()  # type: ignore[union-attr]

@@ -112,3 +112,24 @@ def test_a_file_that_holds_no_rows_says_so(text: str, message: str, described: b
     (tmp_path / "log.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         Recording.open(Source(tmp_path / "log.csv", MAP) if described else tmp_path / "log.csv")
+
+
+# -- encodings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_file_that_is_not_utf_8_is_an_error_and_its_texts_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes("\n".join([*LINES, "b,1,2.5,läft"]).encode("latin-1"))  # as many bytes as `left`
+    with pytest.raises(DataError, match=r"log\.csv: can't be read \(column `command` is not UTF-8 text: save the file"):
+        Recording.open(Source(path, MAP))
+    path.write_text("\n".join(LINES), encoding="utf-16")
+    with pytest.raises(DataError, match=r"log\.csv: can't be read \(it has zero bytes, as UTF-16 has: save the file"):
+        Recording.open(Source(path, MAP))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_byte_order_mark_is_no_part_of_a_list_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text('[{"trip": "a", "tick": 0, "speed": 0.5, "command": "left"}]', encoding="utf-8-sig")
+    assert Recording.open(Source(path, MAP)).read().steps["obs"].tolist() == [0.5]
