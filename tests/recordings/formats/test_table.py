@@ -721,6 +721,7 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"columns": {"nxt_obs": "a"}}, r"Source\.columns has `nxt_obs`; known are .* Nearest: `next_obs`"),
         ({"columns": {"obs": 3}}, r"Source\.columns\['obs'\] is 3: give a column's name"),
         ({"columns": {"t": ["a", "b"]}}, r"Source\.columns\['t'\] is .* give the name of one column"),
+        ({"columns": {"obs": ["a", "b", "a"]}}, r"Source\.columns\['obs'\] has `a` twice: name each column once"),
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
         (
             {"episode_id": "trip", "obs": ["a", "b"]},
