@@ -176,7 +176,9 @@ def _is_array(path: AnyPath) -> bool:
 def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
     """Each block has its own types: if they differ, decode all blocks again with types that fit all."""
     tables = tables_of(None)
-    first = next(tables)
+    first = next(tables, None)
+    if first is None:
+        raise pa.ArrowInvalid("there is no block")  # such a file is small enough to be read whole
     schema, is_alike = first.schema, True
 
     def alike() -> Iterator[pa.Table]:

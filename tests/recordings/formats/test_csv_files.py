@@ -133,3 +133,13 @@ def test_a_byte_order_mark_is_no_part_of_a_list_of_objects(tmp_path: Path) -> No
     path = tmp_path / "log.json"
     path.write_text('[{"trip": "a", "tick": 0, "speed": 0.5, "command": "left"}]', encoding="utf-8-sig")
     assert Recording.open(Source(path, MAP)).read().steps["obs"].tolist() == [0.5]
+
+
+@pytest.mark.usefixtures("kept")
+def test_files_of_json_lines_without_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"trip": "a", "tick": 0, "speed": 0.5, "command": "left"}\n')
+    (tmp_path / "b.jsonl").write_text("\n\n")
+    assert Recording.open(Source(tmp_path, MAP)).num_steps == 1
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(Empty JSON file\)\. Restore it from a copy"):
+        Recording.open(Source(tmp_path, MAP))
