@@ -78,7 +78,7 @@ def test_rows_in_any_order_become_the_same_segments(lengths: list[int], agents: 
         assert exp[i].steps["reward"].tolist() == [row["score"] for row in own]
         assert exp[i].steps["note"].tolist() == [row["note"] for row in own]
         assert exp.final_obs["obs"][i].tolist() == [own[-1]["speed2"], own[-1]["angle2"]]
-        assert exp.segments.t_start[i] == first
+        assert exp.segments.t_start[i] == (0 if first == 1 else first)  # counted from 1
         assert exp.segments.terminated[i] == own[-1]["end"]
 
 
@@ -147,6 +147,19 @@ def test_tables_of_other_libraries() -> None:
         assert read(data).lengths.tolist() == [3, 4]
     with pytest.raises(DataError, match="a set is neither a path nor a table"):
         Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
+
+
+def test_steps_that_are_counted_from_one() -> None:
+    rows = rows_of([3, 2], first=1)
+    recording = Recording.open(Source(table_of(rows), columns=COLUMNS), on_bad=None)
+    assert recording.read().segments.t_start.tolist() == [0, 0]
+    assert recording.meta["inferred"]["t"] == "counts from 1 in the table"
+    without_first = [row for row in rows if row["trip"] == "trip-0" or row["tick"] > 1]
+    assert read(table_of(without_first)).segments.t_start.tolist() == [0, 1]
+    fives = [row | {"tick": row["tick"] * 5} for row in rows]
+    recording = Recording.open(Source(table_of(fives), columns=COLUMNS), on_bad=None)
+    assert recording.read().segments.t_start.tolist() == [0, 0]
+    assert recording.meta["inferred"]["t"] == "counts from 5 and by 5 in the table"
 
 
 def test_views_of_text_out_of_order(tmp_path: Path) -> None:  # as polars hands its columns over
