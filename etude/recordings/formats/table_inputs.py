@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -168,6 +169,9 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
+    names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
+    if len(set(names)) < len(names):
+        raise given_twice(next(name for name in names if names.count(name) > 1))
     in_folders = _with_types([values for *_, values in found], named)
     list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
     texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
@@ -290,6 +294,14 @@ def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted
             load = partial(read_batch, opened, () if is_converted else schema.names, k, part)
             yield Group(schema, part.stop - start, path, first + start, load)
         first += rows
+
+
+def given_twice(file: AnyPath) -> DataError:
+    """The error for a file that is among several files and folders twice."""
+    return DataError(
+        f"{file} was given twice, so its steps would count twice: give each folder and file once, and none that is in "
+        "a folder that is given, too."
+    )
 
 
 def no_rows(data: Any, groups: Sequence[Group]) -> DataError:

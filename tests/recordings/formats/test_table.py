@@ -127,6 +127,17 @@ def test_files_in_hidden_folders_are_left_out(tmp_path: Path) -> None:
     assert Recording.open(Source(tmp_path, columns=COLUMNS)).files == [tmp_path / "a.parquet"]
 
 
+def test_a_file_that_is_given_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a.parquet", "more/b.parquet"):
+        pq.write_table(table_of(rows_of([3])), tmp_path / name)
+    columns = {"obs": "speed", "action": "command", "terminated": "every-row"}
+    assert read(tmp_path, columns).num_steps == read(str(tmp_path / "**/*.parquet"), columns).num_steps == 6
+    for data in (f"{tmp_path}/**", [tmp_path, f"{tmp_path}/more/*"], [tmp_path / "more/b.parquet"] * 2):
+        with pytest.raises(DataError, match=r"[ab]\.parquet was given twice, so its steps would count twice"):
+            read(data, columns)
+
+
 def test_tables_of_other_libraries() -> None:
     table = table_of(rows_of([3, 4]))
 
@@ -558,7 +569,8 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert exp.segments.episode_id.tolist() == ["b%1", "a"]
     assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3]
     assert "day" not in exp.steps  # only those that are named
-    whole, part = str(tmp_path / "whole"), str(next((tmp_path / "whole").rglob("*.parquet")))
+    whole, part = tmp_path / "whole", tmp_path / "part.parquet"  # which is in no folder with a name
+    part.write_bytes(next(whole.rglob("*.parquet")).read_bytes())
     assert Recording.open(Source([whole, part], {"obs": "x", "action": "a", "terminated": "every-row"})).num_steps > 3
     day = Recording.open(
         Source(tmp_path / "whole", columns | {"obs": "day"})
