@@ -82,10 +82,17 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
     elif not is_number(kind):
-        such = f", for instance {shown(array[0])!r}" if len(array) else ""
+        row = _no_number(array) if is_text(kind) else 0
+        such = f", for instance {shown(array[row])!r}" if len(array) else ""
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
-        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
+        raise DataError(f"{place(row)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _no_number(texts: pa.Array) -> int:
+    """The first row of texts that is not a number: a cell such as ``-`` makes a column of numbers one of texts."""
+    is_one = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
+    return max(0, int(pc.index(is_one, False).as_py()))
 
 
 def shown(value: pa.Scalar) -> str:

@@ -54,6 +54,14 @@ def test_an_empty_cell_in_a_column_that_is_not_mapped_is_no_text(tmp_path: Path)
     assert guess_columns(path).found["note"].examples == ("fast",)
 
 
+@pytest.mark.usefixtures("kept")
+def test_the_cell_that_makes_a_column_of_numbers_text_is_named(tmp_path: Path) -> None:
+    scores = ["score", "1", "-0.5", "n/k"]
+    path = written(tmp_path, [f"{line},{score}" for line, score in zip(LINES, scores, strict=True)])
+    with pytest.raises(DataError, match=r"log\.csv, row 2: column `score` is of type string, for instance 'n/k', not"):
+        Recording.open(Source(path, MAP | {"reward": "score"}))
+
+
 # -- separators -------------------------------------------------------------------------------------------------------
 
 
