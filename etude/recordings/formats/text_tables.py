@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +64,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
     if kind == "csv":
         return _csv(path)
     if _is_array(path):
-        return pa.Table.from_pylist([row for row, _ in _elements(path)])
+        return _table_of([row for row, _ in _elements(path)], None)
     _check_depth(path)
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
@@ -212,10 +212,23 @@ def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
         rows.append(row)
         size += num_chars
         if size >= _BLOCK:
-            yield pa.Table.from_pylist(rows, schema)
+            yield _table_of(rows, schema)
             rows, size, is_empty = [], 0, False
     if rows or is_empty:
-        yield pa.Table.from_pylist(rows, schema)
+        yield _table_of(rows, schema)
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    """Objects as a table with a column for each key that any of them has, or with the columns of a ``schema``."""
+    names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
+    columns = {}
+    for name in names:
+        try:
+            kind = None if schema is None else schema.field(name).type
+            columns[name] = pa.array([row.get(name) for row in rows], kind)
+        except (pa.ArrowException, OverflowError) as error:
+            raise pa.ArrowInvalid(f"column `{name}`: {error}") from error
+    return pa.table(columns)
 
 
 def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:

@@ -2,6 +2,7 @@
 """CSV files as people have them: empty cells, other separators, no rows."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,17 @@ def test_files_of_json_lines_without_lines(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("")
     with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(Empty JSON file\)\. Restore it from a copy"):
         Recording.open(Source(tmp_path, MAP))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_list_of_objects_has_the_keys_of_all_of_them(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"trip": "a", "tick": k, "speed": k / 2, "command": "go"} for k in range(2)]
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps([rows[0], rows[1] | {"score": 1.5}]))
+    assert guess_columns(path).found["score"].missing == 1
+    with pytest.raises(DataError, match=r"log\.json, row 0: column `reward` holds NaN"):
+        Recording.open(Source(path, MAP | {"reward": "score"})).read()
+    for name, value in (("command", 7), ("speed", 2**70)):
+        path.write_text(json.dumps([rows[0], rows[1] | {name: value}]))
+        with pytest.raises(DataError, match=rf"log\.json: can't be read \(column `{name}`: "):
+            Recording.open(Source(path, MAP))
