@@ -323,7 +323,10 @@ def _table(data: Any) -> pa.Table:
         elif callable(getattr(data, "to_arrow", None)):
             table = data.to_arrow()
         else:
-            raise DataError(f"a {type(data).__name__} is neither a path nor a table that Arrow can convert.")
+            raise DataError(
+                f"a {type(data).__name__} is neither a path nor a table that Arrow can convert. Make it a table of "
+                "pandas, polars or pyarrow, such as pandas.DataFrame(columns)."
+            )
         table.validate(full=True)
     except BROKEN as error:
         raise unreadable(None, error) from error

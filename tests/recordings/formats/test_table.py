@@ -156,7 +156,7 @@ def test_tables_of_other_libraries() -> None:
 
     for data in (Stream(), Batches(), Arrow(), table.to_batches()[0]):
         assert read(data).lengths.tolist() == [3, 4]
-    with pytest.raises(DataError, match="a set is neither a path nor a table"):
+    with pytest.raises(DataError, match="a set is neither a path nor a table .* Make it a table of pandas"):
         Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
 
 
