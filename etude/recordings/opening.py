@@ -25,7 +25,7 @@ from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
-from etude.recordings.formats.table_inputs import is_table_by_name
+from etude.recordings.formats.table_inputs import given_twice, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.pieces import filtered
@@ -411,10 +411,7 @@ def _check_files(members: Sequence[Described]) -> None:
     for member in members:
         own = {file.resolve() if isinstance(file, Path) else file for file in member.contents.files}
         if twice := own & known:
-            raise DataError(
-                f"{min(map(str, twice))} was given twice, so its steps would count twice: give each folder and "
-                "file once, and none that is in a folder that is given, too."
-            )
+            raise given_twice(min(twice, key=str))
         known |= own
 
 

@@ -70,9 +70,10 @@ def histogram(columns: Sequence[Values]) -> dict[str, Any]:
         labels = [label for label, _ in sum(each, Counter[str]()).most_common(MAX_LABELS)]
         return {"labels": labels, "counts": [[counter[label] for label in labels] for counter in each]}
     finite = [values[np.isfinite(values.astype(np.float64))] for values in columns]
-    distinct = np.unique(np.concatenate([np.unique(values) for values in finite])) if finite else np.zeros(0)
-    is_whole = all(values.dtype.kind in "biu" for values in finite)
-    if is_whole and (not len(distinct) or distinct[-1] - distinct[0] < MAX_LABELS):
+    some = [np.unique(values) for values in finite if len(values)]
+    distinct = np.unique(np.concatenate(some)) if some else np.zeros(0)
+    is_whole = all(values.dtype.kind in "biu" for values in some or finite)
+    if is_whole and (not some or int(distinct[-1]) - int(distinct[0]) < MAX_LABELS):  # as Python's: none overflows
         counts = [[int((values == one).sum()) for one in distinct] for values in finite]
         return {"labels": [str(one) for one in distinct.tolist()], "counts": counts}
     low, high = (float(distinct[0]), float(distinct[-1])) if len(distinct) else (0.0, 0.0)

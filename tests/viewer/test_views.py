@@ -181,6 +181,16 @@ def test_statistics_and_histograms_leave_out_what_is_missing():
     assert figures.plain(values) == [1.0, None, None, 3.0]
 
 
+def test_histograms_of_flags_and_of_the_largest_whole_numbers() -> None:
+    flags = np.array([True, False, True])
+    assert figures.histogram([flags]) == {"labels": ["False", "True"], "counts": [[1, 2]]}
+    lacking = np.zeros(0)  # of a recording without the column
+    assert figures.histogram([flags, lacking]) == {"labels": ["False", "True"], "counts": [[1, 2], [0, 0]]}
+    ends = np.iinfo(np.int64)
+    found = figures.histogram([np.array([ends.min, 0, ends.max])])
+    assert (len(found["edges"]), sum(found["counts"][0])) == (figures.NUM_BINS + 1, 3)
+
+
 @pytest.mark.parametrize(
     ("space", "is_image"),
     [

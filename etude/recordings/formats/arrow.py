@@ -82,10 +82,17 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
     elif not is_number(kind):
-        such = f", for instance {shown(array[0])!r}" if len(array) else ""
+        row = _no_number(array) if is_text(kind) else 0
+        such = f", for instance {shown(array[row])!r}" if len(array) else ""
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
-        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
+        raise DataError(f"{place(row)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _no_number(texts: pa.Array) -> int:
+    """The first row of texts that is not a number: a cell such as ``-`` makes a column of numbers one of texts."""
+    is_one = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
+    return max(0, int(pc.index(is_one, False).as_py()))
 
 
 def shown(value: pa.Scalar) -> str:
@@ -205,6 +212,32 @@ def plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
             table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
     return table
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """The table with plain text and bytes in place of views, such as those of polars, which Arrow can't select from."""
+    for i, field in enumerate(table.schema):
+        if (kind := kind_without_views(field.type)) != field.type:
+            table = table.set_column(i, field.with_type(kind), table[i].cast(kind))
+    return table
+
+
+def kind_without_views(kind: pa.DataType) -> pa.DataType:
+    """The type of a column; see `without_views`."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, kind_without_views(kind.value_type), kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(kind_without_views(field.type)) for field in kind])
+    if is_list(kind):
+        inside = kind.value_field.with_type(kind_without_views(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(inside, kind.list_size)
+        return pa.large_list(inside) if pa.types.is_large_list(kind) else pa.list_(inside)
+    return kind
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

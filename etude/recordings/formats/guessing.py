@@ -5,7 +5,8 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
 
 1. A column is taken for what its name says (`CALLED`, in lower case, with ``_`` between words), if its values fit:
    flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken.
-2. Without a column named as an action, it is the only text column with at most `MOST_CHOICES` different values.
+2. Without a column named as an action, it is all columns with a name such as ``action_0`` or ``a1``; else the only text
+   column with at most `MOST_CHOICES` different values.
 3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
    all others that can be: numbers, booleans, and text with at most `MOST_CHOICES` different values. Constants are left
    out, and so are ids: names that end in ``id``, and text or integers that differ in every row.
@@ -81,6 +82,7 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
 PEOPLE: Final = ("user_id", "user", "customer_id", "customer", "client_id", "member_id", "patient_id", "subject_id")
 """Names of columns of people, whose rows are an episode if a flag says where it ends."""
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
+_ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 
 
@@ -260,6 +262,9 @@ class _Guessing:
                 return
 
     def _take_action(self) -> None:
+        if parts := self._parts(_ACTION_PART):
+            self._take(col.ACTION, *parts)
+            return
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
@@ -292,10 +297,7 @@ class _Guessing:
     def _take_observations(self) -> None:
         if col.OBS in self._taken:
             return
-        named = [
-            n for n in self._left if re.fullmatch(_PART, _plain_name(n)) and self._can_be_observed(n, is_named=True)
-        ]
-        if named:
+        if named := self._parts(_PART):
             self._take(col.OBS, *named)
             nexts = self._named(f"next_{_plain_name(name)}" for name in named)
             if len(nexts) == len(named):
@@ -310,6 +312,11 @@ class _Guessing:
         )
         if self._left and others:
             self._unsure.append(f"left out of obs, as an id, a constant, or no numbers: {', '.join(self._left)}")
+
+    def _parts(self, pattern: str) -> list[str]:
+        """The columns left whose names are those of parts of a vector."""
+        named = (name for name in self._left if re.fullmatch(pattern, _plain_name(name)))
+        return [name for name in named if self._can_be_observed(name, is_named=True)]
 
     def _is_choice(self, name: str) -> bool:
         distinct = self._distinct[name] or 0

@@ -220,6 +220,7 @@ def _hub(said: Mapping[str, Any]) -> dict[str, Any]:
 def _stats_of(values: NDArray[Any], offsets: NDArray[np.int64]) -> _Stats:
     """LeRobot's statistics of a column, with a row per episode: for the last axis, over all others."""
     flat = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+    flat = flat.astype(np.float64) if flat.dtype == np.uint64 else flat  # Arrow makes int64 of Python's whole numbers
     bounds = offsets * (len(flat) // max(1, len(values)))
     number, first = np.diff(bounds)[:, None], bounds[:-1]
     exact = flat.astype(np.float64)

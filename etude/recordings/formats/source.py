@@ -140,6 +140,8 @@ class Source:
             several = isinstance(own, list | tuple) and own and all(isinstance(part, str) for part in own)
             if not isinstance(own, str) and not several:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
+            if several and (twice := [part for part in own if own.count(part) > 1]):
+                raise SettingsError(f"Source.columns[{name!r}] has `{twice[0]}` twice: name each column once.")
             if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX, PROPENSITY):
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
         if self.preset is not None and self.preset not in (*PRESETS, ETUDE):

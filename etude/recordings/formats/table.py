@@ -632,8 +632,8 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
     if plan.is_propensity:
         inferred[col.LOGP] = f"the logarithm of `{plan.mapped[col.LOGP][0]}`"
-    if index.stride > 1:
-        inferred[col.T_INDEX] = f"counts by {index.stride} in the table"
+    if counts := [f"from {index.stride}"] * index.is_from_one + [f"by {index.stride}"] * (index.stride > 1):
+        inferred[col.T_INDEX] = f"counts {' and '.join(counts)} in the table"
     if index.is_clock:
         inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
     if col.EPISODE_ID not in plan.mapped:

@@ -42,6 +42,8 @@ class TableIndex:
     """Bounds of parts, as indices of segments."""
     stride: int
     """By how much the table's ``t`` increases per step."""
+    is_from_one: bool
+    """Whether the table's ``t`` counts from 1: no episode has a step 0, and some have a step 1."""
     is_clock: bool
     """Whether the table's ``t`` holds points in time."""
 
@@ -70,10 +72,11 @@ def index_of(
     exist; None if the rows are not in order.
 
     With ``t``, rows are sorted by it within each agent of each episode; without an episode id, an episode ends where a
-    flag is set or ``t`` does not increase. If ``t`` holds points in time, they are only used for sorting: steps are
-    numbered from 0, and rows of the same time get the same number. Without ``t``, rows are in order of time. Without
-    both, each row is a segment of its own if the next observation is known; else rows are in order and flags end
-    episodes. With ``by_one``, ``t`` counts every step: where it increases by more, steps are missing.
+    flag is set or ``t`` does not increase. If its smallest number is 1, it counts from 1. If ``t`` holds points in
+    time, they are only used for sorting: steps are numbered from 0, and rows of the same time get the same number.
+    Without ``t``, rows are in order of time. Without both, each row is a segment of its own if the next observation is
+    known; else rows are in order and flags end episodes. With ``by_one``, ``t`` counts every step from 0: where it
+    increases by more, steps are missing.
 
     At most the keys of one group are in memory at a time.
 
@@ -236,13 +239,16 @@ class _Cut:
             last_rows = np.concatenate([*(keys[name] for keys in self._before), self._last[name]])[1:]
             ends[name] = last_rows[parent] & ~goes_on
         ids = {n: np.concatenate([keys[n] for keys in self._heads])[parent] for n in KEYS if n in self._last}
+        firsts = np.concatenate(self._firsts)
+        is_from_one = not self._by_one and int(firsts.min()) == 1
         return TableIndex(
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
-            t_start=np.concatenate(self._firsts)[parent] + start - offsets[:-1][parent],
+            t_start=firsts[parent] - is_from_one + start - offsets[:-1][parent],
             ids={name: self._reader.names_of(name, codes) for name, codes in ids.items()},
             parts=grouped(stop - start, most),
             stride=self.stride,
+            is_from_one=is_from_one,
             is_clock=self._reader.is_clock,
             **ends,
         )

@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,7 +20,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, rela
 from etude.recordings import cache, footers
 from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
-from etude.recordings.formats.arrow import check_names
+from etude.recordings.formats.arrow import check_names, kind_without_views, without_views
 from etude.recordings.formats.source import described, is_paths
 from etude.urls import first_line
 
@@ -112,6 +113,18 @@ def _read_values(group: Group, values: Mapping[str, Any], schema: pa.Schema, nam
     return pa.table(columns, names=names)
 
 
+def _without_views(group: Group) -> Group:
+    """The group with plain text and bytes in place of views."""
+    schema = pa.schema([field.with_type(kind_without_views(field.type)) for field in group.schema])
+    if schema.equals(group.schema):
+        return group
+    return dataclasses.replace(group, schema=schema, load=partial(_read_without_views, group))
+
+
+def _read_without_views(group: Group, names: Sequence[str]) -> pa.Table:
+    return without_views(group.read(names))
+
+
 def with_members(group: Group, names: Iterable[str]) -> Group:
     """The group with a column for each of ``names`` that is a member of a struct, such as ``state.speed``."""
     paths: dict[str, list[str]] = {}
@@ -152,16 +165,19 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
         table = _table(data)
         most = most_rows(table.nbytes / max(1, table.num_rows))
         slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
-        return [Group(table.schema, part.num_rows, None, first, part.select) for first, part in slices]
+        return [_without_views(Group(table.schema, part.num_rows, None, first, part.select)) for first, part in slices]
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
+    names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
+    if len(set(names)) < len(names):
+        raise given_twice(next(name for name in names if names.count(name) > 1))
     in_folders = _with_types([values for *_, values in found], named)
     list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
     texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     return [
-        _with_values(group, values)
+        _with_values(_without_views(group), values)
         for (file, kind, _), values in zip(found, in_folders, strict=True)
         for group in _file_groups(file, kind, in_memory=size < cache.LEAST_BYTES)
     ]
@@ -280,6 +296,14 @@ def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted
         first += rows
 
 
+def given_twice(file: AnyPath) -> DataError:
+    """The error for a file that is among several files and folders twice."""
+    return DataError(
+        f"{file} was given twice, so its steps would count twice: give each folder and file once, and none that is in "
+        "a folder that is given, too."
+    )
+
+
 def no_rows(data: Any, groups: Sequence[Group]) -> DataError:
     """The error for a table with columns at most."""
     names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
@@ -299,7 +323,10 @@ def _table(data: Any) -> pa.Table:
         elif callable(getattr(data, "to_arrow", None)):
             table = data.to_arrow()
         else:
-            raise DataError(f"a {type(data).__name__} is neither a path nor a table that Arrow can convert.")
+            raise DataError(
+                f"a {type(data).__name__} is neither a path nor a table that Arrow can convert. Make it a table of "
+                "pandas, polars or pyarrow, such as pandas.DataFrame(columns)."
+            )
         table.validate(full=True)
     except BROKEN as error:
         raise unreadable(None, error) from error

@@ -4,11 +4,12 @@
 They are converted to Arrow files: small ones in memory, larger ones in the cache.
 """
 
+import codecs
 import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +22,10 @@ import pyarrow.json
 
 from etude.files import AnyPath, RemotePath, input_file, input_stream
 from etude.recordings import cache
-from etude.recordings.formats.arrow import check_names, plain, write_batches
+from etude.recordings.formats.arrow import check_names, plain, without_views, write_batches
 
 KINDS: Final = ("csv", "json", "stream")
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
@@ -63,7 +64,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
     if kind == "csv":
         return _csv(path)
     if _is_array(path):
-        return pa.Table.from_pylist([row for row, _ in _elements(path)])
+        return _table_of([row for row, _ in _elements(path)], None)
     _check_depth(path)
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
@@ -102,7 +103,16 @@ def _csv(path: AnyPath) -> pa.Table:
     size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
     options = pa.csv.ReadOptions(block_size=size, use_threads=False)
     convert = pa.csv.ConvertOptions(decimal_point=point)
-    return _blanks_as_nulls(pa.csv.read_csv(_input(path), options, parse, convert))
+    table = pa.csv.read_csv(_input(path), options, parse, convert)
+    _check_texts(table.schema)
+    return _blanks_as_nulls(table)
+
+
+def _check_texts(schema: pa.Schema) -> None:
+    """Raise a ValueError if Arrow took the texts of a CSV column for bytes, because some are not UTF-8."""
+    for field in schema:
+        if pa.types.is_binary(field.type):
+            raise ValueError(f"column `{field.name}` is not UTF-8 text: save the file as UTF-8")
 
 
 def _blanks_as_nulls(table: pa.Table) -> pa.Table:
@@ -123,6 +133,8 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
     """
     with input_stream(path) as file:
         head = file.read(_HEAD).decode("utf-8", "replace").lstrip("\ufeff\r\n")
+    if "\0" in head:
+        raise ValueError("it has zero bytes, as UTF-16 has: save the file as UTF-8")
     header = re.sub(r'"[^"]*"', "", head).partition("\n")[0]
     separator = "\t" if ".tsv" in path.suffixes else max(",;\t|", key=header.count)
     has_commas = separator == ";" and re.search(_DECIMAL_COMMA, head)
@@ -140,6 +152,7 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
             convert = pa.csv.ConvertOptions(column_types=types, decimal_point=point)
             with pa.csv.open_csv(_input(path), options, parse, convert) as reader:
                 names, kinds = reader.schema.names, reader.schema.types
+                _check_texts(reader.schema)
                 tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
                 write_batches(target, reader.schema, tables)
             return
@@ -157,13 +170,15 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
 def _is_array(path: AnyPath) -> bool:
     """Whether a file holds one list of objects, rather than an object per line."""
     with input_stream(path) as file:
-        return bool(file.read(256).lstrip().startswith(b"["))
+        return bool(file.read(256).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["))
 
 
 def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
     """Each block has its own types: if they differ, decode all blocks again with types that fit all."""
     tables = tables_of(None)
-    first = next(tables)
+    first = next(tables, None)
+    if first is None:
+        raise pa.ArrowInvalid("there is no block")  # such a file is small enough to be read whole
     schema, is_alike = first.schema, True
 
     def alike() -> Iterator[pa.Table]:
@@ -197,17 +212,30 @@ def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
         rows.append(row)
         size += num_chars
         if size >= _BLOCK:
-            yield pa.Table.from_pylist(rows, schema)
+            yield _table_of(rows, schema)
             rows, size, is_empty = [], 0, False
     if rows or is_empty:
-        yield pa.Table.from_pylist(rows, schema)
+        yield _table_of(rows, schema)
+
+
+def _table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    """Objects as a table with a column for each key that any of them has, or with the columns of a ``schema``."""
+    names = dict.fromkeys(name for row in rows for name in row) if schema is None else schema.names
+    columns = {}
+    for name in names:
+        try:
+            kind = None if schema is None else schema.field(name).type
+            columns[name] = pa.array([row.get(name) for row in rows], kind)
+        except (pa.ArrowException, OverflowError) as error:
+            raise pa.ArrowInvalid(f"column `{name}`: {error}") from error
+    return pa.table(columns)
 
 
 def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the objects in the list that a file holds, and the number of characters of each."""
     scan, blank = json.JSONDecoder().raw_decode, re.compile(r"[ \t\r\n]*")
     with input_stream(path) as file:
-        source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8")
+        source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8-sig")
         text, at, number, is_end = source.read(_BLOCK).lstrip()[1:], 0, 0, False
         while True:
             start = at = blank.match(text, at).end()  # type: ignore[union-attr]
@@ -269,10 +297,10 @@ def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
     """Yield no rows, and then the rows of each record batch, with plain values in place of dictionaries."""
     with input_file(path) as source, pa.ipc.open_stream(source) as reader:
         check_names(reader.schema)
-        yield plain(reader.schema.empty_table())
+        yield plain(without_views(reader.schema.empty_table()))
         for batch in reader:
             batch.validate(full=True)
-            yield plain(pa.Table.from_batches([batch]))
+            yield plain(without_views(pa.Table.from_batches([batch])))
 
 
 # -- both -----------------------------------------------------------------------------------------------------------

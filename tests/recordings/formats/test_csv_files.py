@@ -2,6 +2,7 @@
 """CSV files as people have them: empty cells, other separators, no rows."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_an_empty_cell_in_a_column_that_is_not_mapped_is_no_text(tmp_path: Path)
     path = written(tmp_path, [f"{line},{note}" for line, note in zip(LINES, notes, strict=True)])
     assert Recording.open(Source(path, MAP)).read().steps["note"].tolist() == ["fast", None, None]
     assert guess_columns(path).found["note"].examples == ("fast",)
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_cell_that_makes_a_column_of_numbers_text_is_named(tmp_path: Path) -> None:
+    scores = ["score", "1", "-0.5", "n/k"]
+    path = written(tmp_path, [f"{line},{score}" for line, score in zip(LINES, scores, strict=True)])
+    with pytest.raises(DataError, match=r"log\.csv, row 2: column `score` is of type string, for instance 'n/k', not"):
+        Recording.open(Source(path, MAP | {"reward": "score"}))
 
 
 # -- separators -------------------------------------------------------------------------------------------------------
@@ -112,3 +121,48 @@ def test_a_file_that_holds_no_rows_says_so(text: str, message: str, described: b
     (tmp_path / "log.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         Recording.open(Source(tmp_path / "log.csv", MAP) if described else tmp_path / "log.csv")
+
+
+# -- encodings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_file_that_is_not_utf_8_is_an_error_and_its_texts_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes("\n".join([*LINES, "b,1,2.5,läft"]).encode("latin-1"))  # as many bytes as `left`
+    with pytest.raises(DataError, match=r"log\.csv: can't be read \(column `command` is not UTF-8 text: save the file"):
+        Recording.open(Source(path, MAP))
+    path.write_text("\n".join(LINES), encoding="utf-16")
+    with pytest.raises(DataError, match=r"log\.csv: can't be read \(it has zero bytes, as UTF-16 has: save the file"):
+        Recording.open(Source(path, MAP))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_byte_order_mark_is_no_part_of_a_list_of_objects(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text('[{"trip": "a", "tick": 0, "speed": 0.5, "command": "left"}]', encoding="utf-8-sig")
+    assert Recording.open(Source(path, MAP)).read().steps["obs"].tolist() == [0.5]
+
+
+@pytest.mark.usefixtures("kept")
+def test_files_of_json_lines_without_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"trip": "a", "tick": 0, "speed": 0.5, "command": "left"}\n')
+    (tmp_path / "b.jsonl").write_text("\n\n")
+    assert Recording.open(Source(tmp_path, MAP)).num_steps == 1
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(Empty JSON file\)\. Restore it from a copy"):
+        Recording.open(Source(tmp_path, MAP))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_list_of_objects_has_the_keys_of_all_of_them(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"trip": "a", "tick": k, "speed": k / 2, "command": "go"} for k in range(2)]
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps([rows[0], rows[1] | {"score": 1.5}]))
+    assert guess_columns(path).found["score"].missing == 1
+    with pytest.raises(DataError, match=r"log\.json, row 0: column `reward` holds NaN"):
+        Recording.open(Source(path, MAP | {"reward": "score"})).read()
+    for name, value in (("command", 7), ("speed", 2**70)):
+        path.write_text(json.dumps([rows[0], rows[1] | {name: value}]))
+        with pytest.raises(DataError, match=rf"log\.json: can't be read \(column `{name}`: "):
+            Recording.open(Source(path, MAP))

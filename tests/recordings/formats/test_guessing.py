@@ -154,6 +154,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick done=done propensity=p",
         ["action could also be `choice`", "`trip`, `tick` are the same in several rows"],
     ),
+    "actions of several columns": (
+        {"x1": [0.5, 1.5], "Action 1": [0.1, 0.2], "Action 2": [1.0, 2.0], "reward": [1.0, 0.0], "done": [False, True]},
+        "obs=x1 'action=Action 1,Action 2' reward=reward done=done",
+        [],
+    ),
     "names with commas and spaces": (
         {"obs": [0.5, 1.5], "action": [0, 1], "my score": [1.0, 2.0], "reward": [1.0, 0.0], "done": [True, True]},
         "obs=obs action=action reward=reward done=done",
@@ -166,7 +171,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 def test_the_guess_and_what_is_not_sure(kind: str) -> None:
     columns, words, unsure = TABLES[kind]
     guess = guess_columns(pa.table(columns))
-    assert sorted(shlex.split(guess.words)[1:]) == sorted(words.split())
+    assert sorted(shlex.split(guess.words)[1:]) == sorted(shlex.split(words))
     assert all(any(text in reason for reason in guess.unsure) for text in unsure), guess.unsure
     assert bool(guess.unsure) == bool(unsure), guess.unsure
     assert list(guess.found) == list(columns)

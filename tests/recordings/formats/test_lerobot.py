@@ -519,6 +519,14 @@ def test_times_by_frames_a_second(tmp_path: Path) -> None:
             convert(own, tmp_path / "d-v0", **options)
 
 
+def test_whole_numbers_beyond_those_of_int64_are_written(tmp_path: Path) -> None:
+    exp = episodes(BOX, MOVE, [2, 1])
+    hashes = np.array([2**64 - 1, 5, 2**63], np.uint64)
+    written = converted(tmp_path, "lerobot", BOX, MOVE, exp.with_steps(hash=hashes))
+    assert written.read().steps["hash"].tolist() == hashes.tolist()
+    assert json.loads((written.path / "meta/stats.json").read_text())["hash"]["max"] == [2.0**64]
+
+
 def test_several_agents_are_refused(tmp_path: Path) -> None:
     exp = episodes(BOX, MOVE, [4, 4], episode_id=["e", "e"], agent_id=["a", "b"], terminated=True, truncated=False)
     own = recorded(tmp_path / "own", BOX, MOVE, exp)

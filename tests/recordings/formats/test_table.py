@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.recordings import Recording, validate
+from etude.recordings import Recording, guess_columns, validate
 from etude.recordings.formats.source import Source
 
 COLUMNS = {
@@ -78,7 +78,7 @@ def test_rows_in_any_order_become_the_same_segments(lengths: list[int], agents: 
         assert exp[i].steps["reward"].tolist() == [row["score"] for row in own]
         assert exp[i].steps["note"].tolist() == [row["note"] for row in own]
         assert exp.final_obs["obs"][i].tolist() == [own[-1]["speed2"], own[-1]["angle2"]]
-        assert exp.segments.t_start[i] == first
+        assert exp.segments.t_start[i] == (0 if first == 1 else first)  # counted from 1
         assert exp.segments.terminated[i] == own[-1]["end"]
 
 
@@ -127,6 +127,17 @@ def test_files_in_hidden_folders_are_left_out(tmp_path: Path) -> None:
     assert Recording.open(Source(tmp_path, columns=COLUMNS)).files == [tmp_path / "a.parquet"]
 
 
+def test_a_file_that_is_given_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("a.parquet", "more/b.parquet"):
+        pq.write_table(table_of(rows_of([3])), tmp_path / name)
+    columns = {"obs": "speed", "action": "command", "terminated": "every-row"}
+    assert read(tmp_path, columns).num_steps == read(str(tmp_path / "**/*.parquet"), columns).num_steps == 6
+    for data in (f"{tmp_path}/**", [tmp_path, f"{tmp_path}/more/*"], [tmp_path / "more/b.parquet"] * 2):
+        with pytest.raises(DataError, match=r"[ab]\.parquet was given twice, so its steps would count twice"):
+            read(data, columns)
+
+
 def test_tables_of_other_libraries() -> None:
     table = table_of(rows_of([3, 4]))
 
@@ -145,8 +156,53 @@ def test_tables_of_other_libraries() -> None:
 
     for data in (Stream(), Batches(), Arrow(), table.to_batches()[0]):
         assert read(data).lengths.tolist() == [3, 4]
-    with pytest.raises(DataError, match="a set is neither a path nor a table"):
+    with pytest.raises(DataError, match="a set is neither a path nor a table .* Make it a table of pandas"):
         Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
+
+
+def test_steps_that_are_counted_from_one() -> None:
+    rows = rows_of([3, 2], first=1)
+    recording = Recording.open(Source(table_of(rows), columns=COLUMNS), on_bad=None)
+    assert recording.read().segments.t_start.tolist() == [0, 0]
+    assert recording.meta["inferred"]["t"] == "counts from 1 in the table"
+    without_first = [row for row in rows if row["trip"] == "trip-0" or row["tick"] > 1]
+    assert read(table_of(without_first)).segments.t_start.tolist() == [0, 1]
+    fives = [row | {"tick": row["tick"] * 5} for row in rows]
+    recording = Recording.open(Source(table_of(fives), columns=COLUMNS), on_bad=None)
+    assert recording.read().segments.t_start.tolist() == [0, 0]
+    assert recording.meta["inferred"]["t"] == "counts from 5 and by 5 in the table"
+
+
+def test_views_of_text_out_of_order(tmp_path: Path) -> None:  # as polars hands its columns over
+    view = pa.string_view()
+    names = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1, 0]), pa.array(["stay", "go"], view))
+    table = pa.table(
+        {
+            "trip": pa.array(["b", "a", "b", "a"], view),
+            "time": [1, 1, 0, 0],
+            "place": pa.array([{"name": text, "x": [x]} for text, x in zip("xyzy", (4.0, 2, 3, 1), strict=True)]).cast(
+                pa.struct([("name", view), ("x", pa.list_(pa.float64(), 1))])
+            ),
+            "command": names,
+            "notes": pa.array([["n"]] * 4, pa.list_(view)),
+            "image": pa.array([b"4", b"2", b"3", b"1"], pa.binary_view()),
+        }
+    )
+    texts = pa.array(["go", "stay", "go", "stay"], view)
+    pq.write_table(table.set_column(3, "command", texts), tmp_path / "plain.parquet")  # it can't write names of views
+    for new, name in ((pa.ipc.new_file, "file.arrow"), (pa.ipc.new_stream, "stream.arrow")):
+        with new(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    columns = {"obs": "place", "action": "command", "episode_id": "trip", "t": "time", "terminated": "last-row"}
+    for data in (table, *sorted(tmp_path.iterdir())):
+        recording = Recording.open(Source(data, columns=columns))
+        exp = recording.read()
+        assert exp.steps["obs/x"].ravel().tolist() == [3, 4, 1, 2]
+        assert [recording.obs_space["name"].names[i] for i in exp.steps["obs/name"]] == ["z", "x", "y", "y"]
+        assert [recording.action_space.names[i] for i in exp.steps["action"]] == ["go", "go", "stay", "stay"]
+        assert exp.steps["image"].ravel().tolist() == [*b"3412"]
+        assert list(recording.meta["dropped"]) == ["notes"]
+        assert guess_columns(data).columns["episode_id"] == "trip"
 
 
 def test_spaces_and_columns() -> None:
@@ -513,7 +569,8 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert exp.segments.episode_id.tolist() == ["b%1", "a"]
     assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3]
     assert "day" not in exp.steps  # only those that are named
-    whole, part = str(tmp_path / "whole"), str(next((tmp_path / "whole").rglob("*.parquet")))
+    whole, part = tmp_path / "whole", tmp_path / "part.parquet"  # which is in no folder with a name
+    part.write_bytes(next(whole.rglob("*.parquet")).read_bytes())
     assert Recording.open(Source([whole, part], {"obs": "x", "action": "a", "terminated": "every-row"})).num_steps > 3
     day = Recording.open(
         Source(tmp_path / "whole", columns | {"obs": "day"})
@@ -689,6 +746,7 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"columns": {"nxt_obs": "a"}}, r"Source\.columns has `nxt_obs`; known are .* Nearest: `next_obs`"),
         ({"columns": {"obs": 3}}, r"Source\.columns\['obs'\] is 3: give a column's name"),
         ({"columns": {"t": ["a", "b"]}}, r"Source\.columns\['t'\] is .* give the name of one column"),
+        ({"columns": {"obs": ["a", "b", "a"]}}, r"Source\.columns\['obs'\] has `a` twice: name each column once"),
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
         (
             {"episode_id": "trip", "obs": ["a", "b"]},
