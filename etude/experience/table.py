@@ -179,6 +179,15 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     return steps, offsets, segments, final_obs
 
 
+def shape_of(field: pa.Field) -> list[int] | None:
+    """The shape of a row that a stored field says; None if it says none, or none that there can be."""
+    try:
+        shape = json.loads((field.metadata or {}).get(SHAPE_KEY, b"null"))
+    except (ValueError, RecursionError):
+        return None
+    return shape if isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape) else None
+
+
 def _one(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     if column.num_chunks == 1:

@@ -3,7 +3,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -16,7 +15,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.table import KEYS, SHAPE_KEY
+from etude.experience.table import KEYS, shape_of
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
@@ -343,13 +342,8 @@ def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | No
 
 def _type_of(field: pa.Field) -> str:
     """Describe the type of a column, with the shape of its rows if they have several axes."""
-    said = (field.metadata or {}).get(SHAPE_KEY, b"[]")
-    try:
-        shape = json.loads(said)
-    except (ValueError, RecursionError):
-        shape = repr(said)
-    is_plain = isinstance(shape, list) and len(shape) < 2
-    return str(field.type) if is_plain else f"{field.type} of shape {shape}"
+    shape = shape_of(field)
+    return str(field.type) if shape is None or len(shape) < 2 else f"{field.type} of shape {shape}"
 
 
 def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:

@@ -190,7 +190,9 @@ class Expression:
         facts = [fact for fact in STEP_FACTS if fact not in columns]
         for name in sorted(self.names - set(figures)):
             if name in columns or name in facts:
-                raise self._error(f"names `{name}`, which each step has: say what of it, such as mean({name})")
+                raise self._error(
+                    f"names `{name}`, which each step has: say what of it, such as mean({name}) or any({name} == 1)"
+                )
             raise self._error(f"names `{name}`. Figures are {', '.join(figures)}{_hint(name, figures)}")
         for name in self.columns:
             if name not in columns and name not in facts:

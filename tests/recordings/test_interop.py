@@ -210,6 +210,14 @@ def test_images_and_nested_columns_come_back(tmp_path: Path) -> None:
         }), exp)  # fmt: skip
 
 
+def test_a_column_that_pyarrow_rewrites_keeps_the_axes_of_its_rows(tmp_path: Path) -> None:
+    grid = np.arange(15 * 4.0).reshape(15, 2, 2)
+    record(tmp_path / "r", numbered([9, 6]).with_steps(grid=grid))
+    (tmp_path / "out").mkdir()
+    pq.write_table(shuffled(pq.read_table(tmp_path / "r")), tmp_path / "out" / "x.parquet")
+    same(Recording.open(tmp_path / "out"), numbered([9, 6]).with_steps(grid=grid))
+
+
 def test_a_file_that_only_looks_like_one_of_etude_is_named(tmp_path: Path, folder: Path) -> None:
     table = by_pyarrow(folder)
     pq.write_table(table.drop_columns(["t"]).replace_schema_metadata(None), folder / "x.parquet")

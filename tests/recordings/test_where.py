@@ -91,7 +91,10 @@ def test_what_is_no_such_expression(text, message):
     ("text", "message"),
     [
         ("retrun > 1", r"names `retrun`. Figures are return, length, done, episode_id; nearest: `return`"),
-        ("reward > 1", r"names `reward`, which each step has: say what of it, such as mean\(reward\)"),
+        (
+            "reward > 1",
+            r"names `reward`, which each step has: say what of it, such as mean\(reward\) or any\(reward == 1\)",
+        ),
         ("mean(rewards) > 1", r"names the column `rewards`. There are reward, obs; nearest: `reward`"),
         ("mean(length) > 1", r"names the column `length`"),
     ],

@@ -20,6 +20,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
+from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
@@ -368,6 +369,9 @@ class TableColumns:
             if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
                 return {name: strings(array, own[0], place)}
             found = self._flat(array, own[0], name, place)
+            shape = shape_of(table.schema.field(own[0]))
+            if shape and name in found and math.prod(found[name].shape[1:]) == math.prod(shape):
+                found = {name: found[name].reshape(-1, *shape)}
             if name == col.LOGP and self._plan.is_propensity:
                 found = {name: _logarithm(values, own[0], place) for name, values in found.items()}
             return found
