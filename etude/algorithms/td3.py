@@ -95,7 +95,7 @@ class NoisyTanh(SquashedGaussian):
         std: Standard deviation of the noise, in units of half of each dimension's range; may be set at any time.
 
     Raises:
-        SpaceError: a bound is infinite, or the Box has an integer dtype.
+        SpaceError: a bound is infinite, two bounds coincide, or the Box has an integer dtype.
     """
 
     def __init__(self, space: Any, root: str, std: float = 0.1) -> None:

@@ -90,11 +90,14 @@ def _arguments(spec: str, text: str) -> tuple[list[Any], dict[str, Any]]:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("not a list of arguments")
         args = [ast.literal_eval(arg) for arg in call.args]
-        return args, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two for what is nested too deeply
         raise SettingsError(
             f"connector `{spec[:100]}`: can't read {text[:100]!r}. Write plain values, such as `clip_reward:-1,high=1`."
         ) from None
+    if len(kwargs) < len(call.keywords):
+        raise SettingsError(f"connector `{spec[:100]}` has an argument twice: leave one of them out.")
+    return args, kwargs
 
 
 def _made(cls: type[Connector], spec: str, args: list[Any], kwargs: dict[str, Any]) -> Connector:

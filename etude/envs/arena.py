@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs.env_state import order_of
+from etude.errors import EnvError
 from etude.experience import arrays
 from etude.spaces import Space, in_words, leaves, outside_bounds
 
@@ -190,6 +191,11 @@ class Arena(Protocol):
 
     def close(self) -> None:
         """Close the envs and what they hold open."""
+
+
+def closed() -> EnvError:
+    """The error of an arena that is used after `Arena.close`."""
+    return EnvError("the arena is closed: make it, or the algorithm that it belongs to, again.")
 
 
 class BoundsCheck:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs.adapters import EnvValueError
-from etude.envs.arena import BoundsCheck, Ints, Turn
+from etude.envs.arena import BoundsCheck, Ints, Turn, closed
 from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
@@ -224,7 +224,7 @@ class CopiesArena:
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`. Envs that are in the middle of a step finish it first."""
         if self._is_closed:
-            raise _closed()
+            raise closed()
         self._error = _not_reset()
         while self._is_pending():
             envs, status, _ = self._ready(self.num_envs)
@@ -268,6 +268,8 @@ class CopiesArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
+        if self._is_closed:
+            raise closed()
         still_open = [one for one in self._open if one is not turn]
         if len(still_open) == len(self._open):
             raise EnvError(
@@ -302,7 +304,7 @@ class CopiesArena:
         """See `Arena.close`. An env object of the user is not closed."""
         if not self._is_closed:
             self._failures.log_summary()
-        self._is_closed, self._error, self._open = True, _closed(), []
+        self._is_closed, self._error, self._open = True, closed(), []
         self._close()
 
     # -- envs that fail -----------------------------------------------------------------------------------------
@@ -367,10 +369,6 @@ class CopiesArena:
 
 def _not_reset() -> EnvError:
     return EnvError("the arena was not reset: call reset() before recv().")
-
-
-def _closed() -> EnvError:
-    return EnvError("the arena is closed.")
 
 
 class EnvSeeds(Stateful):

@@ -19,7 +19,7 @@ from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
 from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing
-from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
+from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
 from etude.spaces import (
@@ -82,6 +82,7 @@ class VectorArena:
     ) -> None:
         self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact, max_steps=max_steps)
         self._is_given = isinstance(env, VectorEnv)
+        self._is_closed = False
         self.num_slots: int = self.env.num_envs
         self.obs_space = reduced_spaces((self.env.single_observation_space,), tuple(drop))[0]
         self.action_space = self.env.single_action_space
@@ -160,6 +161,8 @@ class VectorArena:
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
+        if self._is_closed:
+            raise closed()
         obs, info = self._begin(seed)
         self._reset_infos = info
         columns = self._flatten(obs)
@@ -188,6 +191,8 @@ class VectorArena:
 
     def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
+        if self._is_closed:
+            raise closed()
         if not self._turns:
             raise EnvError("the arena was not reset: call reset() before recv().")
         if not self._bounds.is_over:
@@ -196,6 +201,8 @@ class VectorArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
+        if self._is_closed:
+            raise closed()
         given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
             raise not_five(self.env, given)
@@ -320,6 +327,7 @@ class VectorArena:
 
     def close(self) -> None:
         """See `Arena.close`. A VectorEnv object that was given is not closed."""
+        self._is_closed, self._turns = True, []
         if not self._is_given:
             try:
                 self.env.close()

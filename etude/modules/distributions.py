@@ -340,10 +340,12 @@ class DiagGaussian(Distribution):
     Actions may be outside the bounds of the Box; a connector clips or rescales them for the env.
 
     Raises:
-        SpaceError: the Box has an integer dtype.
+        SpaceError: the Box has an integer dtype, or holds no number.
     """
 
     def __init__(self, space: spaces.Box, root: str) -> None:
+        if not np.prod(space.shape):
+            raise SpaceError(f"`{root}` is {space}, which holds no number, so there is nothing to choose.")
         if np.dtype(space.dtype).kind != "f":
             raise SpaceError(
                 f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
@@ -414,7 +416,7 @@ class SquashedGaussian(DiagGaussian):
     bijection.
 
     Raises:
-        SpaceError: a bound is infinite, or the Box has an integer dtype.
+        SpaceError: a bound is infinite, two bounds coincide, or the Box has an integer dtype.
     """
 
     def __init__(self, space: spaces.Box, root: str) -> None:
@@ -423,6 +425,12 @@ class SquashedGaussian(DiagGaussian):
             raise SpaceError(
                 f"`{root}` is {space}: a squashed Gaussian needs finite bounds. Give the env's action space finite "
                 "bounds (for a table, the `action_space` of its Source), or don't squash if the algorithm allows it."
+            )
+        if (which := np.argwhere(space.low == space.high)).size:
+            raise SpaceError(
+                f"`{root}` is {space}: its bounds coincide at index {which[0].tolist()}, and a squashed Gaussian needs "
+                "a range between them. Add the connector `rescale_action`, or leave this number out of the env's "
+                "action space."
             )
         self._low, self._high = space.low, space.high
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)

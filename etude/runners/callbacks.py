@@ -226,7 +226,7 @@ class RunningEpisode:
         """
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = np.nan
         if not np.isfinite(number):
             raise DataError(f"episode.log({name!r}, {value!r}): the value must be a finite number.")

@@ -222,6 +222,22 @@ class Endless(PendulumEnv):
         self.action_space = spaces.Box(-np.inf, np.inf, (1,))
 
 
+class Locked(PendulumEnv):
+    """A second motor that can't move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(np.array([-2.0, 0.5], np.float32), np.array([2.0, 0.5], np.float32))
+
+
+def test_a_number_that_can_not_change_is_refused_unless_the_actions_are_rescaled() -> None:
+    with pytest.raises(SpaceError, match=r"its bounds coincide at index \[1\], .* Add the connector `rescale_action`"):
+        sac(env=Locked)
+    rescaled = sac(env=Locked, connectors=("rescale_action",))
+    assert np.isfinite(rescaled.train().losses["critic"])
+    assert rescaled.policy.act(np.zeros(3, np.float32), explore=True)[1] == 0.5
+
+
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="SAC draws the actions of a Box of floats only. Take DQN or PPO"):
         sac(env="CartPole-v1")

@@ -83,6 +83,7 @@ def test_names_and_texts_lead_back() -> None:
         ("frame_stack:4)(", r"can't read '4\)\('"),
         (f"frame_stack:{'-' * 9000}1", r"connector `frame_stack:-{88}`: can't read '-{100}'"),
         (f"frame_stack:{'1+' * 5000}1", r"can't read '1\+"),
+        ("frame_stack:k=2,k=3", r"connector `frame_stack:k=2,k=3` has an argument twice"),
         (
             "frame_stack:n=4",
             r"connector `frame_stack:n=4`: .*unexpected keyword argument 'n'.* It takes \(k: int = 4\)",

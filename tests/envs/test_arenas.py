@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from many_agent_envs import TwoJobs
 from some_envs import LendingVectorEnv, Numbered
 
+import etude
 from etude.envs import InlineArena, VectorArena, Workers, make_arena
 from etude.errors import EnvError, SpaceError
 
@@ -284,3 +285,14 @@ def test_what_is_no_env() -> None:
         make_arena(lambda: 3, 1)
     with pytest.raises(EnvError, match="the vector env has 3 envs, but num_envs is 2"):
         make_arena(make_vector, 2)
+
+
+@pytest.mark.parametrize("num_envs", [2, 8])  # an InlineArena and a VectorArena
+@pytest.mark.parametrize("trains_before", [False, True])
+def test_a_closed_run_says_that_it_is_closed(num_envs: int, trains_before: bool) -> None:
+    ppo = etude.PPO(etude.PPOConfig(env="CartPole-v1", num_envs=num_envs, num_steps=32, epochs=1, seed=1))
+    if trains_before:
+        ppo.train()
+    ppo.close()
+    with pytest.raises(EnvError, match="the arena is closed: make it, or the algorithm that it belongs to, again"):
+        ppo.train()

@@ -333,6 +333,7 @@ def test_media_are_pictures_and_clips_and_the_newest_of_a_name() -> None:
     [
         (lambda e: e.log("x", np.nan), r"episode.log\('x', nan\): the value must be a finite number"),
         (lambda e: e.log("x", "much"), r"episode.log\('x', 'much'\): the value must be a finite number"),
+        (lambda e: e.log("x", 10**400), r"episode.log\('x', 1000*\): the value must be a finite number"),
         (lambda e: e.log_histogram("h", [1, np.inf]), r"log_histogram\('h', ...\): the values must be finite"),
         (lambda e: e.log_histogram("h", "abc"), r"log_histogram\('h', ...\): the values must be finite"),
         (
