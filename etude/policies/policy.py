@@ -216,9 +216,10 @@ class Policy:
             SpaceError: the observation does not fit `obs_space`: a part is missing, has another shape or kind of
                 numbers, is NaN or infinite, or is no choice of its `Discrete` space. Numbers outside the bounds of a
                 Box are accepted, and parts that the space does not have are ignored.
-            SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
-                the last reward, but there is none; or names are asked for, and the action space has none; or ``state``,
-                ``reward`` or ``rng`` is something else, or another argument is given.
+            SettingsError: the policy needs a state, but there is none, or one with another number of rows, or it has
+                none and is given one; or it needs the last reward, but there is none; or names are asked for, and the
+                action space has none; or ``state``, ``reward`` or ``rng`` is something else, or another argument is
+                given.
         """
         if not isinstance(state, Mapping | None):
             raise SettingsError(
@@ -267,6 +268,10 @@ class Policy:
         if self.remembers:
             chosen, extras, after = self._step(actor, obs, state, reward, first)
         else:
+            if state:
+                raise SettingsError(
+                    "this policy has no state, but was given one, as of another policy: give {}, or leave `state` out."
+                )
             if self.connectors.observes:
                 nothing = np.zeros(rows)
                 obs = self.connectors.online(Inputs(np.arange(rows), obs, np.ones(rows, bool), {}, nothing)).obs

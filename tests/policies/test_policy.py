@@ -155,6 +155,8 @@ def test_one_without_memory_needs_no_state_but_takes_one() -> None:
         obs = np.ones(4, np.float32)
         action, state = policy.act(obs, policy.initial_state())
         assert (action, state) == (policy.act(obs), {})
+        with pytest.raises(SettingsError, match="this policy has no state, but was given one"):
+            policy.act(obs, {"first": np.ones(1, bool)})
 
 
 NAN = np.full(4, np.nan, np.float32)
