@@ -346,6 +346,13 @@ def test_tensors_give_tensors_as_arrays_give_arrays() -> None:
     assert one["push"].dtype == torch.float32
 
 
+def test_an_empty_batch_gives_no_actions() -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)))
+    for rows in (0, 3, 0, 1, 0):
+        for explore in (False, True):
+            assert policy.act(np.zeros((rows, 4), np.float32), explore=explore).shape == (rows,)
+
+
 def test_a_policy_explores_by_random_numbers_of_its_own() -> None:
     with closing(trained("plain")) as ppo:
         drawn = [int(ppo.policy.act(np.zeros(4, np.float32), explore=True)) for _ in range(60)]
