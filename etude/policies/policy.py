@@ -71,7 +71,7 @@ def _arguments_hinted(method: F) -> F:
     return cast(F, called)
 
 
-_LARGEST: Final = float(np.finfo(np.float32).max)
+LARGEST_REWARD: Final = float(np.finfo(np.float32).max)
 """The largest reward that can be acted on."""
 
 _EXPLORE: Final = "It takes the most likely action; explore=True samples one."
@@ -342,7 +342,7 @@ class Policy:
             memory = {name: where_rows(begins, 0.0, part).astype(np.float32) for name, part in memory.items()}
             action = {name: where_rows(begins, 0, part).astype(part.dtype) for name, part in action.items()}
             earned = np.where(begins, 0.0, earned)
-        if not (fits := np.abs(earned) <= _LARGEST).all() and self.readers(col.REWARD):
+        if not (fits := np.abs(earned) <= LARGEST_REWARD).all() and self.readers(col.REWARD):
             raise SettingsError(
                 f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
             )

@@ -19,6 +19,7 @@ from etude.columns import Columns
 from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
 from etude.policies import Chosen, Policy, PolicyState
 from etude.policies.export import state_leaves
+from etude.policies.policy import LARGEST_REWARD
 from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
@@ -197,6 +198,8 @@ class PolicyService:
             if step.done:
                 return await self._end(session, step)
             assert step.obs is not None
+            if abs(step.reward or 0.0) > LARGEST_REWARD and self._needs_reward(policy):
+                raise RequestError(col.REWARD, "is outside the range of float32, in which the policy reads it.")
             is_recorded = self.recorder is not None
             if is_recorded and episode.num_steps >= self.config.max_episode_steps:
                 raise RequestError(
