@@ -123,7 +123,7 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
-        self._offline = [c.offline for c in self.connectors if overrides(c, "offline")]
+        self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
@@ -192,8 +192,19 @@ class Pipeline(Connector):
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        for offline in self._offline:
-            exp = offline(exp, module)
+        for connector in self._offline:
+            exp = connector.offline(exp, module)
+            if not isinstance(exp, Experience):
+                raise DataError(
+                    f"`{connector.name}.offline` returned a {type(exp).__name__}: it must return "
+                    "an Experience, such as exp.with_steps(name=array)."
+                )
+            for name, column in exp.steps.items():
+                if len(column) != exp.num_steps:
+                    raise DataError(
+                        f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {exp.num_steps} "
+                        "steps: it must have a row for each."
+                    )
         return exp
 
     def update(self, exp: Experience) -> None:
