@@ -116,6 +116,7 @@ class Pipeline(Connector):
 
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
+        self._online_alone: str | None = None
         self._arrange()
 
     def _arrange(self) -> None:
@@ -154,8 +155,12 @@ class Pipeline(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
+        self._online_alone = None
         for connector in self.connectors:
+            before = obs_space
             obs_space, action_space = connector.spaces(obs_space, action_space)
+            if obs_space != before and overrides(connector, "online") and not overrides(connector, "offline"):
+                self._online_alone = connector.name
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
@@ -192,6 +197,11 @@ class Pipeline(Connector):
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        if self._online_alone is not None:
+            raise SettingsError(
+                f"the connector `{self._online_alone}` changes the observations that the module sees when it acts "
+                "(online), but not those that it learns from: write its method offline, too."
+            )
         for connector in self._offline:
             exp = connector.offline(exp, module)
             if not isinstance(exp, Experience):

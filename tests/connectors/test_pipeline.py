@@ -192,6 +192,24 @@ def test_what_is_kept_but_in_no_state_is_told() -> None:
         Pipeline([Counts()]).new_state(2)
 
 
+class Longer(Connector):
+    """One number more when acting, none when learning."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        return spaces.Box(-np.inf, np.inf, (obs_space.shape[0] + 1,), np.float32), action_space
+
+    def online(self, inputs: Inputs) -> Inputs:
+        obs = inputs.obs["obs"]
+        return inputs.with_obs({"obs": np.concatenate([obs, obs[:, :1]], axis=1)})
+
+
+def test_observations_that_change_only_when_acting_are_told() -> None:
+    pipeline = Pipeline([Longer()])
+    pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    with pytest.raises(SettingsError, match=r"`longer` changes the observations .* write its method offline, too"):
+        pipeline.offline(episodes([3]))
+
+
 class Offline(Connector):
     """Returns from `offline` what it is told."""
 
