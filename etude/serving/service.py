@@ -125,7 +125,7 @@ class PolicyService:
             self.run = policies
             self.saved_as, self._meta, self.policies = _loaded(policies)
         else:
-            self.policies = {"main": policies} if isinstance(policies, Policy) else dict(policies)
+            self.policies = _by_name(policies)
         if not self.policies:
             raise SettingsError("there is no policy to serve.")
         self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
@@ -356,6 +356,17 @@ class PolicyService:
             self.recorder.set_policies(self.policies)
         self.metrics.count("etude_reloads_total", taken="yes")
         _log.info("%s: a newer checkpoint is served.", self.run)
+
+
+def _by_name(policies: Policy | Mapping[str, Policy]) -> dict[str, Policy]:
+    named = {"main": policies} if isinstance(policies, Policy) else policies
+    for one in named.values() if isinstance(named, Mapping) else [named]:
+        if not isinstance(one, Policy):
+            raise SettingsError(
+                f"a {type(one).__name__} can't be served: give a policy, several by name, or the folder of a run. The "
+                "policy of an algorithm is algorithm.policy."
+            )
+    return dict(named)
 
 
 def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:

@@ -337,6 +337,12 @@ def test_settings_are_checked(config, word):
         app(make_policy("plain"), **config)
 
 
+@pytest.mark.parametrize("wrong", [None, 3, make_policy("plain").module, {"main": make_policy("plain").module}])
+def test_what_is_no_policy_is_told(wrong):
+    with pytest.raises(SettingsError, match=r"a \w+ can't be served: .*algorithm\.policy"):
+        service(wrong)
+
+
 def test_a_port_that_is_taken():
     own = service(make_policy("plain"))
     with WebServer(own, "127.0.0.1", 0).running() as server, pytest.raises(SettingsError, match="is taken"):
