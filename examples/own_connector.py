@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors of one's own: a function, and a class with both sides. CartPole without its velocities."""
 
+from typing import Any
+
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
@@ -39,6 +41,14 @@ class Clock(etude.Connector):
         after = (exp.segments.t_start + exp.lengths).astype(np.float32) / 100
         final_obs = {"obs": np.column_stack([exp.final_obs["obs"], after])}
         return etude.Experience({**exp.steps, "obs": obs}, exp.offsets, exp.segments, final_obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clocks, for checkpoints and for a policy that acts elsewhere."""
+        return {"t": self.t.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the clocks."""
+        self.t = np.array(state["t"])
 
 
 config = etude.PPOConfig(env="CartPole-v1", connectors=(without_velocities, etude.FrameStack(4), Clock()), seed=1)

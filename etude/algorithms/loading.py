@@ -129,7 +129,7 @@ def load_policy(
         )
     name = next(iter(spaces)) if policy_id is None else policy_id
     if name not in spaces:
-        raise SettingsError(f"{shown} has no policy {name!r}. {choice(name, spaces)}")
+        raise SettingsError(f"{shown} has no policy {name!r}. {choice(str(name), spaces)}")
     cls = _config_class(algorithm, meta, shown, trust=trust)
     _check_overrides(algorithm, cls, overrides, shown)
     config = _config_of_policy(cls, saved, overrides, name, shown, trust=trust)

@@ -18,7 +18,7 @@ from etude.connectors import (
     VTrace,
 )
 from etude.envs import Arena
-from etude.errors import SettingsError
+from etude.errors import ModuleError, SettingsError
 from etude.learners import Schedule, seeded
 from etude.modules import Module
 from etude.policies import Policy
@@ -65,6 +65,11 @@ def make_policy(
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
         module = make_module(seen, acted)
+    if not isinstance(module, Module):
+        raise ModuleError(
+            f"make_module returned a {type(module).__name__}: it must return a Module, such as "
+            "super().make_module(given, obs_space, action_space)."
+        )
     return Policy(module.to(config.compute.device), connectors, obs_space=spaces[0], action_space=spaces[1])
 
 
@@ -120,6 +125,8 @@ def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
     Raises:
         SettingsError: they change the spaces that the module sees.
     """
+    if not isinstance(connectors, list | tuple):
+        raise SettingsError(f"learner_connectors returned a {type(connectors).__name__}: it must return a list.")
     pipeline = Pipeline(connectors)
     spaces = (module.obs_space, module.action_space)
     if pipeline.spaces(*spaces) != spaces:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.errors import CheckpointError, DataError, SpaceError
+from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns, ranges
 from etude.modules.module import Module
@@ -102,9 +102,18 @@ class Connector:
 
         For a connector with its own `step`, these are zeros ``[num_rows, ...]``. By default, it is what `state_dict`
         returns after `start`.
+
+        Raises:
+            SettingsError: the connector has a `start`, but no `state_dict`.
         """
         if not self._remembers():
             return {}
+        if not overrides(self, "state_dict") or not overrides(self, "load_state_dict"):
+            raise SettingsError(
+                f"the connector `{self.name}` keeps something from step to step, since it has a `start`, but lacks "
+                "`state_dict` or `load_state_dict`: a policy that acts would forget it. Write both, or `new_state` "
+                "and `step`."
+            )
         own = copy.deepcopy(self)
         own.start(num_rows)
         return own.state_dict()

@@ -116,6 +116,7 @@ class Pipeline(Connector):
 
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
+        self._online_alone: str | None = None
         self._arrange()
 
     def _arrange(self) -> None:
@@ -123,7 +124,7 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
-        self._offline = [c.offline for c in self.connectors if overrides(c, "offline")]
+        self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
@@ -154,8 +155,12 @@ class Pipeline(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
+        self._online_alone = None
         for connector in self.connectors:
+            before = obs_space
             obs_space, action_space = connector.spaces(obs_space, action_space)
+            if obs_space != before and overrides(connector, "online") and not overrides(connector, "offline"):
+                self._online_alone = connector.name
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
@@ -192,8 +197,24 @@ class Pipeline(Connector):
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        for offline in self._offline:
-            exp = offline(exp, module)
+        if self._online_alone is not None:
+            raise SettingsError(
+                f"the connector `{self._online_alone}` changes the observations that the module sees when it acts "
+                "(online), but not those that it learns from: write its method offline, too."
+            )
+        for connector in self._offline:
+            exp = connector.offline(exp, module)
+            if not isinstance(exp, Experience):
+                raise DataError(
+                    f"`{connector.name}.offline` returned a {type(exp).__name__}: it must return "
+                    "an Experience, such as exp.with_steps(name=array)."
+                )
+            for name, column in exp.steps.items():
+                if len(column) != exp.num_steps:
+                    raise DataError(
+                        f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {exp.num_steps} "
+                        "steps: it must have a row for each."
+                    )
         return exp
 
     def update(self, exp: Experience) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from etude.connectors import Pipeline
 from etude.display import short
-from etude.errors import DataError, EtudeError, SettingsError
+from etude.errors import DataError, EtudeError, ModuleError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.interruption import pause
@@ -241,6 +241,11 @@ class ModuleLearner:
             parameters = {"all": [p for p in self.module.parameters() if p.requires_grad]}
         elif not parameters:
             return  # they will be registered later
+        if not isinstance(parameters, Mapping):
+            raise ModuleError(
+                f"parameter_groups returned a {type(parameters).__name__}: it must return a dict of parameters "
+                'by the names of their optimizers, such as {"all": list(module.parameters())}.'
+            )
         rates = dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(parameters, lr)
         if rates.keys() != parameters.keys():
             raise EtudeError(f"learning rates for {sorted(rates)}, but optimizers {sorted(parameters)}.")

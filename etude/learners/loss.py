@@ -61,11 +61,17 @@ class Loss:
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         for name, figure in figures.items():
             try:
-                self.logged[name] = torch.as_tensor(figure, device=on).detach()
+                logged = torch.as_tensor(figure, device=on).detach()
             except (TypeError, ValueError, RuntimeError):
                 raise ModuleError(
                     f"Loss.log got a {type(figure).__name__} as `{name}`: it logs numbers and scalar tensors."
                 ) from None
+            if logged.numel() != 1:
+                raise ModuleError(
+                    f"Loss.log got a tensor of shape {tuple(logged.shape)} as `{name}`: it logs numbers and scalar "
+                    "tensors, such as its mean."
+                )
+            self.logged[name] = logged
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":

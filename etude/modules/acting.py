@@ -182,7 +182,7 @@ class _Layers:
         (name, part), *others = trunk.encoder.parts.items()
         self._direct = name if not others and isinstance(part, Numbers) else None
         self.names = list(trunk.encoder.parts)
-        self._size = self._capacity = 0
+        self._size = self._capacity = -1  # none was made, not even for no rows
         self._across = False
         self._steps: list[tuple[Floats, Floats, Floats]] = []
         self.take_views()
@@ -190,7 +190,7 @@ class _Layers:
     def take_views(self) -> None:
         """Take new views of the parameters."""
         self._views = [(_view(layer.weight), _view(layer.bias)) for layer in self._linears]
-        self._size = 0
+        self._size = -1
 
     def _resize(self, n: int) -> None:
         """Choose buffers and a layout for ``n`` rows.

@@ -71,6 +71,9 @@ def _arguments_hinted(method: F) -> F:
     return cast(F, called)
 
 
+LARGEST_REWARD: Final = float(np.finfo(np.float32).max)
+"""The largest reward that can be acted on."""
+
 _EXPLORE: Final = "It takes the most likely action; explore=True samples one."
 
 
@@ -301,7 +304,7 @@ class Policy:
         for name, value in parts.items():
             if isinstance(value, torch.Tensor):
                 device = value.device
-                value = host(value)
+                value = _from_tensor(name, value)
             given[name] = _array(name, self._flatten.leaves[name], value)
         is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
         rows = {len(value) for value in given.values()} if is_batch else {1}
@@ -334,6 +337,7 @@ class Policy:
                 f"{rows if rows > 1 else ''}) at the start of an episode, then the state that act returned: "
                 "`action, state = policy.act(obs, state)`."
             )
+        self._check_state(state, rows)
         begins = state["first"] if first is None else state["first"] | _for_rows("first", first, rows, bool)
         if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
@@ -343,6 +347,10 @@ class Policy:
             memory = {name: where_rows(begins, 0.0, part).astype(np.float32) for name, part in memory.items()}
             action = {name: where_rows(begins, 0, part).astype(part.dtype) for name, part in action.items()}
             earned = np.where(begins, 0.0, earned)
+        if not (fits := np.abs(earned) <= LARGEST_REWARD).all() and self.readers(col.REWARD):
+            raise SettingsError(
+                f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
+            )
         inputs, kept = self.connectors.step(Inputs(np.arange(rows), obs, begins, action, earned), state["connectors"])
         chosen, extras = actor.step(inputs.obs, col.prefixed(memory, col.STATE_IN) or None)
         after: PolicyState = {
@@ -352,6 +360,34 @@ class Policy:
             "connectors": kept,
         }
         return chosen, extras, after
+
+    @cached_property
+    def _state_forms(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
+        """The shapes, without the rows, and the dtypes of the memory and the action in a state."""
+        start = self.initial_state(1)
+        return {
+            part: {name: (array.shape[1:], array.dtype) for name, array in start[part].items()}
+            for part in ("memory", "action")
+        }
+
+    def _check_state(self, state: PolicyState, rows: int) -> None:
+        """Raise a SettingsError for a state of another policy, or one that was changed."""
+        wrong = "" if isinstance(state["first"], np.ndarray) else "first"
+        for part, forms in self._state_forms.items():
+            given = state.get(part)
+            if not isinstance(given, Mapping) or given.keys() != forms.keys():
+                wrong = part
+                continue
+            for name, (shape, dtype) in forms.items():
+                array = given[name]
+                is_ours = isinstance(array, np.ndarray) and array.shape == (rows, *shape)
+                if not is_ours or not np.can_cast(array.dtype, dtype, "safe" if part == "memory" else "same_kind"):
+                    wrong = f"{part}/{name}"
+        if wrong or not isinstance(state.get("connectors"), Mapping):
+            raise SettingsError(
+                f"`state` is not one of this policy: its `{wrong or 'connectors'}` has another form. Pass what "
+                "policy.initial_state() or the last act of the same policy returned."
+            )
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
@@ -413,9 +449,20 @@ PolicyLike: TypeAlias = Policy | Module
 def _for_rows(name: str, value: ArrayLike, rows: int, dtype: type) -> NDArray[Any]:
     """One number for all rows, or an array ``[rows]``."""
     try:
-        return np.broadcast_to(np.asarray(value, dtype), (rows,))
+        array = np.asarray(host(value) if isinstance(value, torch.Tensor) else value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"an array of dtype {array.dtype}")
+        return np.broadcast_to(array.astype(dtype), (rows,))
     except (TypeError, ValueError) as error:
         raise SettingsError(f"`{name}` is {value!r}, but must be a number, or one for each of {rows} rows.") from error
+
+
+def _from_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
+    """A part of an observation that is a tensor, as an array."""
+    try:
+        return host(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)  # NumPy has no bfloat16
+    except (TypeError, RuntimeError) as error:
+        raise SpaceError(f"`{name}` is a tensor that can't be read: {error}") from error
 
 
 def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
@@ -426,8 +473,10 @@ def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
             return leaf.numbers(value)
     except SpaceError as error:
         raise SpaceError(f"`{name}` of the observation: {error}") from error
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise SpaceError(f"`{name}` is no array of numbers: its rows differ in length or depth.") from error
+    except (TypeError, RuntimeError) as error:  # such as of lists of tensors on a GPU
+        raise SpaceError(f"`{name}` can't be read as an array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
         found = described_value(value) if array.ndim == 0 else f"an array of dtype {array.dtype}"
         raise SpaceError(f"`{name}` is {found}, but must be numbers of its space {in_words(leaf)}.")

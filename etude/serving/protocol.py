@@ -64,7 +64,7 @@ def decode(body: bytes, content_type: str) -> dict[str, Any]:
             raise RequestError(CONTENT_TYPE, f"is {content_type!r}, but must be {JSON} or {MSGPACK}.", 415)
     except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         what = content_type.partition("/")[2]
-        raise RequestError("body", f"can't be read as {what}: {error or type(error).__name__}.") from None
+        raise RequestError("body", f"can't be read as {what}: {str(error) or type(error).__name__}.") from None
     if not isinstance(fields, dict):
         raise RequestError("body", f"is {_kind(fields)}, but must be an object with fields.")
     return fields

@@ -19,6 +19,7 @@ from etude.columns import Columns
 from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
 from etude.policies import Chosen, Policy, PolicyState
 from etude.policies.export import state_leaves
+from etude.policies.policy import LARGEST_REWARD
 from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
@@ -124,7 +125,7 @@ class PolicyService:
             self.run = policies
             self.saved_as, self._meta, self.policies = _loaded(policies)
         else:
-            self.policies = {"main": policies} if isinstance(policies, Policy) else dict(policies)
+            self.policies = _by_name(policies)
         if not self.policies:
             raise SettingsError("there is no policy to serve.")
         self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
@@ -197,6 +198,8 @@ class PolicyService:
             if step.done:
                 return await self._end(session, step)
             assert step.obs is not None
+            if abs(step.reward or 0.0) > LARGEST_REWARD and self._needs_reward(policy):
+                raise RequestError(col.REWARD, "is outside the range of float32, in which the policy reads it.")
             is_recorded = self.recorder is not None
             if is_recorded and episode.num_steps >= self.config.max_episode_steps:
                 raise RequestError(
@@ -353,6 +356,17 @@ class PolicyService:
             self.recorder.set_policies(self.policies)
         self.metrics.count("etude_reloads_total", taken="yes")
         _log.info("%s: a newer checkpoint is served.", self.run)
+
+
+def _by_name(policies: Policy | Mapping[str, Policy]) -> dict[str, Policy]:
+    named = {"main": policies} if isinstance(policies, Policy) else policies
+    for one in named.values() if isinstance(named, Mapping) else [named]:
+        if not isinstance(one, Policy):
+            raise SettingsError(
+                f"a {type(one).__name__} can't be served: give a policy, several by name, or the folder of a run. The "
+                "policy of an algorithm is algorithm.policy."
+            )
+    return dict(named)
 
 
 def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:

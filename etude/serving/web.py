@@ -96,6 +96,9 @@ def make_app(service: Service) -> "Starlette":
                 found = work(decode(await _body(request, service.max_body), kind), **request.path_params)
                 answer = found if isinstance(found, str | dict) else await found
                 body, status = answer.encode() if isinstance(answer, str) else encode(answer, kind), 200
+            except asyncio.CancelledError:  # the server ends, and this request has taken longer than GRACE
+                status, answer = 503, {"error": "the server has ended."}
+                body = encode(answer, kind)
             except Exception as error:  # noqa: BLE001  such as one of a user's own network
                 status, answer = _failure(error, path)
                 body = encode(answer, kind)

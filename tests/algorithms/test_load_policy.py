@@ -122,6 +122,8 @@ def test_one_of_several_policies_by_its_id(tmp_path: Path) -> None:
         etude.load_policy(tmp_path)
     with pytest.raises(SettingsError, match="has no policy 'c'. There are a, b"):
         etude.load_policy(tmp_path, "c")
+    with pytest.raises(SettingsError, match="has no policy 3. There are a, b"):
+        etude.load_policy(tmp_path, 3)  # type: ignore[arg-type]
 
 
 def test_networks_of_several_policies_are_given_one_by_one(tmp_path: Path) -> None:

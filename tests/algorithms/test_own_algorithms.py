@@ -207,3 +207,17 @@ def test_what_is_no_class_of_settings_is_refused_with_the_class(base: Any, confi
 def test_other_settings_than_its_own_are_refused() -> None:
     with pytest.raises(SettingsError, match="MyPPO takes a MyConfig, not a PPOConfig"):
         own.MyPPO(etude.PPOConfig(**ON_POLICY))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "said"),
+    [
+        ("make_module", None, "make_module returned a NoneType: it must return a Module"),
+        ("learner_connectors", None, "learner_connectors returned a NoneType: it must return a list"),
+        ("parameter_groups", [1], "parameter_groups returned a list: it must return a dict"),
+    ],
+)
+def test_hooks_that_return_something_else_are_told(hook: str, returned: Any, said: str) -> None:
+    cls = type("Mine", (etude.PPO,), {hook: lambda *given: returned})
+    with pytest.raises(etude.EtudeError, match=said):
+        cls(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32))

@@ -19,7 +19,7 @@ from etude.connectors import (
     connector_from,
 )
 from etude.connectors.pipeline import BY_NAME
-from etude.errors import CheckpointError, SettingsError
+from etude.errors import CheckpointError, DataError, SettingsError
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTION = spaces.Discrete(4)
@@ -174,3 +174,55 @@ def test_a_state_of_other_connectors_is_refused() -> None:
 
 def test_the_lookback_of_a_chain_is_the_sum() -> None:
     assert Pipeline([PrevActionReward, FrameStack(4), Pipeline([FrameStack(2)])]).context == 5
+
+
+class Counts(Connector):
+    """Keeps something from step to step, which is in no state."""
+
+    def start(self, num_slots: int) -> None:
+        self.steps = np.zeros(num_slots)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        self.steps[inputs.slots] += 1
+        return inputs
+
+
+def test_what_is_kept_but_in_no_state_is_told() -> None:
+    with pytest.raises(SettingsError, match=r"`counts` keeps something .* lacks `state_dict`"):
+        Pipeline([Counts()]).new_state(2)
+
+
+class Longer(Connector):
+    """One number more when acting, none when learning."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        return spaces.Box(-np.inf, np.inf, (obs_space.shape[0] + 1,), np.float32), action_space
+
+    def online(self, inputs: Inputs) -> Inputs:
+        obs = inputs.obs["obs"]
+        return inputs.with_obs({"obs": np.concatenate([obs, obs[:, :1]], axis=1)})
+
+
+def test_observations_that_change_only_when_acting_are_told() -> None:
+    pipeline = Pipeline([Longer()])
+    pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    with pytest.raises(SettingsError, match=r"`longer` changes the observations .* write its method offline, too"):
+        pipeline.offline(episodes([3]))
+
+
+class Offline(Connector):
+    """Returns from `offline` what it is told."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def offline(self, exp: Any, module: Any = None) -> Any:
+        return self.returned(exp)
+
+
+def test_what_offline_returns_is_checked() -> None:
+    exp = episodes([3, 2])
+    with pytest.raises(DataError, match=r"`offline\.offline` returned a NoneType: it must return an Experience"):
+        Pipeline([Offline(lambda exp: None)]).offline(exp)
+    with pytest.raises(DataError, match="gave a column `weight` of 4 rows for 5 steps"):
+        Pipeline([Offline(lambda exp: exp.with_steps(weight=np.zeros(4)))]).offline(exp)

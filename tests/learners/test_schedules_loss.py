@@ -44,3 +44,13 @@ def test_a_loss_is_the_sum_of_its_parts() -> None:
 def test_a_loss_needs_a_part() -> None:
     with pytest.raises(ModuleError, match="at least one part"):
         Loss()
+
+
+def test_what_can_not_be_logged_is_told() -> None:
+    loss = Loss(policy=torch.tensor(1.0))
+    for wrong in (torch.ones(3), torch.ones(0), [1.0, 2.0]):
+        with pytest.raises(ModuleError, match=r"Loss\.log got a tensor of shape .* as `x`"):
+            loss.log(x=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ModuleError, match=r"Loss\.log got a str as `x`"):
+        loss.log(x="much")  # type: ignore[arg-type]
+    assert loss.log(x=torch.ones(1), y=2.0).logged.keys() == {"x", "y"}

@@ -250,6 +250,13 @@ def test_arguments_that_are_something_else_are_told() -> None:
             ppo.policy.act(obs, ppo.policy.initial_state(), first=[True, False])
         with pytest.raises(SettingsError, match="`reward` is 'much'"):
             previous.policy.act(obs, previous.policy.initial_state(), reward="much")
+        with pytest.raises(SettingsError, match="`first` is 'no'"):
+            ppo.policy.act(obs, ppo.policy.initial_state(), first="no")
+        _, state = previous.policy.act(obs, previous.policy.initial_state())
+        for wrong in (np.nan, [np.inf], 1e300):
+            with pytest.raises(SettingsError, match="`reward` is .*, but must be finite"):
+                previous.policy.act(obs, state, reward=wrong)
+        assert previous.policy.act(obs, previous.policy.initial_state(), reward=np.nan)[0] in (0, 1)  # not looked at
 
 
 def test_arguments_of_other_libraries_are_told() -> None:
@@ -301,6 +308,34 @@ def test_what_is_missing_of_the_steps_before_is_told() -> None:
             previous.policy.act(obs, state)
 
 
+def test_states_of_other_policies_are_told() -> None:
+    obs = np.zeros(4, np.float32)
+    with (
+        closing(trained("recurrent")) as lstm,
+        closing(trained("all")) as gru,
+        closing(trained("previous")) as other,
+    ):
+        start = {kind: algorithm.policy.initial_state() for kind, algorithm in (("lstm", lstm), ("gru", gru))}
+        memory = start["lstm"]["memory"]
+        lists = {name: array.tolist() for name, array in memory.items()}
+        doubles = {name: array.astype(np.float64) for name, array in memory.items()}
+        short = {name: array[:, :3] for name, array in memory.items()}
+        for wrong in (
+            {"first": [True]},
+            {"first": np.array([True])},
+            {name: part for name, part in start["lstm"].items() if name != "connectors"},
+            start["gru"],
+            {**start["lstm"], "first": [True]},
+            {**start["lstm"], "memory": lists},
+            {**start["lstm"], "memory": doubles},
+            {**start["lstm"], "memory": short},
+        ):
+            with pytest.raises(SettingsError, match=r"`state` is not one of this policy: its `.*initial_state"):
+                lstm.policy.act(obs, wrong)
+        with pytest.raises(SettingsError, match="its `action` has another form"):
+            other.policy.act(obs, start["lstm"])
+
+
 class Counts(Connector):
     """A connector of a user's own that keeps something of each slot: steps since the episode began."""
 
@@ -346,6 +381,24 @@ def test_tensors_give_tensors_as_arrays_give_arrays() -> None:
     assert one["go"].shape == ()
     assert one["go"] == found["go"][0]
     assert one["push"].dtype == torch.float32
+
+
+def test_tensors_without_a_counterpart_in_numpy() -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)))
+    half = torch.tensor([0.5, -0.25, 1.0, 0.0], dtype=torch.bfloat16)
+    assert policy.act(half) == policy.act(half.float())
+    for wrong in (torch.zeros(4).to_sparse(), torch.zeros(4, device="meta")):
+        with pytest.raises(SpaceError, match="`obs` is a tensor that can't be read"):
+            policy.act(wrong)
+    with pytest.raises(SpaceError, match="`obs` can't be read as an array of numbers: .*requires grad"):
+        policy.act([torch.zeros(4, requires_grad=True)])
+
+
+def test_an_empty_batch_gives_no_actions() -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)))
+    for rows in (0, 3, 0, 1, 0):
+        for explore in (False, True):
+            assert policy.act(np.zeros((rows, 4), np.float32), explore=explore).shape == (rows,)
 
 
 def test_a_policy_explores_by_random_numbers_of_its_own() -> None:

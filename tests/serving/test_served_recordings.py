@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -258,6 +259,17 @@ def test_signals_finish_the_recording(run, tmp_path, number):
     exp = etude.Recording.open(tmp_path / "data").read()
     assert exp.segments.episode_id.tolist() == names
     assert [path.suffix for path in (tmp_path / "data").iterdir() if not path.name.startswith(".")] == [".parquet"]
+
+
+@pytest.mark.slow
+def test_a_request_that_never_ends_does_not_keep_the_server_from_ending(run):
+    with command(run) as (child, url), socket.create_connection(("127.0.0.1", int(url.split(":")[-1]))) as client:
+        client.sendall(b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        _, error = child.communicate(timeout=60)
+        assert (child.returncode, error.splitlines()[-1]) == (0, "ended.")
+        assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,17 @@ def test_what_waits_is_answered_by_one_call_and_only_who_is_wrong_is_refused():
     assert [one for one in found if one is not found[3]] == [{"action": 1}] * 6
 
 
+def test_rewards_too_large_for_the_policy_that_reads_them_are_refused():
+    async def run(served):
+        session = served.open({})["session"]
+        await served.act({"session": session, "obs": [0, 0, 0]})
+        with pytest.raises(RequestError, match="`reward` is outside the range of float32"):
+            await served.act({"session": session, "obs": [0, 0, 0], "reward": -1e300})
+        return await served.act({"session": session, "obs": [0, 0, 0], "reward": 1e30})
+
+    assert asyncio.run(run(service(make_policy("recurrent"))))["action"] in range(5)
+
+
 def test_two_requests_of_one_session_at_one_time():
     own = service(make_policy("recurrent"))
     ask = {"session": own.open({})["session"], "obs": [0, 0, 0]}
@@ -324,6 +335,12 @@ def test_exploring_draws_by_the_seed():
 def test_settings_are_checked(config, word):
     with pytest.raises(SettingsError, match=f"`{word}`"):
         app(make_policy("plain"), **config)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, make_policy("plain").module, {"main": make_policy("plain").module}])
+def test_what_is_no_policy_is_told(wrong):
+    with pytest.raises(SettingsError, match=r"a \w+ can't be served: .*algorithm\.policy"):
+        service(wrong)
 
 
 def test_a_port_that_is_taken():
