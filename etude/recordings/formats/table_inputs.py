@@ -263,11 +263,10 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """Return the error for bytes that can't be decoded."""
-    what = first_line(error, None)
-    remedy = "Restore it from a copy, or leave it out"
-    if "changed from" in what:  # Arrow's word for keys whose values are of several types
-        remedy = "Give each key values of one type"
-    return DataError(f"{path or 'the table'}: can't be read ({what}). {remedy}.")
+    return DataError(
+        f"{path or 'the table'}: can't be read ({first_line(error, None)}). Mend it, restore it from a copy, or leave "
+        "it out."
+    )
 
 
 def _parquet_groups(path: AnyPath) -> Iterator[Group]:
