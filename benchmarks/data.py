@@ -145,11 +145,12 @@ def _recorded_expert(options: Options) -> Row:
 def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
     """A runner as training uses it, with or without a writer."""
     from benchmarks.sampling import TURNS
-    from etude import RecordingWriter, Runner, VectorArena
+    from etude import RecordingWriter, Runner, make_arena
     from etude.modules import make_module
 
-    arena = VectorArena(ENV, num_envs)
-    runner = Runner(arena, make_module(None, arena.obs_space, arena.action_space), seed=0)
+    arena = make_arena(ENV, num_envs)
+    kind = arena.kinds[0]
+    runner = Runner(arena, make_module(None, kind.obs_space, kind.action_space), seed=0)
     at_a_time = TURNS[num_envs] * num_envs
     collections = -(-num_steps // at_a_time)
 
@@ -160,7 +161,7 @@ def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
         assert path is not None
         shutil.rmtree(path, ignore_errors=True)
         kept = ("obs", "action", "reward", "logp")
-        with RecordingWriter(path, obs_space=arena.obs_space, action_space=arena.action_space, columns=kept) as writer:
+        with RecordingWriter(path, obs_space=kind.obs_space, action_space=kind.action_space, columns=kept) as writer:
             for _ in range(collections):
                 writer.write(runner.collect(num_steps=at_a_time))
         return collections * at_a_time

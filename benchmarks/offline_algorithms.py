@@ -82,7 +82,8 @@ def recorded(options: Options) -> Path:
 
 def _settings(cls: type[Any], env: str, seed: int = 0) -> dict[str, Any]:
     given: dict[str, Any] = {"mode": "materialize_data", "batch_size": BATCH, "updates_per_iteration": UPDATES}
-    given |= {"seed": seed, "network": NetworkConfig(hidden=HIDDEN, activation="relu", separate=cls is IQL)}
+    shape: dict[str, Any] = {"separate": True} if cls is IQL else {}
+    given |= {"seed": seed, "network": NetworkConfig(hidden=HIDDEN, activation="relu", **shape)}
     return given | ({"tau": 0.005} if env == PENDULUM else {"tau": 0.005, "alpha": 1.0})
 
 

@@ -528,7 +528,8 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
         known: See `system_of`.
 
     Raises:
-        DataError: the path is empty, neither pyarrow nor fsspec knows such URLs, or ``filesystem`` is of another type.
+        DataError: the path is empty or holds a NUL character, neither pyarrow nor fsspec knows such URLs, or
+            ``filesystem`` is of another type.
     """
     if isinstance(where, RemotePath):
         return where
@@ -538,6 +539,8 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
         raise DataError(f"a file or folder is named by its path or URL, not by {reprlib.repr(where)}.") from None
     if not text and filesystem is None:
         raise DataError("an empty path was given: give a folder, a file or a URL; `.` is the current folder.")
+    if "\0" in text:
+        raise DataError(f"{text!r} holds a NUL character, which no path can: give another name.")
     if filesystem is None and not is_url(text):
         if not isinstance(where, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]", text) and not Path(text).exists():
             raise DataError(f"{redacted(text.replace(':/', '://', 1))}: a pathlib.Path can't hold a URL: give text.")

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import numbers
 import re
 import sys
@@ -68,6 +69,8 @@ Fraction = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1
 """A float from 0 to 1, both included."""
 Rate = Annotated[float, Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")]
 """A float above 0 and at most 1."""
+Port = Annotated[int, Rule(lambda value: 0 <= value < 1 << 16, "from 0 to 65535")]
+"""A port to listen at; 0 is any that is free."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -624,6 +627,22 @@ def check_rules(settings: Any, path: str = "", /, **rules: tuple[bool, str]) -> 
         if not fine:
             shown_name = f"{path}.{name}" if path else name
             raise SettingsError(f"`{shown_name}` is {getattr(settings, name)!r}, but must be {rule}.")
+
+
+def check_arguments(owner: str, **arguments: tuple[Any, Any]) -> None:
+    """Check the arguments of a function or class that is no settings class: ``name=(annotation, value)``.
+
+    Unlike a setting, a float may be infinite if its rule allows it.
+
+    Raises:
+        SettingsError: one is of another type, or breaks the rule of its annotation.
+    """
+    for name, (hint, value) in arguments.items():
+        kind, *rules = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if kind is not float or value not in (math.inf, -math.inf):
+            fitting(kind, value, f"{owner}.{name}")
+        for rule in rules:
+            check_range(owner, **{name: (rule.holds(value), f"{rule.words}, not {value!r}")})
 
 
 def check_range(owner: str, **checks: tuple[bool, str]) -> None:

@@ -176,4 +176,4 @@ def is_this_machine(host: str) -> bool:
 def port_error(port: str, error: Exception) -> SettingsError:
     """The error for a port, in words, that can't be listened at."""
     what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
-    return SettingsError(f"{port} {what}: give another with --port, or 0 for any.")
+    return SettingsError(f"{port} {what}: give another as `port` (--port), or 0 for any.")

@@ -264,6 +264,11 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch):
         located("")
 
 
+def test_a_path_with_a_nul_character_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds a NUL character"):
+        located(f"{tmp_path}/a\0b")
+
+
 def test_a_file_is_made_and_replaced(tmp_path):
     path = tmp_path / "x.json"
     write_atomically(path, b"one")

@@ -14,6 +14,7 @@ from etude.settings import (
     FloatAbove0,
     IntFrom1,
     Rule,
+    check_arguments,
     check_range,
     check_rules,
     choice,
@@ -203,6 +204,25 @@ def test_what_does_not_fit_is_named_with_the_nearest_right_name(values, message)
     full = values if not values else {"env": "x", **values}
     with pytest.raises(SettingsError, match=message):
         from_dict(Outer, full, owner="ppo")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ((IntFrom1, "4"), r"^Clip\.k is '4', expected int\. Write 4\."),
+        ((IntFrom1, 2.5), r"^Clip\.k is 2\.5, expected int"),
+        ((IntFrom1, 0), r"^Clip\.k must be at least 1, not 0\.$"),
+        ((FloatAbove0, float("nan")), r"^Clip\.k is nan, expected float that is finite"),
+        ((FloatAbove0, -float("inf")), r"^Clip\.k must be above 0, not -inf\.$"),
+        ((str, 3), r"^Clip\.k is 3, expected str"),
+    ],
+)
+def test_arguments_are_checked_for_type_and_range(argument, message):
+    check_arguments(
+        "Clip", n=(IntFrom1, np.int64(1)), clip=(FloatAbove0, float("inf")), rate=(FloatAbove0, 1), s=(str, "")
+    )
+    with pytest.raises(SettingsError, match=message):
+        check_arguments("Clip", n=(IntFrom1, 1), k=argument)
 
 
 def test_ranges_name_the_first_setting_that_breaks_its_rule():

@@ -41,10 +41,12 @@ def folder_of(out: str | os.PathLike[str]) -> Path:
     """Return ``out`` as a path.
 
     Raises:
-        SettingsError: ``out`` is a URL, or no path at all.
+        SettingsError: ``out`` is a URL, or no path.
     """
     if not isinstance(out, str | os.PathLike):
         raise SettingsError(f"`out` is {out!r}, but must be the path of a folder on this machine.")
+    if not os.fspath(out) or "\0" in os.fspath(out):
+        raise SettingsError(f"`out` is {out!r}, which no folder is called: `.` is the current one.")
     if "://" in os.fspath(out):
         raise SettingsError(
             f"`out` is {redacted(os.fspath(out))!r}, but must be a folder on this machine. To store a run elsewhere, "

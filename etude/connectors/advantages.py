@@ -14,7 +14,7 @@ from etude.errors import DataError, ModuleError
 from etude.experience import Experience, arrays, returns
 from etude.experience.arrays import Array, cast
 from etude.modules.module import Module
-from etude.settings import check_range
+from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Fraction, Rate, check_arguments, check_range
 
 
 class GAE(Connector):
@@ -36,8 +36,7 @@ class GAE(Connector):
     uses_module = True
 
     def __init__(self, gamma: float = 0.99, lambda_: float = 0.95) -> None:
-        for name, value in (("gamma", gamma), ("lambda_", lambda_)):
-            check_range("GAE", **{name: (0 <= value <= 1, f"from 0 to 1, not {value}")})
+        check_arguments("GAE", gamma=(Fraction, gamma), lambda_=(Fraction, lambda_))
         self.gamma, self.lambda_ = gamma, lambda_
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
@@ -155,11 +154,8 @@ class AdvantageWeights(Connector):
     needs = ()
 
     def __init__(self, beta: float = 1.0, rate: float = 0.01, max_weight: float = 20.0) -> None:
-        check_range(
-            "AdvantageWeights",
-            beta=(beta >= 0, f"at least 0, not {beta}"),
-            rate=(0 < rate <= 1, f"greater than 0, at most 1, not {rate}"),
-            max_weight=(max_weight >= 1, f"at least 1, not {max_weight}"),
+        check_arguments(
+            "AdvantageWeights", beta=(FloatFrom0, beta), rate=(Rate, rate), max_weight=(FloatFrom1, max_weight)
         )
         self.beta, self.rate, self.max_weight = beta, rate, max_weight
         self.mean_square: float | None = None
@@ -229,13 +225,15 @@ class VTrace(Connector):
         lambda_: float = 1.0,
         by_target: bool = False,
     ) -> None:
-        check_range(
+        check_arguments(
             "VTrace",
-            gamma=(0 <= gamma <= 1, f"from 0 to 1, not {gamma}"),
-            rho_bar=(rho_bar > 0, f"above 0, not {rho_bar}"),
-            c_bar=(0 < c_bar <= rho_bar, f"above 0 and at most rho_bar, which is {rho_bar}, not {c_bar}"),
-            lambda_=(0 <= lambda_ <= 1, f"from 0 to 1, not {lambda_}"),
+            gamma=(Fraction, gamma),
+            rho_bar=(FloatAbove0, rho_bar),
+            c_bar=(FloatAbove0, c_bar),
+            lambda_=(Fraction, lambda_),
+            by_target=(bool, by_target),
         )
+        check_range("VTrace", c_bar=(c_bar <= rho_bar, f"at most rho_bar, which is {rho_bar}, not {c_bar}"))
         self.gamma, self.rho_bar, self.c_bar, self.lambda_, self.by_target = gamma, rho_bar, c_bar, lambda_, by_target
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:

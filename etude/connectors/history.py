@@ -28,7 +28,7 @@ from etude.experience import Experience, returns
 from etude.experience.arrays import Array, cast, concat, where_rows
 from etude.experience.experience import without_lookback
 from etude.modules.module import Module
-from etude.settings import check_range
+from etude.settings import FloatAbove0, IntFrom1, check_arguments
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 RETURN_TO_GO: Final = "return_to_go"
@@ -73,7 +73,8 @@ class ReturnToGo(MemoryConnector):
     hindsight = True
 
     def __init__(self, target: float | None = None, scale: float | None = None) -> None:
-        check_range("ReturnToGo", scale=(scale is None or scale > 0, f"above 0, not {scale}"))
+        given = {"target": (float, target), "scale": (FloatAbove0, scale)}
+        check_arguments("ReturnToGo", **{name: pair for name, pair in given.items() if pair[1] is not None})
         super().__init__()
         self.target, self.scale = target, scale
         self._wraps = False
@@ -209,7 +210,7 @@ class History(MemoryConnector):
     kept_as = "windows"
 
     def __init__(self, k: int = 20) -> None:
-        check_range("History", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
+        check_arguments("History", k=(IntFrom1, k))
         super().__init__()
         self.k = k
         self.context = k  # the action before the oldest step

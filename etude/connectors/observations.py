@@ -34,7 +34,7 @@ from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
-from etude.settings import check_range
+from etude.settings import FloatAbove0, IntFrom1, check_arguments
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
 from etude.stateful import Stateful
 
@@ -113,7 +113,7 @@ class FrameStack(MemoryConnector):
     kept_as = "frames"
 
     def __init__(self, k: int = 4) -> None:
-        check_range("FrameStack", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
+        check_arguments("FrameStack", k=(IntFrom1, k))
         super().__init__()
         self.k = k
         self.context = k - 1
@@ -199,7 +199,7 @@ class NormalizeObs(ObservationMap):
     takes_tensors = True
 
     def __init__(self, clip: float = 10.0) -> None:
-        check_range("NormalizeObs", clip=(clip > 0, f"above 0, not {clip}"))
+        check_arguments("NormalizeObs", clip=(FloatAbove0, clip))
         self.clip = float(clip)
         self._moments: dict[str, Moments] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}

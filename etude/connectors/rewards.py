@@ -14,7 +14,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments, returns
 from etude.experience.arrays import Array, Index, clip, ranges, sign, where_rows
 from etude.modules.module import Module
-from etude.settings import check_range
+from etude.settings import FloatAbove0, Fraction, IntFrom1, check_arguments, check_range
 
 
 class RewardMap(Connector):
@@ -47,6 +47,7 @@ class ClipReward(RewardMap):
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
+        check_arguments("ClipReward", low=(float, low), high=(float, high), sign=(bool, sign))
         check_range("ClipReward", low=(low <= high, f"at most high ({high}), not {low}"))
         self.low, self.high, self.sign = low, high, sign
 
@@ -69,11 +70,7 @@ class NormalizeReward(RewardMap):
     """
 
     def __init__(self, gamma: float = 0.99, clip: float = 10.0) -> None:
-        check_range(
-            "NormalizeReward",
-            gamma=(0 <= gamma <= 1, f"from 0 to 1, not {gamma}"),
-            clip=(clip > 0, f"above 0, not {clip}"),
-        )
+        check_arguments("NormalizeReward", gamma=(Fraction, gamma), clip=(FloatAbove0, clip))
         self.gamma, self.clip = float(gamma), float(clip)
         self._moments = Moments(())
         self._running: dict[tuple[str | None, str | None], float] = {}
@@ -164,7 +161,7 @@ class NStep(Connector):
     needs = (col.OBS, col.REWARD)
 
     def __init__(self, n: int, gamma: float = 0.99) -> None:
-        check_range("NStep", n=(n >= 1, f"at least 1, not {n}"), gamma=(0 <= gamma <= 1, f"from 0 to 1, not {gamma}"))
+        check_arguments("NStep", n=(IntFrom1, n), gamma=(Fraction, gamma))
         self.n, self.gamma = n, gamma
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:

@@ -548,7 +548,8 @@ def offsets_of(lengths: Index) -> Index:
 
 def without_lookback(exp: Experience) -> Experience:
     """The Experience without context rows, and without segments that have no other rows."""
-    return exp.without_first(exp.segments.lookback)
+    lookback = exp.segments.lookback
+    return exp.without_first(lookback) if lookback.any() else exp
 
 
 def _check_offsets(offsets: Index) -> None:

@@ -14,7 +14,7 @@ class Ids:
     """A column of ``[n]`` names, or None for missing names. Equal names have equal codes.
 
     It reads like an array of strings: ``ids[i]`` is a name, ``ids == "a"`` is an array of bool, and `numpy.asarray`
-    gives all names. Other array methods, such as ``tolist`` and ``astype``, work on that array. A slice, mask or index
+    gives all names. Other array methods, such as ``astype``, work on that array. A slice, mask or index
     array gives Ids. Ids are read-only.
 
     Args:
@@ -76,6 +76,12 @@ class Ids:
         values = np.fromiter(map(function, names.tolist()), dtype, len(names))
         return values if codes is None else values[codes]
 
+    def tolist(self) -> list[Any]:
+        """The names; as fast as may be, since a replay calls it for each step that is added."""
+        names, codes = self._held
+        listed: list[Any] = (names if codes is None else names[codes]).tolist()
+        return listed
+
     def __len__(self) -> int:
         names, codes = self._held
         return len(names if codes is None else codes)
@@ -89,10 +95,10 @@ class Ids:
         return Ids(names, some) if isinstance(some, np.ndarray) else names[some]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(np.asarray(self).tolist())
+        return iter(self.tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of an array of the names, such as ``tolist``, ``astype`` and ``repeat``."""
+        """Other attributes of an array of the names, such as ``astype`` and ``repeat``."""
         if name.startswith("__"):  # NumPy looks some of these up before it calls __array__
             raise AttributeError(name)
         return getattr(np.asarray(self), name)

@@ -231,17 +231,16 @@ class TrajectoryStore:
 
     def walk_back(self, rows: Index, steps: Index) -> tuple[Index, Index]:
         """The rows ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
-        at, gone = rows.copy(), np.zeros(len(rows), np.int64)
-        for i in range(int(steps.max(initial=0))):
-            before = self.before.take(at)
-            is_same = self.trajectory.take(before) == self.trajectory.take(at)
-            is_stored = is_same & (self.t.take(before) == self.t.take(at) - 1)
-            further = (i < steps) & (before != self.capacity) & is_stored
-            if not further.any():
-                break
-            at[further] = before[further]
-            gone += further
-        return at, gone
+        own = self.trajectory.take(rows)
+        oldest = self.table["t_next"].take(own) - self.table["count"].take(own)
+        gone = np.minimum(steps, self.t.take(rows) - oldest)
+        order = np.argsort(gone)
+        at, hops = rows[order], np.arange(gone.max(initial=0))
+        for first in np.searchsorted(gone[order], hops, side="right").tolist():  # those from here on go further
+            at[first:] = self.before.take(at[first:])
+        found = np.empty_like(at)
+        found[order] = at
+        return found, gone
 
     def segments(self, starts: Index, length: int, lookback: Index) -> Experience:
         """Segments that start at ``starts``: ``lookback`` steps of context and at most ``length`` more."""

@@ -269,13 +269,13 @@ class MinibatchColumns(Mapping[str, torch.Tensor]):
 
 
 def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:
-    """Columns as tensors on ``device``, sharing memory on the CPU; object columns (strings) are left out.
+    """Columns as tensors on ``device``, sharing memory on the CPU; columns of text, times or objects are left out.
 
     float64 (rewards, some observations) becomes float32, in which networks compute.
     """
     tensors = {}
     for name, column in columns.items():
-        if column.dtype != object:
+        if not isinstance(column, np.ndarray) or column.dtype.kind not in "OSUMmV":
             given = torch.from_numpy(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
             tensor = given.to(device)
             tensors[name] = tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -125,7 +125,8 @@ class EpisodeTracker(Stateful):
     def next_turns(self) -> None:
         """Begin to process a new list of turns."""
         self._newest = len(self._ended)
-        self.advance[:] = 0
+        if self.named:
+            self.advance[:] = 0
 
     def note(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
         """Process a turn, which came at ``at`` seconds of collecting. If it begins episodes, its ``episode`` is set.

@@ -206,8 +206,7 @@ class Rollout:
             self.rows.write(rows, state)
         for name, column in self._prev.items():
             column[turn.slots] = action[name]
-        self.rows.write(rows, action)
-        self.rows.write(rows, extras)
+        self.rows.write(rows, action | extras)
         acted = perf_counter()
         times["infer"] += acted - begin
         if self.connectors.acts:

@@ -20,7 +20,7 @@ from etude.errors import EnvError
 from etude.serving.protocol import SESSION, RequestError, Step, as_lists, check_fields, read_step
 from etude.serving.sessions import Session, Sessions
 from etude.serving.web import ServingMetrics, WebServer, repeating
-from etude.settings import check_range
+from etude.settings import FloatAbove0, IntFrom1, Port, check_arguments
 from etude.spaces import Nester, Space, leaf_dtype, leaf_shape, leaves, space_to_json
 from etude.urls import LOCAL_HOSTS
 
@@ -219,7 +219,8 @@ class ExternalEnv:
         max_body: The most bytes of a request.
 
     Raises:
-        SettingsError: the port can't be listened at, a package is missing, or a number is out of range.
+        SettingsError: the port can't be listened at, a package is missing, or an argument has the wrong
+            type or is out of range.
         SpaceError: a space is of a kind that Etude can't handle.
     """
 
@@ -236,11 +237,13 @@ class ExternalEnv:
         session_seconds: float = 60.0,
         max_body: int = 16 * 2**20,
     ) -> None:
-        check_range(
+        check_arguments(
             "ExternalEnv",
-            num_envs=(num_envs >= 1, f"at least 1, not {num_envs}"),
-            session_seconds=(session_seconds > 0, f"above 0, not {session_seconds}"),
-            max_body=(max_body >= 1, f"at least 1, not {max_body}"),
+            num_envs=(IntFrom1, num_envs),
+            host=(str, host),
+            port=(Port, port),
+            session_seconds=(FloatAbove0, session_seconds),
+            max_body=(IntFrom1, max_body),
         )
         self.kinds = (Kind(observation_space, action_space, range(num_envs)),)
         self.num_slots = self.num_envs = num_envs

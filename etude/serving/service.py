@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
 from etude.serving.web import ServingMetrics, repeating
-from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Rule, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Port, settings
 from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS
 
@@ -44,7 +44,7 @@ class ServingConfig:
     host: str = "127.0.0.1"
     """The address to listen at: `127.0.0.1` is for this machine alone, `0.0.0.0` for all that can reach it."""
 
-    port: Annotated[int, Rule(lambda value: 0 <= value < 1 << 16, "from 0 to 65535")] = 8080
+    port: Port = 8080
     """Where; 0 is any port that is free."""
 
     record: str | None = None

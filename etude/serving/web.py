@@ -133,7 +133,9 @@ def make_app(service: Service) -> "Starlette":
         words = f"`{field}`: there is no {asked}; there are {listed}."
         return Response(encode({"error": words, "field": field}, JSON), status, media_type=JSON)
 
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: no_route, 405: no_route})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: no_route, 405: no_route})
+    app.router.redirect_slashes = False  # "/health/" has no route: a client that follows no redirect is told so
+    return app
 
 
 def _failure(error: Exception, path: str) -> tuple[int, dict[str, Any]]:

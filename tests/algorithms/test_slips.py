@@ -327,4 +327,5 @@ def test_arenas_runners_and_losses_name_what_they_were_given(ppo):
     said(lambda: etude.Loss(policy=torch.ones(())).log(x=None), "`x`", "NoneType")
     said(lambda: etude.Loss(), "at least one part")
     said(lambda: ppo.fit(Stop(env_steps=64), out=5), "`out` is 5")
+    said(lambda: ppo.fit(Stop(env_steps=64), out=""), "`out` is ''")
     said(lambda: ppo.record(5, 3), "path", "5")

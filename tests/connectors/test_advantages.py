@@ -102,9 +102,9 @@ def test_no_module_is_needed_where_all_terminated_and_values_are_recorded() -> N
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(SettingsError, match=r"GAE\.gamma must be from 0 to 1, not 1\.5"):
+    with pytest.raises(SettingsError, match=r"GAE\.gamma must be between 0 and 1, not 1\.5"):
         GAE(gamma=1.5)
-    with pytest.raises(SettingsError, match=r"GAE\.lambda_ must be from 0 to 1, not -1"):
+    with pytest.raises(SettingsError, match=r"GAE\.lambda_ must be between 0 and 1, not -1"):
         GAE(lambda_=-1)
 
 

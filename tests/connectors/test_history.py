@@ -235,7 +235,7 @@ def seen_space() -> Any:
 
 
 def test_bad_histories() -> None:
-    with pytest.raises(SettingsError, match="k must be a whole number of at least 1, not 0"):
+    with pytest.raises(SettingsError, match="k must be at least 1, not 0"):
         History(0)
     with pytest.raises(SpaceError, match="History adds the key 't', but the observation has it"):
         History().spaces(spaces.Dict({"t": BOX}), CHOICE)

@@ -52,5 +52,5 @@ def test_what_can_not_be_known_is_named() -> None:
         NStep(2).offline(episodes([3, 4], [True, False], known=False))
     with pytest.raises(SettingsError, match="NStep.n must be at least 1, not 0"):
         NStep(0)
-    with pytest.raises(SettingsError, match="NStep.gamma must be from 0 to 1"):
+    with pytest.raises(SettingsError, match="NStep.gamma must be between 0 and 1"):
         NStep(1, 2.0)

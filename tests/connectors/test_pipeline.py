@@ -88,7 +88,7 @@ def test_names_and_texts_lead_back() -> None:
             "frame_stack:n=4",
             r"connector `frame_stack:n=4`: .*unexpected keyword argument 'n'.* It takes \(k: int = 4\)",
         ),
-        ("frame_stack:0", r"FrameStack\.k must be a whole number of at least 1, not 0"),
+        ("frame_stack:0", r"FrameStack\.k must be at least 1, not 0"),
         (3, r"3 is no connector: give a name, a Connector \(class or object\), or a function"),
         (int, r"<class 'int'> is no connector"),
     ],

@@ -341,10 +341,10 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gamma": 1.5}, r"VTrace\.gamma must be from 0 to 1, not 1\.5"),
+        ({"gamma": 1.5}, r"VTrace\.gamma must be between 0 and 1, not 1\.5"),
         ({"rho_bar": 0.0}, r"VTrace\.rho_bar must be above 0, not 0\.0"),
-        ({"c_bar": 2.0}, r"VTrace\.c_bar must be above 0 and at most rho_bar, which is 1\.0, not 2\.0"),
-        ({"lambda_": -1.0}, r"VTrace\.lambda_ must be from 0 to 1, not -1"),
+        ({"c_bar": 2.0}, r"VTrace\.c_bar must be at most rho_bar, which is 1\.0, not 2\.0"),
+        ({"lambda_": -1.0}, r"VTrace\.lambda_ must be between 0 and 1, not -1"),
     ],
 )
 def test_settings_are_checked(given: dict[str, float], message: str) -> None:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from etude.errors import DataError, EtudeError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Update
+from etude.learners.batch import as_tensors
 from etude.modules import Module, NetworkConfig, make_module
 
 OBS, ACT = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
@@ -32,6 +33,13 @@ def experience(rows: int, seed: int = 0) -> Experience:
     steps = {"obs": rng.normal(size=(rows, 4)).astype(np.float32), "action": rng.integers(0, 3, rows)}
     steps["reward"] = rng.normal(size=rows)
     return Experience(steps, np.array([0, rows]), Segments.of(1, episode_id=["a"]), {"obs": steps["obs"][:1]})
+
+
+def test_columns_that_no_tensor_can_hold_are_left_out():
+    columns = {"who": np.array(["a", "b"]), "when": np.array([1, 2], "M8[s]"), "what": np.array([b"a", None], object)}
+    found = as_tensors(columns | {"reward": np.array([1.0, 2.0])}, "cpu")
+    assert found.keys() == {"reward"}
+    assert found["reward"].dtype == torch.float32
 
 
 def weights(learner: ModuleLearner) -> torch.Tensor:

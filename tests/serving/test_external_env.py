@@ -242,5 +242,6 @@ def test_it_is_an_env_of_as_many_copies_as_the_config_says():
             ppo.evaluate(1)
     with closing(make_arena(lambda: external(num_envs=3), 3)) as env:
         assert env.url.startswith("http://127.0.0.1:")
-    with pytest.raises(SettingsError, match="num_envs"):
-        external(num_envs=0)
+    for wrong in ({"num_envs": 0}, {"num_envs": "2"}, {"port": 70_000}, {"host": None}, {"session_seconds": "1"}):
+        with pytest.raises(SettingsError, match=rf"^ExternalEnv\.{next(iter(wrong))} (must be|is) "):
+            external(**wrong)

@@ -240,6 +240,7 @@ def test_other_refusals(served):
         assert client("/sessions/none", method="DELETE")[0] == 404
         status, answer = client("/elsewhere", method="GET")
         assert (status, answer["field"]) == (404, "path")
+        assert client("/health/", method="GET")[0] == 404
         assert "`path`: there is no GET /elsewhere; there are POST /act, POST /sessions, DELETE" in answer["error"]
         status, answer = client("/act", method="GET")
         assert (status, answer["field"]) == (405, "method")

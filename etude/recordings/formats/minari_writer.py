@@ -83,6 +83,8 @@ class MinariWriter:
 
     def _write_one(self, exp: Experience) -> None:
         rewards, episode = exp.steps[col.REWARD], str(exp.segments.episode_id[0])
+        if "\0" in episode:
+            raise DataError(f"episode {episode!r}: HDF5 can't store an id with a NUL character: give it another.")
         group = self._file.create_group(f"episode_{self._episodes}")
         group.attrs["episode_id"] = episode
         numbers: dict[str, float] = {"id": self._episodes, "total_steps": exp.num_steps}

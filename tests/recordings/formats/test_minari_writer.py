@@ -107,3 +107,9 @@ def test_a_folder_that_is_no_name_of_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"but the folder is .*data\. Call it .*data-v0, say"):
         convert(own, tmp_path / "data", format="minari")
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_an_id_that_hdf5_can_not_hold_is_named(tmp_path: Path) -> None:
+    exp = episodes(BOX, MOVE, [4], episode_id=np.array(["a\0b"], object))
+    with pytest.raises(DataError, match=r"episode 'a\\x00b': HDF5 can't store an id with a NUL character"):
+        converted(tmp_path, "minari", BOX, MOVE, exp)
