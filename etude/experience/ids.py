@@ -77,7 +77,7 @@ class Ids:
         return values if codes is None else values[codes]
 
     def tolist(self) -> list[Any]:
-        """The names; as fast as may be, since a replay calls it for each step that is added."""
+        """All names. This is faster than through an array: a replay calls it for each step that is added."""
         names, codes = self._held
         listed: list[Any] = (names if codes is None else names[codes]).tolist()
         return listed

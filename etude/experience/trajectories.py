@@ -70,7 +70,7 @@ class TrajectoryStore:
         self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
         """By row: the row of the next step."""
         self.before: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
-        """By row: the row of the previous step, which may be overwritten already; see `walk_back`."""
+        """By row: the row of the previous step, if that is still stored; see `walk_back`."""
         self.trajectory = np.zeros(capacity + 1, np.int32)
         """By row: the trajectory of the step."""
         self.t = np.zeros(capacity + 1, np.int32)
@@ -183,7 +183,6 @@ class TrajectoryStore:
             found = self._open.get(key)
             if found is None or self.table["t_next"][found] != t:
                 k = self._begin(key)
-                self.before[head] = capacity
             else:
                 k = found
                 last = int(self.table["tail"][k])
@@ -333,7 +332,7 @@ class TrajectoryStore:
         self.trajectory[rows] = np.repeat(np.arange(len(count)), count)
         self.t[rows] = np.arange(num) + np.repeat(t_next - ends, count)
         self.after[rows[:-1]], self.before[rows[1:]] = rows[1:], rows[:-1]
-        self.after[rows[ends - 1]] = self.before[rows[ends - count]] = self.capacity
+        self.after[rows[ends - 1]] = self.capacity
 
 
 def _check_first(exp: Experience) -> None:

@@ -378,6 +378,8 @@ def test_faults_of_sorted_rows_are_named_where_the_files_have_them(tmp_path: Pat
         ('[{"x": 1}] {}', r"there is more after the list of 1 objects"),
         ("[]", r"(has no rows|there is no column `x`)"),
         ("[" * 5000, r"recursion"),
+        ("null", r"a line is null, and not an object"),
+        ("\n null\n" + '{"x": 1}\n' * 9, r"a line is null, and not an object"),
     ],
 )
 def test_lists_of_json_that_are_broken(tmp_path: Path, monkeypatch: Any, text: str, match: str) -> None:

@@ -65,7 +65,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         return _csv(path)
     if _is_array(path):
         return _table_of([row for row, _ in _elements(path)], None)
-    _check_depth(path)
+    _check_for_arrow(path)
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
         return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
@@ -86,7 +86,7 @@ def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path) -> None:
             elif _is_array(path):
                 _convert_blocks(partial(_list_tables, path), target)
             else:
-                _check_depth(path)
+                _check_for_arrow(path)
                 _convert_blocks(partial(_line_tables, path), target)
             return
     table = read(path, kind)  # whole, what does not work in blocks may work
@@ -200,6 +200,7 @@ def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
     parse = pa.json.ParseOptions(explicit_schema=schema)
     for chunk in _line_blocks(path, _BLOCK):
         if not chunk.isspace():
+            _check_first_line(chunk)
             options = pa.json.ReadOptions(block_size=len(chunk) + 1, use_threads=False)
             yield pa.json.read_json(io.BytesIO(chunk), options, parse)
 
@@ -262,14 +263,21 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
             raise ValueError(f"there is more after the list of {number:,} objects")
 
 
-def _check_depth(path: AnyPath) -> None:
-    """Raise a RecursionError or ValueError if a line is nested so deep that Arrow would end the process."""
+def _check_for_arrow(path: AnyPath) -> None:
+    """Raise a RecursionError or ValueError for a line that is nested so deep that Arrow would end the process."""
     for chunk in _line_blocks(path, 2**23):
+        _check_first_line(chunk)
         data = np.frombuffer(chunk, np.uint8)
         ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
         opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
         for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
             json.loads(chunk[ends[i - 1] if i else 0 : ends[i]])
+
+
+def _check_first_line(chunk: bytes) -> None:
+    """Raise a ValueError if lines begin with a null: Arrow 26 would end the process."""
+    if re.match(rb"(?:\xef\xbb\xbf)?\s*null", chunk):
+        raise ValueError("a line is null, and not an object")
 
 
 def _check_lines(path: AnyPath) -> None:
