@@ -64,16 +64,21 @@ def collecting(num_envs: int, net: torch.nn.Module | None) -> Work:
 
 
 def _loop(num_envs: int, policy: Callable[[Any], Any]) -> Work:
-    """The barest loop over the env's own vectorised version: nothing is kept."""
+    """The barest loop over the env's own vectorised version: nothing is kept.
+
+    The env resets a copy in the turn after its end; as everywhere, this is not counted as a step.
+    """
     env = gym.make_vec(ENV, num_envs=num_envs, vectorization_mode="vector_entry_point")
     obs, _ = env.reset(seed=0)
     turns = TURNS[num_envs]
 
     def work() -> int:
         nonlocal obs
+        ends = []
         for _ in range(turns):
-            obs, *_ = env.step(policy(obs))
-        return turns * num_envs
+            obs, _, terminated, truncated, _ = env.step(policy(obs))
+            ends += terminated, truncated
+        return turns * num_envs - int(np.count_nonzero(ends))
 
     return work
 

@@ -380,12 +380,19 @@ def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 
 def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
-    """Raise a SpaceError if the shape or the dtype of the value ``name`` is not that of its simple space."""
+    """Raise a SpaceError if the value ``name`` has not the shape of its simple space, or does not fit its dtype."""
     shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
     if array.shape != shape:
         raise SpaceError(f"`{name}` has shape {array.shape}, but its space {in_words(leaf)} has shape {shape}.")
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise SpaceError(f"`{name}` has dtype {array.dtype}, but its space {in_words(leaf)} has dtype {dtype}.")
+    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and array.size:
+        low, high, limits = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if low < limits.min or high > limits.max:
+            raise SpaceError(
+                f"`{name}` holds {low if low < limits.min else high}, outside the range of {dtype}, the dtype of its "
+                f"space {in_words(leaf)}."
+            )
 
 
 def check_finite_value(name: str, array: np.ndarray) -> None:

@@ -50,8 +50,7 @@ def start(
     with open(unnamed_file(), "w+b") as file:
         pickle.dump(job, file)
         file.flush()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with interrupts_blocked():
             return subprocess.Popen(
                 [*words, json.dumps([str(path) for path in sys.path]), str(file.fileno())],
                 pass_fds=(file.fileno(), *fds),
@@ -60,8 +59,16 @@ def start(
                 env=env,
                 **more,
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """A context in which new processes start with SIGINT blocked: Ctrl-C can't end them before they are set up."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def receive_job() -> tuple[int, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -311,19 +312,23 @@ def _writer(space: Space, root: str, columns: Columns) -> Callable[[int, Any], N
 
 def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int, Any], None]:
     shape, dtype, array = leaf_shape(leaf), column.dtype, np.ndarray
-    dtypes, scalars = {dtype}, set[type]()  # known to fit
+    dtypes, scalars = {dtype}, set[type]()  # known to fit, whatever the numbers
+
+    def always_fits(array: NDArray[Any]) -> bool:
+        return dtype.kind not in "iu" or bool(np.can_cast(array.dtype, dtype))
 
     def write(row: int, value: Any) -> None:
         cls = value.__class__
         if cls is array:
             if value.shape != shape or (value.dtype is not dtype and value.dtype not in dtypes):
                 check_form(name, leaf, value)
-                dtypes.add(value.dtype)
+                if always_fits(value):
+                    dtypes.add(value.dtype)
         elif cls not in scalars:
             is_scalar = isinstance(value, int | float | np.generic)
             value = np.asarray(value)
             check_form(name, leaf, value)
-            if is_scalar:
+            if is_scalar and always_fits(value):
                 scalars.add(cls)
         column[row] = value
 
@@ -335,6 +340,8 @@ def _reader(space: Space, columns: Columns) -> Callable[[int], Any]:
     nest, column = Nester(space, col.ACTION), columns.get(col.ACTION)
     if column is None:
         return lambda row: nest({name: column[row].copy() for name, column in columns.items()})
+    if isinstance(space, Box) and column.ndim == 1:
+        return lambda row: np.asarray(column[row])  # as the space's own samples
     return column.__getitem__ if column.ndim == 1 else lambda row: column[row].copy()  # a NumPy scalar is a copy
 
 

@@ -15,8 +15,9 @@ from etude.columns import Columns
 from etude.envs.adapters import OFF_POLICY_ACTION
 from etude.envs.arena import Turn
 from etude.envs.vector import VectorArena
-from etude.errors import EnvError
+from etude.errors import EnvError, SpaceError
 from etude.experience import arrays
+from etude.spaces import Space, in_words, leaf_dtype, leaf_shape
 
 
 class TensorArena(VectorArena):
@@ -31,6 +32,19 @@ class TensorArena(VectorArena):
     def __init__(self, env: VectorEnv[Any, Any, Any] | Callable[[], Any], num_envs: int = 1, **limits: Any) -> None:
         super().__init__(env, num_envs, **limits)
         self.device = torch.empty(0, device=self.env.device).device  # type: ignore[attr-defined]  # cuda is cuda:0
+
+    @staticmethod
+    def _dtype(leaf: Space) -> Any:
+        return arrays.tensor_dtype(leaf_dtype(leaf))
+
+    def _fitted(self, name: str, leaf: Space, column: Any) -> Any:
+        wanted, shape = self._dtype(leaf), leaf_shape(leaf)
+        if column.shape != shape or (column.is_floating_point() and not wanted.is_floating_point):
+            raise SpaceError(
+                f"`{name}` is {column.dtype} of shape {tuple(column.shape)}, but its space {in_words(leaf)} is "
+                f"{wanted} of shape {shape}."
+            )
+        return column.to(wanted)
 
     def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         obs, info = self._call(self.env.reset, seed=seed)
@@ -65,8 +79,8 @@ class TensorArena(VectorArena):
             info = {"final_obs": info["final_observation"], **info}
         return obs, host[0], host[1] != 0, host[2] != 0, info
 
-    def _check(self, columns: Columns, *flags: Any) -> None:
-        super()._check(arrays.host_columns(columns), *flags)
+    def _check(self, columns: Columns) -> None:
+        super()._check(arrays.host_columns(columns))
 
     def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
@@ -81,7 +95,7 @@ class TensorArena(VectorArena):
         return rows, {name: arrays.take(column, rows) for name, column in values.items()}
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
-        return {name: arrays.take(column, rows) for name, column in self._flatten(final).items()}
+        return {name: arrays.take(column, rows) for name, column in self._columns(final).items()}
 
     def state_dict(self) -> dict[str, Any]:
         """See `Arena.state_dict`: state in tensors is not captured."""

@@ -25,12 +25,16 @@ from etude.errors import EnvError, SpaceError, described
 from etude.spaces import (
     Flattener,
     Nester,
+    Space,
     are_choices,
+    check_form,
     check_value,
     choices_of,
     in_short,
     leaf_dtype,
     leaf_shape,
+    leaves,
+    misfit,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ evaluated, recorded and filmed. ALE's, for example, stacks, skips and resizes fr
 
 """
 
+_BOOL: Final = np.dtype(bool)
 _log = logging.getLogger("etude.envs")
 _told: set[str] = set()  # ids whose unused vectorised version was mentioned
 
@@ -91,6 +96,8 @@ class VectorArena:
         self._t = np.zeros(self.num_slots, np.int64)  # steps of the running episodes; only counted if max_steps is set
         self._unchecked = 1 << 62 if check == "always" else check
         self._flatten = Flattener(self.obs_space, col.OBS)
+        batched = leaves(batch_space(self.obs_space, self.num_slots), col.OBS)
+        self._batched = {name: (leaf, leaf_shape(leaf), self._dtype(leaf)) for name, leaf in batched.items()}
         self._choices = {name: leaf for name, leaf in self._flatten.leaves.items() if choices_of(leaf) is not None}
         self._nest_action = Nester(self.action_space, col.ACTION)
         self._flatten_action = Flattener(self.action_space, col.ACTION)
@@ -141,12 +148,41 @@ class VectorArena:
         except BaseException as error:
             raise EnvError(f"{type(self.env).__name__} raised {described(error)}") from error
 
-    def _check(self, columns: Columns, *flags: Any) -> None:
-        """Check that the observations of all copies are in their space, and the flags are booleans."""
+    @staticmethod
+    def _dtype(leaf: Space) -> Any:
+        """The dtype of the arrays or tensors of a leaf."""
+        return leaf_dtype(leaf)
+
+    def _columns(self, obs: Any) -> Columns:
+        """The observations of all copies as flat columns, with the shapes and the dtypes of their space."""
+        try:
+            columns = self._flatten(obs)
+        except (KeyError, IndexError, TypeError) as error:
+            raise misfit(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
+        for name, (leaf, shape, dtype) in self._batched.items():
+            column = columns[name]
+            if getattr(column, "dtype", None) is not dtype or column.shape != shape:
+                columns[name] = self._fitted(name, leaf, column)
+        return columns
+
+    def _fitted(self, name: str, leaf: Space, column: Any) -> Any:
+        """An observation of all copies with the dtype of its space.
+
+        Raises:
+            SpaceError: it has another shape, or does not fit the dtype.
+        """
+        array = np.asarray(column)
+        check_form(name, leaf, array)
+        return array.astype(leaf_dtype(leaf), copy=False)
+
+    def _check(self, columns: Columns) -> None:
+        """Check that the observations of all copies are in their space."""
         self._unchecked -= 1
         obs = Nester(self.obs_space, col.OBS)(columns)
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
-        for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=False):
+
+    def _check_flags(self, *flags: NDArray[Any]) -> None:
+        for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=True):
             if flag.shape != (self.num_slots,) or flag.dtype.kind != "b":
                 raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} booleans.")
 
@@ -165,7 +201,7 @@ class VectorArena:
             raise closed()
         obs, info = self._begin(seed)
         self._reset_infos = info
-        columns = self._flatten(obs)
+        columns = self._columns(obs)
         if self._unchecked:
             self._check(columns)
         self._check_choices(columns)
@@ -210,18 +246,18 @@ class VectorArena:
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
             reward, terminated, truncated = map(np.asarray, (reward, terminated, truncated))
-        if reward.shape != self._slots.shape:
+        if reward.shape != self._slots.shape or reward.dtype.kind not in "fiub":
             raise EnvError(
-                f"`reward` has shape {np.shape(reward)}, but must have one number for each of the {self.num_slots} "
-                f"copies: shape {self._slots.shape}."
+                f"`reward` has shape {np.shape(reward)} and dtype {reward.dtype}, but must have one number for each of "
+                f"the {self.num_slots} copies: shape {self._slots.shape}."
             )
+        columns = self._columns(obs)
         if self._unchecked:
-            self._check(self._flatten(obs), terminated, truncated)
+            self._check(columns)
         if self._max_steps is not None:
             self._t += 1
             truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
             self._t[terminated | truncated] = 0
-        columns = self._flatten(obs)
         if self._choices:
             self._check_choices(columns)
         turn = Turn(self._slots, columns, reward, None, None, infos=info)
@@ -230,7 +266,11 @@ class VectorArena:
         self._turns = [turn]
         if self._reset_due is not None:
             turn.first, self._reset_due = self._reset_due, None
+        if terminated.dtype is not _BOOL or truncated.dtype is not _BOOL:
+            self._check_flags(terminated, truncated)
         done = terminated | truncated
+        if done.shape != self._slots.shape:
+            self._check_flags(terminated, truncated)
         if not np.count_nonzero(done):
             return
         turn.terminated, turn.truncated = terminated, truncated
@@ -260,7 +300,7 @@ class VectorArena:
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
             obs, self._reset_infos = self._reset_rows(done)
-            columns = self._flatten(obs)
+            columns = self._columns(obs)
             self._check_choices(columns)
         if taken is not None:
             there = ~done[taken[0]]
@@ -276,15 +316,14 @@ class VectorArena:
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
         if isinstance(final, np.ndarray) and final.dtype == object:
             parts = [self._flatten(final[row]) for row in rows]
-            return {
-                name: np.stack([np.asarray(part[name]) for part in parts]).astype(leaf_dtype(leaf), copy=False)
-                for name, leaf in self._flatten.leaves.items()
-            }
-        batched = self._flatten(final)
-        return {
-            name: np.asarray(batched[name])[rows].reshape(len(rows), *leaf_shape(leaf))
-            for name, leaf in self._flatten.leaves.items()
-        }
+            columns: Columns = {}
+            for name, leaf in self._flatten.leaves.items():
+                values = [np.asarray(part[name]) for part in parts]
+                for value in values:
+                    check_form(name, leaf, value)
+                columns[name] = np.stack(values).astype(leaf_dtype(leaf), copy=False)
+            return columns
+        return {name: column[rows] for name, column in self._columns(final).items()}
 
     def state_dict(self) -> dict[str, Any]:
         """See `Arena.state_dict`."""

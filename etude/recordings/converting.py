@@ -2,7 +2,6 @@
 """Convert any readable recording to Etude's format or another tool's."""
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
-from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, columns_of_pass, counted, episode_table, writer_like
+from etude.files import RemotePath
+from etude.recordings.editing import check_apart, columns_of_pass, counted, episode_table, writer_like, written_whole
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
@@ -27,6 +26,7 @@ from etude.recordings.recording import Recording, recording_of
 from etude.recordings.repair import without
 from etude.recordings.writer import ROW_GROUP_ROWS
 from etude.settings import suggestion
+from etude.spaces import NamedDiscrete
 from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:
@@ -149,6 +149,10 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     texts = _texts(recording)
     columns = [name for name in recording.columns if name not in texts]
     notes = [f"column `{name}` holds text, which {format} has no place for: left out" for name in texts]
+    named = [name for name, leaf in recording.header.leaves().items() if isinstance(leaf, NamedDiscrete)]
+    notes += [
+        f"the names of `{name}`'s choices have no place in {format}: numbers" for name in named if format != "lerobot"
+    ]
     try:
         writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:
@@ -234,8 +238,7 @@ def convert(
 
     Args:
         recording: A recording of any readable format, or where it is (see `Recording.open`).
-        path: A folder that does not exist or is empty. Other tools' formats appear there whole or not at all; in
-            Etude's own format, each file does.
+        path: A folder that does not exist or is empty. The files appear there if all is written, and else not at all.
         format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; ``lerobot``; or ``minari``, where
             the folder must be named like a dataset, such as ``cartpole-v0``. The ``notes`` of the returned recording
             list what the format could not hold.
@@ -262,7 +265,7 @@ def convert(
     if first is None:
         raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
-    with writer_like(recording, path, meta) as writer:
+    with written_whole([path]) as (folder,), writer_like(recording, folder, meta) as writer:
         writer.write(first)
         for exp in found:
             writer.write(exp)
@@ -270,7 +273,7 @@ def convert(
 
 
 def _for_others(recording: Recording, where: str | os.PathLike[str], format: str, fps: int | None) -> Recording:
-    """Write another tool's format to a temporary folder, and rename it when it is complete."""
+    """Write another tool's format, which must be in a local folder."""
     if isinstance(where, RemotePath) or is_url(os.fspath(where)):
         raise DataError(
             f"{redacted(str(where))}: {format} can only be written to a local folder. Write it to one, and copy that."
@@ -279,26 +282,9 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     path = Path(where)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path}: already exists and is not empty. Choose another folder, or remove it.")
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(path.with_name(f".{path.name}.lock")):
-            shutil.rmtree(aside, ignore_errors=True)  # left by a killed writer
-            try:
-                aside.mkdir()
-                notes = exported(recording, aside, format, path, fps)
-                for inside in (*aside.rglob("*"), aside):
-                    sync(inside)
-                if path.exists():
-                    path.rmdir()
-                os.replace(aside, path)
-                sync(path.parent)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        raise DataError(f"{path}: can't be written: {error}.") from error
-    except InUseError as owner:
-        raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
+    with written_whole([path]) as (folder,):
+        assert isinstance(folder, Path)
+        notes = exported(recording, folder, format, path, fps)
     written = Recording.open(path)
     written.notes = tuple(notes)
     return written

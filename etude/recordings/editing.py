@@ -8,6 +8,7 @@ together, whichever agent they are of and wherever they are stored.
 import dataclasses
 import operator
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -20,7 +21,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.files import AnyPath, RemotePath, expanded, located, shown
+from etude.files import AnyPath, InUseError, Lock, RemotePath, expanded, located, shown, sync
 from etude.recordings.episodes import FIGURES, LENGTH, RETURN, STEPS, EpisodeTable
 from etude.recordings.files import data_files
 from etude.recordings.formats.custom import CustomSource
@@ -84,9 +85,7 @@ def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequen
     return written if recording.leaves_out else needed
 
 
-def writer_like(
-    recording: Recording, path: str | os.PathLike[str], meta: Mapping[str, Any], **changed: Any
-) -> RecordingWriter:
+def writer_like(recording: Recording, path: AnyPath, meta: Mapping[str, Any], **changed: Any) -> RecordingWriter:
     """A writer for data like that of ``recording``, with some options ``changed``."""
     header = recording.header
     # Columns by name, because a recording may lack some parts of its spaces.
@@ -95,13 +94,51 @@ def writer_like(
 
 
 @contextmanager
-def told_where(paths: Sequence[str]) -> Iterator[None]:
-    """Add to an error raised inside that the data written so far is still there."""
+def written_whole(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[AnyPath]]:
+    """Yield a folder to write into for each of ``paths``, where its files appear only if everything succeeds.
+
+    Locally, these are hidden folders, which are renamed at the end. Behind URLs, files are written in place, and are
+    removed if something fails.
+
+    Raises:
+        DataError: a folder can't be written, or another process is writing it.
+    """
+    with ExitStack() as stack:
+        yield [stack.enter_context(_written_whole(located(path))) for path in paths]
+
+
+@contextmanager
+def _written_whole(path: AnyPath) -> Iterator[AnyPath]:
+    if isinstance(path, RemotePath):
+        try:
+            yield path
+        except BaseException:
+            for file in data_files(path):
+                file.unlink(missing_ok=True)
+            raise
+        return
+    is_there = path.is_dir()  # it may be a mount point: then only files inside of it can be renamed
+    aside = (path / "x" if is_there else path).with_name(f".{path.name}.tmp")
     try:
-        yield
-    except DataError as error:
-        there = ", ".join(paths)
-        raise DataError(f"{error} The part already written is in {there}: remove it before trying again.") from error
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        with Lock(aside.with_suffix(".lock")):
+            shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
+            try:
+                aside.mkdir()
+                yield aside
+                for inside in (*aside.rglob("*"), aside):
+                    sync(inside)
+                for source, target in (
+                    [(one, path / one.name) for one in aside.iterdir()] if is_there else [(aside, path)]
+                ):
+                    os.replace(source, target)
+                sync(aside.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    except InUseError as owner:
+        raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
+    except OSError as error:
+        raise DataError(f"{path}: can't be written: {error}.") from error
 
 
 def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recording]) -> None:
@@ -315,18 +352,14 @@ def _copied(
         raise SettingsError("both parts would be written to the same folder: give two.")
     check_apart(list(to), [recording])
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
-    with ExitStack() as stack:
-        writers = [stack.enter_context(writer_like(recording, path, meta)) for path in to]
-        with told_where([str(writer.path) for writer in writers]):
-            for exp in recording.stream():
-                codes = episodes.codes(exp)
-                for writer, kept in zip(writers, to.values(), strict=True):
-                    writer.write(exp.select(kept[codes]))
+    with written_whole(list(to)) as folders, ExitStack() as stack:
+        writers = [stack.enter_context(writer_like(recording, folder, meta)) for folder in folders]
+        for exp in recording.stream():
+            codes = episodes.codes(exp)
+            for writer, kept in zip(writers, to.values(), strict=True):
+                writer.write(exp.select(kept[codes]))
     steps = episodes.figures[STEPS]
-    written = tuple(
-        Part(str(writer.path), int(kept.sum()), int(steps[kept].sum()))
-        for writer, kept in zip(writers, to.values(), strict=True)
-    )
+    written = tuple(Part(str(located(path)), int(kept.sum()), int(steps[kept].sum())) for path, kept in to.items())
     others = ~np.logical_or.reduce(list(to.values()))
     return Edited(written, int(others.sum()), int(steps[others].sum()))
 
@@ -359,8 +392,8 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     env = opened[0].env if len({recording.env for recording in opened}) == 1 else None
     steps = 0
     with (
-        writer_like(opened[0], path, _meta(opened), env=env, columns=list(dtypes)) as writer,
-        told_where([str(writer.path)]),
+        written_whole([path]) as (folder,),
+        writer_like(opened[0], folder, _meta(opened), env=env, columns=list(dtypes)) as writer,
     ):
         for recording, ids in zip(opened, renamings, strict=True):
             for exp in recording.stream(columns=list(dtypes)):
@@ -375,7 +408,7 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     notes += [f"left out the column `{name}`, which {where} does not have" for name, where in left_out.items()]
     if len({recording.env for recording in opened}) > 1:
         notes.append(f"the env is not stored, because it differs: {', '.join(str(r.env) for r in opened)}")
-    return Edited((Part(str(writer.path), episodes, steps),), notes=tuple(notes))
+    return Edited((Part(str(located(path)), episodes, steps),), notes=tuple(notes))
 
 
 def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple[list[dict[str, str]], int]:

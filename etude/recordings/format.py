@@ -204,6 +204,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
     """
     if wanted is None:
         return list(columns)
+    wanted = [wanted] if isinstance(wanted, str) else wanted
     for root in wanted:
         if not col.under(columns, root):
             hint = suggestion(root, [*columns, *derived])

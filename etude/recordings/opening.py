@@ -442,7 +442,8 @@ def _space(members: Sequence[Described], root: str) -> Space:
         if other != space and not (_is_inferred(member, root) and _leaves(other, root) == _leaves(space, root)):
             raise DataError(
                 f"{first.name} and {member.name} can't be read as one recording: the `{root}` space is {space} in "
-                f"the first, and {other} in the second. Open them one by one."
+                f"the first, and {other} in the second. Open them one by one; files of one table can be given as one "
+                "Source([file, file], ...), whose space fits all."
             )
     return space
 

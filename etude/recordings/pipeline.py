@@ -84,7 +84,7 @@ class LoadWorkers(Generic[R]):
         pending: deque[Future[R]] = deque()
         try:
             for number in numbers:
-                with spawning.no_current_folder():  # it may start another process
+                with spawning.no_current_folder(), spawning.interrupts_blocked():  # it may start another process
                     pending.append(self._executor.submit(self._job, number))
                 if len(pending) > self._ahead:
                     yield pending.popleft().result()

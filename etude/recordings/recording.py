@@ -230,7 +230,7 @@ class Recording(Screened):
         Raises:
             DataError: a column does not exist; or ``next_obs`` is requested but was not recorded everywhere.
         """
-        roots = self.columns if columns is None else list(columns)
+        roots = self.columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
         stored = [root for root in roots if root not in DERIVED]
         names = self._names([*stored, col.OBS] if col.NEXT_OBS in roots else stored)
 

@@ -51,7 +51,7 @@ def statistics(values: Values) -> dict[str, Any]:
     numbers = values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     out: dict[str, Any] = {"steps": len(values), "missing": int(np.isnan(numbers).sum())}
-    out["distinct"] = len(np.unique(finite))
+    out["distinct"] = len(np.unique(values[np.isfinite(numbers)]))
     with np.errstate(over="ignore", invalid="ignore"):  # some columns mark missing values with the largest float
         found = np.array([finite.min(), finite.max(), finite.mean(), finite.std()] if len(finite) else [np.nan] * 4)
     return out | dict(zip(("min", "max", "mean", "std"), plain(found), strict=True))

@@ -2,6 +2,7 @@
 """Which arena an env gets."""
 
 import asyncio
+import itertools
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -129,6 +130,11 @@ class Wrong(LendingVectorEnv):
         ({"obs": np.full((3, 3), np.nan, np.float32)}, 10, "`obs` holds NaN"),
         ({"reward": np.zeros((3, 1))}, 0, r"`reward` has shape \(3, 1\).*3 copies"),
         ({"truncated": np.zeros(3)}, 10, "`truncated` is .* 3 booleans"),
+        ({"terminated": np.ones(3)}, 0, "`terminated` is .* 3 booleans"),
+        ({"reward": np.array([1.0, 2.0, None])}, 0, "`reward` has shape .* and dtype object"),
+        ({"obs": np.zeros((4, 3), np.float32)}, 0, r"`obs` has shape \(4, 3\), but its space .* has shape \(3, 3\)"),
+        ({"obs": np.array([["a"] * 3] * 3)}, 0, "`obs` has dtype <U1, but its space .* has dtype float32"),
+        ({"obs": {"x": 0}}, 0, "`obs`"),
     ],
 )
 def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, match: str) -> None:
@@ -138,8 +144,67 @@ def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, m
     Env.wrong = wrong
     with pytest.raises((EnvError, SpaceError), match=match):
         played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=check))
-    if "obs" in wrong:
+    if check and "obs" in wrong:
         played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=0))
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_observations_of_a_vector_env_get_the_dtype_of_their_space(mode: AutoresetMode) -> None:
+    class Changing(LendingVectorEnv):
+        forms: ClassVar[Any] = itertools.cycle([np.int64, np.float64, np.float32, np.ndarray.tolist])
+
+        def _look(self) -> Any:
+            form = next(self.forms)
+            obs = super()._look()
+            return form(obs) if form is np.ndarray.tolist else obs.astype(form)
+
+    def shown(env: Any) -> list[Any]:
+        arena = VectorArena(env, 3, check=0)
+        arena.reset(seed=0)
+        found = []
+        for _ in range(30):
+            for turn in arena.recv():
+                found.append(turn.obs["obs"].copy())
+                assert turn.obs["obs"].dtype == np.float32
+                if turn.waits:
+                    arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
+        return found
+
+    for found, wanted in zip(shown(Changing(3, mode)), shown(LendingVectorEnv(3, mode)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (gym.spaces.Box(-100, 100, (1,), np.int8), np.array([200])),
+        (gym.spaces.Box(-100, 100, (1,), np.int8), [-129]),
+        (gym.spaces.Box(0, 255, (1,), np.uint8), np.array([300], np.uint16)),
+        (gym.spaces.MultiBinary(2), np.array([257, 256])),
+        (gym.spaces.Discrete(3, dtype=np.int32), 2**32 + 1),
+        (gym.spaces.Discrete(3, dtype=np.int32), np.int64(2**32 + 1)),
+    ],
+)
+def test_whole_numbers_are_never_wrapped(space: Any, given: Any) -> None:
+    class Wrapping(gym.Env[Any, Any]):
+        observation_space, action_space = space, gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.t = 0
+            return np.zeros(space.shape, space.dtype) if space.shape else 0, {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            obs = given if self.t == 5 else np.asarray(given) * 0 if space.shape else type(given)(1)
+            return obs, 0.0, False, False, {}
+
+    runner = etude.Runner(
+        make_arena(Wrapping, 1, Workers(max_restarts=0)), etude.modules.make_module(None, space, gym.spaces.Discrete(2))
+    )
+    with pytest.raises(
+        (EnvError, SpaceError), match="`obs` holds .*, outside the range of u?int(8|32), the dtype of its"
+    ):
+        runner.collect(num_steps=20)
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), GeneratorExit()])

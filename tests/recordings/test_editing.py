@@ -9,6 +9,7 @@ from some_recording import OBS, numbered, record, record_format_1
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.files import located
 from etude.recordings import (
     Recording,
     RecordingWriter,
@@ -21,6 +22,7 @@ from etude.recordings import (
     validate,
 )
 from etude.recordings.editing import _places
+from etude.recordings.files import data_files
 
 LENGTHS = [5, 12, 3, 8, 20, 1, 7, 9]
 
@@ -256,17 +258,56 @@ def test_without_rewards_there_is_no_return(tmp_path):
         filter_recording(recording, tmp_path / "g", where="return > 0")
 
 
-def test_a_file_that_breaks_off_is_told_with_what_was_written(tmp_path):
+@pytest.mark.parametrize(
+    "write",
+    [
+        convert,
+        lambda given, to: filter_recording(given, to, min_length=1),
+        lambda given, to: split_recording(given, f"{to}-train", to),
+        lambda given, to: merge_recordings([given], to),
+        lambda given, to: convert(given, f"{to}-v0", "minari"),
+    ],
+    ids=["convert", "filter", "split", "merge", "export"],
+)
+def test_all_is_written_or_nothing(tmp_path, write):
     record(tmp_path / "r", numbered([30, 30]), max_rows_per_file=30)
     recording = Recording.open(tmp_path / "r")
     file = tmp_path / "r" / "part-00001.parquet"
-    data = bytearray(file.read_bytes())
+    whole = file.read_bytes()
+    data = bytearray(whole)
     group = pq.read_metadata(file).row_group(0)
     (obs,) = (group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema.startswith("obs"))
     data[obs.data_page_offset + 60] ^= 255
     file.write_bytes(data)
-    with pytest.raises(DataError, match="row group 0 can't be read .* The part already written is in .*f: remove it"):
-        filter_recording(recording, tmp_path / "f", min_length=1)
+    to = tmp_path / "made" / "here"
+    for _ in range(2):
+        with pytest.raises(DataError, match="row group 0 can't be read"):
+            write(recording, to)
+        assert list((tmp_path / "made").iterdir()) == []
+    file.write_bytes(whole)
+    write(Recording.open(tmp_path / "r"), to)
+    there = [path for path in (tmp_path / "made").iterdir() if path.name.startswith("here")]
+    assert sum(Recording.open(path).num_steps for path in there) == 60
+    assert all(not path.name.startswith(".") for path in (tmp_path / "made").rglob("*"))
+
+
+def test_a_folder_that_exists_keeps_its_other_files_and_a_url_is_emptied(tmp_path):
+    record(tmp_path / "r", numbered([30, 30]), max_rows_per_file=30)
+    recording = Recording.open(tmp_path / "r")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "README").write_text("mine")
+    file = tmp_path / "r" / "part-00001.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100] + bytes(200) + whole[300:])
+    for to in (tmp_path / "to", "memory://emptied/to"):
+        with pytest.raises(DataError, match="part-00001"):
+            convert(recording, to)
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["README"]
+    assert data_files(located("memory://emptied/to")) == []
+    file.write_bytes(whole)
+    for to in (tmp_path / "to", "memory://emptied/to"):
+        assert convert(Recording.open(tmp_path / "r"), to).num_steps == 60
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["README", "part-00000.parquet"]
 
 
 def test_nothing_is_written_into_what_is_read(tmp_path):

@@ -37,7 +37,9 @@ Coded: TypeAlias = Callable[[pa.Array, str], NDArray[Any]]
 """Converts a text column, given with its path, to numbers."""
 
 
-def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -> dict[str, NDArray[Any]]:
+def flat(
+    array: pa.Array, name: str, place: Place, coded: Coded | None = None, *, with_nan: bool = False
+) -> dict[str, NDArray[Any]]:
     """Convert a column to arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
 
     Args:
@@ -45,6 +47,7 @@ def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -
         name: Its path.
         place: Describes the location of a row, for errors.
         coded: Converts text; with None, text is an error.
+        with_nan: Read fractions that are missing, also in lists, as NaN.
 
     Raises:
         DataError: it contains something other than numbers, empty rows, or lists of different lengths; the message
@@ -53,15 +56,17 @@ def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -
     if pa.types.is_struct(array.type):
         _check_depth(name.count("/"), name, place)
         check_nulls(array, name, place)
-        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place, coded) for i, f in enumerate(array.type)]
-        return {path: values for part in parts for path, values in part.items()}
+        out: dict[str, NDArray[Any]] = {}
+        for i, field in enumerate(array.type):
+            out |= flat(pc.struct_field(array, [i]), f"{name}/{field.name}", place, coded, with_nan=with_nan)
+        return out
     if coded is not None and is_text(array.type):
         check_nulls(array, name, place)
         return {name: coded(array, name)}
-    return {name: numbers(array, name, place)}
+    return {name: numbers(array, name, place, with_nan=with_nan)}
 
 
-def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
+def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False) -> NDArray[Any]:
     """Convert a column of numbers, or of lists of numbers of one length, to ``[rows, ...]``; see `flat`."""
     kind, shape = array.type, None
     if isinstance(kind, pa.BaseExtensionType):
@@ -70,23 +75,40 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    check_nulls(array, name, place)
+    if not with_nan or not _holds_fractions(kind):
+        check_nulls(array, name, place)
     if is_list(kind):
         _check_depth(_lists_in_lists(kind), name, place)
+        array = _with_lists(array) if array.null_count else array
         width = _width(array, name, place)
-        inside = numbers(array.flatten(), name, lambda row: place(row // width))
+        inside = numbers(array.flatten(), name, lambda row: place(row // width), with_nan=with_nan)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
         return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
     if is_bytes(kind):
         return _bytes_of(array, name, place)
     if pa.types.is_decimal(kind):
-        array = array.cast(pa.float64())
+        array = array.cast(pa.string()).cast(pa.float64())  # a direct cast rounds twice
     elif not is_number(kind):
         row = _no_number(array) if is_text(kind) else 0
         such = f", for instance {shown(array[row])!r}" if len(array) else ""
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
         raise DataError(f"{place(row)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _holds_fractions(kind: pa.DataType) -> bool:
+    """Whether a column holds fractions, or lists of them."""
+    while is_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _with_lists(array: pa.Array) -> pa.Array:
+    """A column with a list of missing numbers, as long as the first list, in place of each missing list."""
+    there = array.drop_null()
+    missing = pa.array([[None] * (len(there[0]) if len(there) else 1)], array.type)
+    rows = pc.if_else(array.is_valid(), pa.array(np.arange(len(array))), len(array))
+    return pa.concat_arrays([array, missing]).take(rows)
 
 
 def _no_number(texts: pa.Array) -> int:

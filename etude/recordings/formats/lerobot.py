@@ -612,7 +612,7 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
     if not is_bytes(array.type):
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
-    out = np.empty((len(array), *feature.shape), np.uint8)
+    out = np.empty((0, *feature.shape), np.uint8)
     for row, value in enumerate(array):
         try:
             if not value.is_valid:
@@ -622,6 +622,8 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
                 raise ValueError(
                     f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {_MODES[channels]}"
                 )
+            if not row:  # the shape is right, and no larger than an image that is there
+                out = np.empty((len(array), *feature.shape), np.uint8)
             pixels = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
             out[row] = np.asarray(pixels).reshape(feature.shape)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

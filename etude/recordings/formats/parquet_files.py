@@ -32,6 +32,7 @@ class DecodedCache(Generic[T]):
         self._lock = threading.Lock()
         self._values: dict[Hashable, tuple[T, int]] = {}
         self._making: dict[Hashable, threading.Lock] = {}
+        self._size = 0
 
     def __reduce__(self) -> tuple[type["DecodedCache[T]"], tuple[int]]:
         return type(self), (self._max_bytes,)
@@ -51,9 +52,9 @@ class DecodedCache(Generic[T]):
             with self._lock:
                 self._values[key] = made
                 self._making.pop(key, None)
-                size = sum(size for _, size in self._values.values())
-                while size > self._max_bytes and len(self._values) > 1:
-                    size -= self._values.pop(next(iter(self._values)))[1]
+                self._size += made[1]
+                while self._size > self._max_bytes and len(self._values) > 1:
+                    self._size -= self._values.pop(next(iter(self._values)))[1]
             return made[0]
 
 

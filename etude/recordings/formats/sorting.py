@@ -33,29 +33,38 @@ ROW: Final = "row in etude"
 TABLE: Final = "sorted.arrow"
 _TRACK, _WHEN = "track in etude", "time in etude"
 _TRACK_COLUMNS: Final = ["track", "rows", "first", "last"]
+_NO_TRACKS: Final = pa.schema([(name, pa.int64()) for name in _TRACK_COLUMNS]).empty_table()
 
 
 class TrackTable:
     """The tracks (an agent in an episode, as a number) with their numbers of rows and their first and last times."""
 
     def __init__(self) -> None:
-        self._found: list[pa.Table] = []
+        self._merged = _NO_TRACKS
+        self._added: list[tuple[Ints, Ints]] = []
+        self._num_added = 0
 
     def add(self, track: Ints, when: Ints) -> None:
         """Add rows, given the track and the time of each."""
-        self._found.append(_tracks(pa.table([track, np.ones(len(track), np.int64), when, when], _TRACK_COLUMNS)))
-        if sum(table.num_rows for table in self._found[1:]) > max(2**18, self._found[0].num_rows):
-            self._found = [_tracks(pa.concat_tables(self._found))]
+        self._added.append((track, when))
+        self._num_added += len(track)
+        if self._num_added > max(2**18, self._merged.num_rows):
+            self._merge()
+
+    def _merge(self) -> None:
+        if self._added:
+            track, when = map(np.concatenate, zip(*self._added, strict=True))
+            rows = pa.table([track, np.ones(len(track), np.int64), when, when], _TRACK_COLUMNS)
+            found = pa.concat_tables([self._merged, rows])
+            merged = found.group_by("track").aggregate([("rows", "sum"), ("first", "min"), ("last", "max")])
+            self._merged = merged.select(["track", "rows_sum", "first_min", "last_max"]).rename_columns(_TRACK_COLUMNS)
+            self._added, self._num_added = [], 0
 
     @property
     def columns(self) -> list[Ints]:
         """Track number, number of rows, first time, last time; sorted by track number."""
-        return [np.asarray(column) for column in _tracks(pa.concat_tables(self._found)).sort_by(_TRACK_COLUMNS[0])]
-
-
-def _tracks(found: pa.Table) -> pa.Table:
-    merged = found.group_by("track").aggregate([("rows", "sum"), ("first", "min"), ("last", "max")])
-    return merged.select(["track", "rows_sum", "first_min", "last_max"]).rename_columns(_TRACK_COLUMNS)
+        self._merge()
+        return [np.asarray(column) for column in self._merged.sort_by(_TRACK_COLUMNS[0])]
 
 
 class KeyedRows(NamedTuple):

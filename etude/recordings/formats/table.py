@@ -22,7 +22,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
-from etude.recordings.formats.arrow import flat, is_text, one_array, strings
+from etude.recordings.formats.arrow import check_nulls, flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
@@ -43,7 +43,7 @@ from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable, with_members
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
-from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
+from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
 _log = logging.getLogger("etude.recordings")
 
@@ -131,6 +131,10 @@ class TableColumns:
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._texts: dict[str, set[str]] = {}  # by column, all texts found
         self._named: dict[str, NamedDiscrete] = {}
+        for group in groups:
+            missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
+            if missing:
+                raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
         self.date_order = self._date_order(source)
         """What comes first in dates of ``t`` that are text: one of `DATE_ORDERS`; None if nothing says it."""
         self._has_number_times = source.preset != ETUDE and self._are_number_times()
@@ -138,10 +142,6 @@ class TableColumns:
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
-        for group in groups:
-            missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
-            if missing:
-                raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
         self._look()
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
@@ -273,6 +273,22 @@ class TableColumns:
                 self.dropped[name] = str(error)
             else:
                 self._found |= {path: (values.shape[1:], values.dtype) for path, values in found.items()}
+        self._drop_incomplete()
+
+    def _drop_incomplete(self) -> None:
+        """Drop extras of integers and booleans that miss a value after the first group: NaN could not replace it."""
+        kinds = {name: self._schema.field(own).type for name, own in self._plan.extras.items() if name in self._found}
+        whole = {n for n, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)}
+        for group in self._groups[1:] if whole else ():
+            known = group.complete() if group.complete else ()
+            for name in [name for name in whole if self._plan.extras[name] not in known]:
+                own = self._plan.extras[name]
+                try:
+                    check_nulls(one_array(self._read(group, [own])[own]), own, group.place)
+                except DataError as error:
+                    self.dropped[name] = str(error)
+                    del self._found[name]
+                    whole.remove(name)
 
     def _has_members(self, struct: str) -> bool:
         """Whether members of a struct are mapped to columns of their own."""
@@ -302,7 +318,12 @@ class TableColumns:
                         f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete, or leave the "
                         "space out."
                     )
-            space = widened(given, root, {n: fitting(leaf, self._found[n][1]) for n, leaf in wanted.items()})
+            # Fractions get the dtype of the given space: tables often hold them wider than the env gave them.
+            dtypes = {
+                name: leaf_dtype(leaf) if leaf_dtype(leaf).kind == "f" else fitting(leaf, self._found[name][1])
+                for name, leaf in wanted.items()
+            }
+            space = widened(given, root, dtypes)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
@@ -375,21 +396,21 @@ class TableColumns:
             if name == col.LOGP and self._plan.is_propensity:
                 found = {name: _logarithm(values, own[0], place) for name, values in found.items()}
             return found
-        parts = [flat(self._array(table[part], name), part, place) for part in own]
+        parts = [flat(self._array(table[part], name), part, place, with_nan=self._takes_nan(name)) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
                 raise DataError(f"{place(0)}: column `{part}` holds more than one number a row: map it on its own.")
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
 
+    def _takes_nan(self, name: str) -> bool:
+        """Whether missing fractions are NaN in a column: where NaN is looked for, and in extras."""
+        return name in self._plan.extras or any(col.is_under(name, root) for root in _CHECKED)
+
     def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
-        """A column as one array, with NaN, which pandas writes as null, in place of nulls where NaN is looked for."""
+        """A column as one array; whole numbers become fractions where some are missing and nothing says otherwise."""
         array = one_array(column)
-        is_checked = any(col.is_under(name, root) for root in _CHECKED)
-        return (
-            pc.fill_null(array, np.nan)
-            if array.null_count and is_checked and pa.types.is_floating(array.type)
-            else array
-        )
+        is_fraction = name in (col.REWARD, col.LOGP) and array.null_count and pa.types.is_integer(array.type)
+        return array.cast(pa.float64()) if is_fraction else array
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
@@ -397,7 +418,8 @@ class TableColumns:
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
             return self._coded(texts, col.as_obs(name) + path[len(own) :], path, place)
 
-        found = flat(array, own, place, coded if any(col.is_under(name, root) for root in CODED) else None)
+        is_coded = any(col.is_under(name, root) for root in CODED)
+        found = flat(array, own, place, coded if is_coded else None, with_nan=self._takes_nan(name))
         return {name + path[len(own) :]: values for path, values in found.items()}
 
     def _coded(self, texts: pa.Array, name: str, own: str, place: Callable[[int], str]) -> NDArray[Any]:
@@ -544,7 +566,7 @@ class Table(TableRows):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        return contents_of(source, groups_of(source.data, source.filesystem, source.named))
+        return contents_of(source, groups_of(source.data, source.filesystem))
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
@@ -581,6 +603,12 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
             f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
             "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
+        )
+    elif source.preset != ETUDE and (late := index.num_late()) > 1:
+        _log.warning(
+            f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {int(index.is_from_one)}, so "
+            f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
+            "steps of each episode, leave it out where the rows of each episode are in order."
         )
     for name, word in plan.ends.items():
         if word == LAST_ROW:

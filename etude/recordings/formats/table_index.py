@@ -58,6 +58,11 @@ class TableIndex:
         is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
         return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
 
+    def num_late(self) -> int:
+        """How many agents lack the first steps of their episode, if most do; else 0."""
+        late = self.t_start[np.append(True, ~self.has_next)] > 0
+        return int(late.sum()) if 2 * int(late.sum()) > len(late) else 0
+
 
 def index_of(
     groups: Groups,

@@ -51,6 +51,8 @@ class Group:
     """Reads some of the columns; None if the rows can only be located."""
     origin_of: "Callable[[int], tuple[Group, int]] | None" = None
     """If the rows are sorted: what `origin` returns."""
+    complete: Callable[[], Collection[str]] | None = None
+    """The columns that miss no value, as the file says; None if it does not say it. Lists may miss some inside."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read some of the columns."""
@@ -103,7 +105,9 @@ def _with_values(group: Group, values: Mapping[str, str | int | None]) -> Group:
 
 def _read_values(group: Group, values: Mapping[str, Any], schema: pa.Schema, names: Sequence[str]) -> pa.Table:
     own = [name for name in names if name not in values]
-    table = group.read(own) if own else None
+    table = group.read(own) if own or not names else None
+    if not names:
+        return table
     columns = [
         pa.repeat(pa.scalar(values[name], schema.field(name).type), group.num_rows)
         if table is None or name in values
@@ -149,10 +153,10 @@ def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[
     return pa.table(columns, names=names)
 
 
-def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None = None) -> Sequence[Group]:
+def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
-    Below a folder, names of folders such as ``date=2026-03-01`` are columns too: those in ``named``; None: all.
+    Below a folder, names of folders such as ``date=2026-03-01`` are columns too.
 
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
@@ -172,19 +176,29 @@ def groups_of(data: Any, filesystem: Any = None, named: Collection[str] | None =
     names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
     if len(set(names)) < len(names):
         raise given_twice(next(name for name in names if names.count(name) > 1))
-    in_folders = _with_types([values for *_, values in found], named)
+    in_folders = _with_types([values for *_, values in found])
     list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
     texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
+    in_memory = size < cache.LEAST_BYTES
+    groups = [list(_file_groups(file, kind, in_memory=in_memory)) for file, kind, _ in found]
+    csvs = {k: groups[k][0].schema for k, (_, kind, _) in enumerate(found) if kind == "csv" and groups[k]}
+    as_text = {field.name for schema in csvs.values() for field in schema if pa.types.is_string(field.type)}
+    for k, schema in csvs.items():  # a number there may be a text here: 007, not 7
+        others = [
+            f.name for f in schema if f.name in as_text and not (pa.types.is_string(f.type) or f.type == pa.null())
+        ]
+        if others:
+            groups[k] = list(_file_groups(*found[k][:2], in_memory=in_memory, texts=others))
     return [
         _with_values(_without_views(group), values)
-        for (file, kind, _), values in zip(found, in_folders, strict=True)
-        for group in _file_groups(file, kind, in_memory=size < cache.LEAST_BYTES)
+        for own, values in zip(groups, in_folders, strict=True)
+        for group in own
     ]
 
 
-def _with_types(found: Sequence[Mapping[str, str]], named: Collection[str] | None) -> list[dict[str, str | int | None]]:
-    """The values in names of folders, for each file, of the ``named`` columns; whole numbers if all of a column are."""
+def _with_types(found: Sequence[Mapping[str, str]]) -> list[dict[str, str | int | None]]:
+    """The values in names of folders, for each file; whole numbers if all of a column are."""
     texts: dict[str, set[str]] = {}
     for values in found:
         for name, text in values.items():
@@ -194,9 +208,7 @@ def _with_types(found: Sequence[Mapping[str, str]], named: Collection[str] | Non
     def typed(name: str, text: str) -> str | int | None:
         return None if text == _NO_VALUE else int(text) if name in numbers else text
 
-    return [
-        {name: typed(name, text) for name, text in values.items() if named is None or name in named} for values in found
-    ]
+    return [{name: typed(name, text) for name, text in values.items()} for values in found]
 
 
 def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
@@ -232,7 +244,7 @@ def is_table_by_name(path: AnyPath) -> bool:
 
 
 def _kind_by_name(path: AnyPath) -> str | None:
-    suffixes = [s for s in path.suffixes if s not in _COMPRESSED]
+    suffixes = [s for s in map(str.lower, path.suffixes) if s not in _COMPRESSED]
     return SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
@@ -249,14 +261,15 @@ def _kind(path: AnyPath) -> str | None:
     return next((known for magic, known in MAGIC.items() if head.startswith(magic)), kind and "stream")
 
 
-def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group]:
+def _file_groups(path: AnyPath, kind: str, *, in_memory: bool, texts: Sequence[str] = ()) -> Iterator[Group]:
+    """The rows of a file; of a CSV file, the columns ``texts`` as text, whatever is in them."""
     try:
         if kind == "parquet":
             yield from _parquet_groups(path)
         elif kind == "ipc":
             yield from _batches(path, partial(input_file, path, mapped=True))
         else:
-            yield from _batches(path, text_tables.converted(path, kind, in_memory=in_memory), is_converted=True)
+            yield from _batches(path, text_tables.converted(path, kind, texts, in_memory=in_memory), is_converted=True)
     except BROKEN as error:
         raise unreadable(path, error) from error
 
@@ -276,8 +289,15 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
-        yield Group(schema, rows, path, first, partial(_read_row_group, path, metadata, k))
+        read, complete = partial(_read_row_group, path, metadata, k), partial(_complete, metadata, k)
+        yield Group(schema, rows, path, first, read, complete=complete)
         first += rows
+
+
+def _complete(metadata: pq.FileMetaData, index: int) -> set[str]:
+    group = metadata.row_group(index)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    return {c.path_in_schema for c in columns if (found := c.statistics) is not None and found.null_count == 0}
 
 
 def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted: bool = False) -> Iterator[Group]:

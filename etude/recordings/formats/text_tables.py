@@ -43,26 +43,28 @@ _KINDS: Final = (
 """The types that Arrow tries for a CSV column, one after another."""
 
 
-def converted(path: AnyPath, kind: str, *, in_memory: bool) -> Callable[[], pa.NativeFile]:
+def converted(path: AnyPath, kind: str, texts: Sequence[str] = (), *, in_memory: bool) -> Callable[[], pa.NativeFile]:
     """Convert a file to an Arrow file of record batches, in memory or in the cache.
 
     Args:
         path: The file.
         kind: One of `KINDS`.
+        texts: Columns of a CSV file that are texts, whatever is in them.
         in_memory: Read the file at once, and hold what it becomes in memory, unless that is large.
 
     Returns:
         Opens the Arrow file; raises a DataError if ``path`` can't be read, or has changed since this call. Can be
         pickled.
     """
-    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__)
-    return partial(cache.Made(origin, partial(_convert, path, kind, in_memory), in_memory=in_memory).opened, _TABLE)
+    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__, *texts)
+    make = partial(_convert, path, kind, in_memory, texts=texts)
+    return partial(cache.Made(origin, make, in_memory=in_memory).opened, _TABLE)
 
 
-def read(path: AnyPath, kind: str) -> pa.Table:
+def read(path: AnyPath, kind: str, texts: Sequence[str] = ()) -> pa.Table:
     """Read all rows of a CSV or JSON file at once; raises the errors of Arrow and `json`."""
     if kind == "csv":
-        return _csv(path)
+        return _csv(path, texts)
     if _is_array(path):
         return _table_of([row for row, _ in _elements(path)], None)
     _check_for_arrow(path)
@@ -74,7 +76,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
         raise
 
 
-def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path) -> None:
+def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path, texts: Sequence[str] = ()) -> None:
     target = folder / _TABLE
     if kind == "stream":
         _convert_blocks(lambda schema: _stream_tables(path), target)
@@ -82,27 +84,27 @@ def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path) -> None:
     if not is_small:
         with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
             if kind == "csv":
-                _convert_csv(path, target)
+                _convert_csv(path, texts, target)
             elif _is_array(path):
                 _convert_blocks(partial(_list_tables, path), target)
             else:
                 _check_for_arrow(path)
                 _convert_blocks(partial(_line_tables, path), target)
             return
-    table = read(path, kind)  # whole, what does not work in blocks may work
+    table = read(path, kind, texts)  # whole, what does not work in blocks may work
     write_batches(target, table.schema, [table])
 
 
 # -- CSV ----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: AnyPath) -> pa.Table:
+def _csv(path: AnyPath, texts: Sequence[str]) -> pa.Table:
     parse, point = _dialect(path)
     # Types come from the first block, but integers there may be followed by fractions: this is the only block. Without
     # threads, the row of an error is known.
     size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
     options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-    convert = pa.csv.ConvertOptions(decimal_point=point)
+    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), decimal_point=point)
     table = pa.csv.read_csv(_input(path), options, parse, convert)
     _check_texts(table.schema)
     return _blanks_as_nulls(table)
@@ -141,10 +143,10 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
     return pa.csv.ParseOptions(delimiter=separator), "," if has_commas else "."
 
 
-def _convert_csv(path: AnyPath, target: Path) -> None:
+def _convert_csv(path: AnyPath, texts: Sequence[str], target: Path) -> None:
     """Types come from the first block; if a later block does not fit, start again with the next type."""
     options, (parse, point) = pa.csv.ReadOptions(block_size=_BLOCK), _dialect(path)
-    types: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = dict.fromkeys(texts, pa.string())
     names: list[str] = []
     kinds: list[pa.DataType] = []
     while True:

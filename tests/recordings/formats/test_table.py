@@ -213,9 +213,8 @@ def test_spaces_and_columns() -> None:
     assert recording.columns == ["obs", "action", "reward", "speed2", "angle2", "who", "note"]
     space = gym.spaces.Box(0, 100, (2,), np.float32)
     recording = Recording.open(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=space), on_bad=None)
-    assert recording.header.obs_space == gym.spaces.Box(
-        0, 100, (2,), np.float64
-    )  # the table has doubles: nothing is lost
+    assert recording.header.obs_space == space  # though the table has doubles: spaces must be equal to be merged
+    assert recording.read().steps["obs"].dtype == np.float32
     with pytest.raises(DataError, match=r"the table: `obs` has rows of shape \[2\], but its space is Discrete\(4\)"):
         Recording.open(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=gym.spaces.Discrete(4)), on_bad=None)
     exp = Recording.open(Source(table_of(rows_of([3])), columns={**COLUMNS, **NEXTS}), on_bad=None).part(0, ["reward"])
@@ -568,7 +567,7 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     exp = Recording.open(Source(tmp_path / "whole", columns)).read()
     assert exp.segments.episode_id.tolist() == ["b%1", "a"]
     assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3]
-    assert "day" not in exp.steps  # only those that are named
+    assert exp.steps["day"].tolist() == [2, 2, 10]  # like all columns that are not mapped
     whole, part = tmp_path / "whole", tmp_path / "part.parquet"  # which is in no folder with a name
     part.write_bytes(next(whole.rglob("*.parquet")).read_bytes())
     assert Recording.open(Source([whole, part], {"obs": "x", "action": "a", "terminated": "every-row"})).num_steps > 3
@@ -795,3 +794,85 @@ def test_json_that_is_nested_too_deep_is_an_error_and_ends_no_process(tmp_path, 
         path.write_text(line.replace("DEEP", deep) + "\n")
         with pytest.raises(DataError, match=r"a\.jsonl"):
             Recording.open(Source(path, columns={"obs": "o", "action": "a", "episode_id": "e"}), on_bad=None)
+
+
+_SMALL = {"obs": "x", "action": "a", "reward": "r", "episode_id": "e", "t": "t", "terminated": "last-row"}
+
+
+def _long(num: int, **others: Any) -> pa.Table:
+    at = np.arange(num)
+    own = {"x": at / 8, "a": at % 2, "r": at * 1.0, "e": at // 100, "t": at % 100}
+    return pa.table(own | others)
+
+
+@pytest.mark.parametrize("form", ["parquet", "without statistics", "csv", "memory"])
+def test_one_missing_value_late_in_an_extra_column_costs_no_step(tmp_path: Path, form: str) -> None:
+    at = np.arange(300)
+    missing = at == 290
+    table = _long(
+        300,
+        whole=pa.array(at, mask=missing),
+        flag=pa.array(at % 2 == 0, mask=missing),
+        part=pa.array(at / 4, mask=missing),
+        full=at,
+    )
+    data: Any = table
+    if form == "csv":
+        for k in range(3):
+            pa.csv.write_csv(table.slice(100 * k, 100), tmp_path / f"{k}.csv")
+        data = tmp_path
+    elif form != "memory":
+        data = tmp_path / "rows.parquet"
+        pq.write_table(table, data, row_group_size=100, write_statistics=form == "parquet")
+    recording = Recording.open(Source(data, _SMALL))
+    exp = recording.read()
+    assert exp.num_steps == 300
+    assert exp.steps["full"].tolist() == at.tolist()
+    np.testing.assert_array_equal(exp.steps["part"], np.where(missing, np.nan, at / 4))
+    lost = set(recording.meta["dropped"])
+    assert lost >= {"whole", "flag"} if form != "memory" else lost == {"whole", "flag"}
+    assert validate(Source(data, _SMALL)).ok
+
+
+def test_missing_fractions_are_nan_also_in_lists() -> None:
+    lists = [[1.0, 2.0], [3.0, None], None, [5.0, 6.0]]
+    table = _long(4, x=pa.array(lists), r=pa.array([1, None, 3, 4]))
+    wanted = [[1, 2], [3, np.nan], [np.nan, np.nan], [5, 6]]
+    for kind in (pa.list_(pa.float64()), pa.list_(pa.float32(), 2), pa.large_list(pa.float64())):
+        own = table.set_column(0, "x", pa.array(lists, kind))
+        recording = Recording.open(Source(own, _SMALL), on_bad=None)
+        np.testing.assert_array_equal(recording.read().steps["obs"], wanted)
+        np.testing.assert_array_equal(recording.read().steps["reward"], [1, np.nan, 3, 4])
+        assert Recording.open(Source(own, _SMALL), on_bad="repair").read().num_steps == 1
+
+
+def test_decimals_are_what_their_text_is() -> None:
+    texts = [f"{k // 100}.{k % 100:02}" for k in range(1000)]
+    table = _long(1000, r=pa.array(texts).cast(pa.decimal128(10, 2)))
+    assert Recording.open(Source(table, _SMALL)).read().steps["reward"].tolist() == list(map(float, texts))
+
+
+def test_ids_of_csv_files_are_texts_in_all_of_them_or_in_none(tmp_path: Path) -> None:
+    head = "e,t,x,a,r\n"
+    (tmp_path / "log-1.csv").write_text(head + "".join(f"007,{k},.5,0,{k}\n" for k in range(3)))
+    (tmp_path / "log-2.csv").write_text(head + "".join(f"007,{k},.5,0,{k}\n" for k in (3, 4)) + "x1,0,.5,0,1\n")
+    exp = Recording.open(Source(tmp_path, _SMALL)).read()
+    assert exp.segments.episode_id.tolist() == ["007", "x1"]
+    assert exp.lengths.tolist() == [5, 1]
+
+
+def test_a_count_of_rows_as_t_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    table = _long(300)
+    Recording.open(Source(table, _SMALL))
+    assert not caplog.records
+    recording = Recording.open(Source(table.set_column(4, "t", pa.array(np.arange(300))), _SMALL))
+    assert "2 episodes begin at a `t` above 0" in caplog.text
+    assert recording.read().segments.t_start.tolist() == [0, 100, 200]
+
+
+def test_fractions_take_the_dtype_of_a_given_space(tmp_path: Path) -> None:
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    pa.csv.write_csv(_long(10), tmp_path / "rows.csv")
+    recording = Recording.open(Source(tmp_path / "rows.csv", _SMALL | {"obs": ["x"]}, obs_space=space))
+    assert recording.obs_space == space
+    assert recording.read().steps["obs"].dtype == np.float32
