@@ -750,7 +750,9 @@ def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
     if text:
         value = _number(value) if isinstance(value, str) else value
         value = int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
-    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
+    if fine:  # a large int can't be converted to a float, and the largest float not to a NumPy float32
+        fine = abs(value) <= sys.float_info.max if isinstance(value, int) else math.isfinite(value)
     return fine, hint(value) if fine else value
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -142,6 +143,9 @@ def test_lists_are_taken_for_tuples_and_ints_for_floats():
     assert made.hidden == (1, 2)
     assert isinstance(made.lr, float)
     assert Outer(env="x", seed=np.int64(3)).seed == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Outer(env="x", lr=np.float32(0.5)).lr == 0.5
 
 
 def test_docs_and_defaults_of_fields_are_found_inherited_ones_too():

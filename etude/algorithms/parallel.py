@@ -26,7 +26,7 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop, result_from
-from etude.algorithms.run import Log, check_free, check_logs, check_run_of, claimed, clear, holds_run
+from etude.algorithms.run import Log, check_logs, check_no_run, check_run_of, claimed, clear, holds_run
 from etude.algorithms.saving import name_of
 from etude.checkpoints import MANIFEST, load_meta
 from etude.envs import kill_workers
@@ -170,7 +170,7 @@ def train_all(
             child.kill()
 
     with closing(board), Signals(quiet=quiet, kill=kill) as signals, claimed(out):
-        check_free(out, False, overwrite=False)
+        check_no_run(out)
         for job in jobs:
             job.check()
             check_logs(job.log)

@@ -111,7 +111,7 @@ def check_same(out: Path, begun: os.stat_result) -> None:
 
 
 def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
-    """Raise a SettingsError if two runs would be mixed in one folder.
+    """Raise a SettingsError if a single run would be mixed with others in one folder.
 
     Args:
         out: The folder.
@@ -122,7 +122,18 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} can't be both resumed and overwritten: leave out `overwrite`, or choose another folder as `out`."
         )
-    if not (goes_on or overwrite) and holds_run(out):
+    if not goes_on and (numbered(out, "seed-") or numbered(out, "trial-")):
+        raise SettingsError(
+            f"{out} contains the runs of several seeds or of a sweep, with which this run would be mixed. Choose "
+            "another folder (--out), or continue those."
+        )
+    if not (goes_on or overwrite):
+        check_no_run(out)
+
+
+def check_no_run(out: Path) -> None:
+    """Raise a SettingsError if a folder contains a run."""
+    if holds_run(out):
         raise SettingsError(
             f"{out} already contains a run. Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what "
             "etude.load returns), replace it (--overwrite, overwrite=True), or choose another folder (--out)."

@@ -209,7 +209,8 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
     for line in failed:
         streams.say(f"error: {line}")
     if not options.quiet:
-        to_go_on = f"etude train {owner} --seeds {options.seeds} --resume {shlex.quote(str(out))}"
+        trust = " --trust" if names_code(config) else ""
+        to_go_on = f"etude train {owner} --seeds {options.seeds} --resume {shlex.quote(str(out))}{trust}"
         if cut or failed:
             streams.say(f"the runs are in {out}. Go on with: {to_go_on}")
         else:

@@ -681,7 +681,7 @@ def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], 
 
 def _suspect(batch: Batch) -> str:
     """The column that holds non-finite numbers; otherwise the one with the largest numbers."""
-    columns = {name: c.detach().double() for name, c in batch.used.items() if c.is_floating_point() and c.numel()}
+    columns = {name: c.detach().double() for name, c in batch.used.items() if c.dtype != torch.bool and c.numel()}
     if not columns:
         return ""
     for name, column in columns.items():

@@ -177,8 +177,10 @@ def batches_of(
     """
     given = (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0), ("seed", seed, 0))
     for name, value, least in given:
-        if not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        if not isinstance(value, int | np.integer):
+            raise ValueError(f"{name} must be a whole number, not {value!r}.")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
     first, skip = divmod(start * batch_size, max(1, groups.num_trained())) if start else (0, 0)
     blocks = _epochs(groups, pool, batch_size, buffer_size if shuffle else 0, seed, first, epochs)
     batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, skip)

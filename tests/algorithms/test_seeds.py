@@ -86,6 +86,9 @@ def test_runs_that_are_there_are_neither_mixed_nor_lost(tmp_path):
     with pytest.raises(SettingsError, match="seed-3 already contains a run"):
         etude.fit_seeds(SMALL, 1, stop=SHORT, out=out / "seed-3")
     assert len(rows(out / "seed-3")) == 4
+    for overwrite in (False, True):
+        with pytest.raises(SettingsError, match="contains the runs of several seeds or of a sweep"):
+            etude.PPO(SMALL).fit(SHORT, out=out, overwrite=overwrite)
 
 
 def test_a_changed_result_of_a_checkpoint_is_none(tmp_path):

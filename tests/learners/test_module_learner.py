@@ -468,6 +468,13 @@ def test_too_many_steps_in_a_row_name_module_part_and_column() -> None:
         EtudeError, match=r"all columns are finite; the largest numbers are in `reward` \(of the others"
     ):
         learner.update_from(huge)
+    whole = [{**batch, "obs": np.full((32, 4), 10**18)} for batch in some_batches()]  # columns of integers count too
+    with pytest.raises(EtudeError, match=r"the largest numbers are in `obs` .*greatest 1e\+18"):
+        ModuleLearner(make(), overflowing, optimizer=OptimizerConfig(grad_clip=None, max_skipped=2)).update_from(whole)
+
+
+def overflowing(module: Module, batch: Batch) -> Loss:
+    return Loss(root=module(batch).value.sum() * torch.inf)
 
 
 def test_gradients_accumulate_to_those_of_the_joined_batch() -> None:

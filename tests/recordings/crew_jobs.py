@@ -12,6 +12,10 @@ def square(number: int) -> int:
     return number * number
 
 
+def blocked_signals(_: int) -> list[int]:
+    return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
 def fails_at_5(number: int) -> int:
     if number == 5:
         raise DataError("part 5 is broken")

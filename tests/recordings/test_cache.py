@@ -36,9 +36,9 @@ CONVERTED: list[Path] = []
 CONVERT = text_tables._convert
 
 
-def counted_convert(path: Path, kind: str, is_small: bool, folder: Path) -> None:  # by its name, it can be pickled
+def counted_convert(path: Path, *how: Any, **more: Any) -> None:  # by its name, it can be pickled
     CONVERTED.append(path)
-    CONVERT(path, kind, is_small, folder)
+    CONVERT(path, *how, **more)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import collections
 import gc
 import itertools
 import os
+import signal
 import sys
 import threading
 import tracemalloc
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from crew_jobs import dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
+from crew_jobs import blocked_signals, dies_at_5, fails_at_5, fails_in_two_words, fails_locked, square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
@@ -276,6 +277,13 @@ def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
     with pytest.raises(EtudeError, match="a worker process that loads data died: it was killed, perhaps for lack"):
         list(crew.done(range(9)))
     crew.close()
+
+
+def test_ctrl_c_can_not_end_a_worker_process_that_is_starting() -> None:
+    crew = LoadWorkers(blocked_signals, 1, "processes")
+    assert list(crew.done(range(1))) == [[signal.SIGINT]]
+    crew.close()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_worker_processes_import_nothing_from_the_folder_that_one_works_in(

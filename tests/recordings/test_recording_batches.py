@@ -169,6 +169,8 @@ def test_next_obs_that_was_not_recorded_is_named(tmp_path):
         ({"batch_size": 0}, "batch_size"),
         ({"buffer_size": 0}, "buffer_size"),
         ({"start": -1}, "start must be at least 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
     ],
 )
 def test_sizes_out_of_range_are_refused(recording, options, message):

@@ -164,6 +164,10 @@ def test_figures_of_large_columns_are_made_of_parts_from_all_over(tmp_path, monk
     assert view.describe()["reward"]["steps"] == 20
 
 
+def test_large_integers_are_told_apart():
+    assert figures.statistics(np.arange(2**53, 2**53 + 9))["distinct"] == 9
+
+
 def test_statistics_and_histograms_leave_out_what_is_missing():
     values = np.array([1.0, np.nan, np.inf, 3.0])
     assert figures.statistics(values) == {
