@@ -566,7 +566,8 @@ class Table(TableRows):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        return contents_of(source, groups_of(source.data, source.filesystem))
+        ids = [own for name, own in source.columns.items() if name in KEYS]
+        return contents_of(source, groups_of(source.data, source.filesystem, ids))
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:

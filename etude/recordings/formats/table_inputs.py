@@ -153,10 +153,11 @@ def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[
     return pa.table(columns, names=names)
 
 
-def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
+def groups_of(data: Any, filesystem: Any = None, ids: Collection[Any] = ()) -> Sequence[Group]:
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
-    Below a folder, names of folders such as ``date=2026-03-01`` are columns too.
+    Below a folder, names of folders such as ``date=2026-03-01`` are columns too. A column of ``ids`` that is text in
+    one CSV file is text in all of them, so that 007 is nowhere 7.
 
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
@@ -183,8 +184,8 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     in_memory = size < cache.LEAST_BYTES
     groups = [list(_file_groups(file, kind, in_memory=in_memory)) for file, kind, _ in found]
     csvs = {k: groups[k][0].schema for k, (_, kind, _) in enumerate(found) if kind == "csv" and groups[k]}
-    as_text = {field.name for schema in csvs.values() for field in schema if pa.types.is_string(field.type)}
-    for k, schema in csvs.items():  # a number there may be a text here: 007, not 7
+    as_text = {f.name for schema in csvs.values() for f in schema if f.name in ids and pa.types.is_string(f.type)}
+    for k, schema in csvs.items():
         others = [
             f.name for f in schema if f.name in as_text and not (pa.types.is_string(f.type) or f.type == pa.null())
         ]
