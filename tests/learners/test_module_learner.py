@@ -474,7 +474,7 @@ def test_too_many_steps_in_a_row_name_module_part_and_column() -> None:
 
 
 def overflowing(module: Module, batch: Batch) -> Loss:
-    return Loss(root=module(batch).value.sum() * torch.inf)
+    return Loss(root=module(batch.obs).value.sum() * torch.inf)
 
 
 def test_gradients_accumulate_to_those_of_the_joined_batch() -> None:
