@@ -327,7 +327,8 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
 
 
 def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
-    """A batch from a replay as the module sees it: each row is treated as a segment of one step.
+    """A batch from a replay as the module sees it: each row is treated as a segment of one step, at the start of an
+    episode without a name.
 
     Raises:
         SettingsError: a connector changes rewards that are already n-step sums.
@@ -335,7 +336,8 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
     size = len(batch[col.REWARD])
     following = col.renamed(batch, col.NEXT_OBS, col.OBS)
     steps = {name: column for name, column in batch.items() if not col.is_under(name, col.NEXT_OBS)}
-    exp = Experience(steps, np.arange(size + 1), Segments.of(size, episode_id=[""] * size), following)
+    segments = Segments.of(size, episode_id=[""] * size, terminated=batch[col.TERMINATED])
+    exp = Experience(steps, np.arange(size + 1), segments, following)
     exp = connectors.offline(exp)
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
         names = [connector.name for connector in connectors.connectors]

@@ -227,7 +227,11 @@ class Pipeline(Connector):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of all connectors, with their names in front: ``normalize_obs/count``."""
-        return {f"{c.name}/{name}": value for c in self.connectors for name, value in c.metrics().items()}
+        found = [(f"{c.name}/{name}", value) for c in self.connectors for name, value in c.metrics().items()]
+        for name, value in found:
+            if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
+                raise SettingsError(f"the metric `{name}` of a connector is {str(value)[:80]!r}, not a number.")
+        return {name: np.asarray(value).item() for name, value in found}
 
     def state_dict(self) -> dict[str, Any]:
         """``connectors``: the name and the state of each, in order."""

@@ -186,7 +186,6 @@ class ModuleLearner:
         self._team: Team | None = None
         self._shared: TeamGradients | None = None  # None: to be made, if there is a team
         self._compiled: CompiledStep | None = None
-        self._are_owners_checked = False
         self._gathered: list[BatchResult] = []  # batches that belong to the current step
         self._made: list[BatchResult] = []  # batches of completed steps in the current update
         self._skipped_in_a_row = 0
@@ -246,13 +245,13 @@ class ModuleLearner:
                 f"parameter_groups returned a {type(parameters).__name__}: it must return a dict of parameters "
                 'by the names of their optimizers, such as {"all": list(module.parameters())}.'
             )
+        parameters = {name: list(members) for name, members in parameters.items()}
         rates = dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(parameters, lr)
         if rates.keys() != parameters.keys():
             raise EtudeError(f"learning rates for {sorted(rates)}, but optimizers {sorted(parameters)}.")
         check_owners(self.module, parameters)
         for name, members in parameters.items():
             self.register_optimizer(name, None, members, rates[name])
-        self._are_owners_checked = True
 
     def register_optimizer(
         self, name: str, optimizer: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule
@@ -270,7 +269,6 @@ class ModuleLearner:
         self._optim.register(name, optimizer, params, lr)
         rates = (*self.schedules.values(), *self.scheduled.values())
         self._is_scheduled = any(isinstance(rate, tuple) for rate in rates)
-        self._are_owners_checked = False
         self._optimizers_changed()
 
     def _optimizers_changed(self) -> None:
@@ -372,9 +370,9 @@ class ModuleLearner:
 
     def _update(self, batches: Iterable[Batch]) -> Update:
         """Make a gradient step from each batch, or from each `accumulate` of them."""
-        if not self._are_owners_checked:
-            check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
-            self._are_owners_checked = True
+        check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
+        for optimizer in self.optimizers.values():
+            optimizer.parameters.take_back()
         self._gathered, self._made = [], []
         parts: dict[str, float] = {}
         before, team = self.skipped, self._team

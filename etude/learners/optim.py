@@ -96,11 +96,33 @@ class FlatParameters:
             data = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.flat = nn.Parameter(data, requires_grad=first.requires_grad)
         self.flat.grad = torch.zeros_like(data)
-        for parameter, value in zip(self.parameters, self.split(self.flat.data), strict=True):
+        self._values = self.split(self.flat.data)
+        for parameter, value in zip(self.parameters, self._values, strict=True):
             parameter.data = value
         self._grads = self.split(self.flat.grad)
         self.apart: list[torch.Tensor] = []
         """Further flat gradients, of sides of a loss that are clipped separately."""
+
+    def take_back(self) -> None:
+        """Copy the values of parameters that lie elsewhere now, after ``parameter.data = ...`` for instance, or because
+        another learner has the module, too; and make these parameters views again.
+
+        Raises:
+            ModuleError: a parameter has another shape, dtype or device than before.
+        """
+        for parameter, value in zip(self.parameters, self._values, strict=True):
+            if parameter.data_ptr() == value.data_ptr() and parameter.shape == value.shape:
+                continue
+            kinds = [(tuple(x.shape), x.dtype, x.device) for x in (parameter, value)]
+            if kinds[0] != kinds[1]:
+                now, before = (f"{dtype} of shape {shape} on {device}" for shape, dtype, device in kinds)
+                raise ModuleError(
+                    f"a parameter is {now} since the last update, and was {before}: its optimizer can't go on. Change "
+                    "a module before its learner is made."
+                )
+            value.copy_(parameter.data)
+            parameter.data = value
+            self._grads = self.split(self.grad)  # conversions of a module replace the memory of gradients, too
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """A flat tensor as views in the parameters' shapes."""
@@ -276,7 +298,10 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
             owner[id(p)] = group
     for key, name in needed.items():
         if key not in owner:
-            raise EtudeError(f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False.")
+            raise EtudeError(
+                f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False. A learner "
+                "trains the parameters that a module has, unfrozen, when the learner is made."
+            )
 
 
 # -- limits of gradients -------------------------------------------------------------------------------------------

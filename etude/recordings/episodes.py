@@ -82,7 +82,8 @@ class EpisodeTable:
                 columns = step_values(exp, [col.T_INDEX, *self._where.columns])
                 for text, reduction in self._reductions.items():
                     values = self._where.of_steps(text, columns)
-                    part[text] = _MERGES[reduction.how].reduceat(np.asarray(values), exp.offsets[:-1])
+                    with np.errstate(invalid="ignore"):  # NaN stays NaN
+                        part[text] = _MERGES[reduction.how].reduceat(np.asarray(values), exp.offsets[:-1])
             self._parts.append(part)
         return codes
 

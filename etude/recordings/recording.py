@@ -231,6 +231,9 @@ class Recording(Screened):
             DataError: a column does not exist; or ``next_obs`` is requested but was not recorded everywhere.
         """
         roots = self.columns if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        if not roots or prefetch < 0:
+            wrong = f"`prefetch` must be at least 0, not {prefetch}" if roots else "`columns` is empty: name one"
+            raise ValueError(f"{wrong}.")
         stored = [root for root in roots if root not in DERIVED]
         names = self._names([*stored, col.OBS] if col.NEXT_OBS in roots else stored)
 

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from etude.errors import EtudeError, SettingsError
+from etude.errors import DataError, EtudeError, SettingsError
 from etude.files import RemotePath, located, replace
 from etude.urls import is_this_machine, port_error
 from etude.viewer.views import RecordingView, compare_column
@@ -128,7 +128,10 @@ def save_page(
                 notes.append(
                     f"{view.recording.path}: the page has {len(ids)} of {listed['found']:,} episodes step by step."
                 )
-    replace(located(path), _page(answers).encode())
+    try:
+        replace(located(path), _page(answers).encode())
+    except OSError as error:
+        raise DataError(f"{path}: can't be written: {error}.") from error
     return notes
 
 

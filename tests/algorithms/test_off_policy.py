@@ -196,6 +196,24 @@ def test_one_that_learns_is_applied_to_batches_as_it_is_now() -> None:
     np.testing.assert_allclose(after[going_on], raw[going_on] + 1, atol=1e-4)
 
 
+class EndBonus(Connector):
+    """A reward for the step that terminates."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        reward = np.array(exp.steps["reward"], np.float64)
+        reward[exp.offsets[1:][exp.segments.terminated] - 1] -= 1000
+        return exp.with_steps(reward=reward)
+
+
+@pytest.mark.parametrize("connectors", [("normalize_obs", EndBonus), (EndBonus, "normalize_obs")])
+def test_a_connector_behind_one_that_learns_knows_where_episodes_terminate(connectors: Any) -> None:
+    algorithm = dqn(env=Counts, n_step=1, connectors=connectors)
+    algorithm.train()
+    _, batch = algorithm.drawn("main")
+    assert isinstance(batch, dict)
+    np.testing.assert_array_equal(batch["reward"] < 0, batch["terminated"])
+
+
 class Adds(Connector):
     """A connector of the learner that adds a column, and one to the reward."""
 

@@ -473,6 +473,59 @@ def test_too_many_steps_in_a_row_name_module_part_and_column() -> None:
         ModuleLearner(make(), overflowing, optimizer=OptimizerConfig(grad_clip=None, max_skipped=2)).update_from(whole)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_that_were_put_elsewhere_are_trained_on(compiled: bool) -> None:
+    """As by ``.data =``, by a conversion there and back, and by another learner of the module."""
+
+    def elsewhere(module: Module) -> None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+
+    def there_and_back(module: Module) -> None:
+        module.double().float()
+
+    def another_learner(module: Module) -> None:
+        ModuleLearner(module, loss, seed=1)
+
+    compute = ComputeConfig(compile=compiled)
+    wanted = make()
+    learner = ModuleLearner(wanted, loss, seed=0, compute=compute)
+    learner.update_from(some_batches())
+    learner.update_from(some_batches())
+    for move in (elsewhere, there_and_back, another_learner):
+        module = make()
+        learner = ModuleLearner(module, loss, seed=0, compute=compute)
+        learner.update_from(some_batches())
+        move(module)
+        learner.update_from(some_batches())
+        for p, q in zip(module.parameters(), wanted.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+def test_parameters_that_are_new_or_of_another_kind_are_named() -> None:
+    module = make()
+    learner = ModuleLearner(module, loss, seed=0)
+    learner.update_from(some_batches())
+    module.load_state_dict({n: p.clone() for n, p in module.state_dict().items()}, assign=True)
+    with pytest.raises(EtudeError, match="has no optimizer: .* that a module has, unfrozen, when the learner is made"):
+        learner.update_from(some_batches())
+    module = make()
+    learner = ModuleLearner(module, loss, seed=0)
+    module.double()
+    with pytest.raises(
+        ModuleError, match="a parameter is torch.float64 .* since the last update, and was torch.float32"
+    ):
+        learner.update_from(some_batches())
+
+
+def test_a_generator_of_parameters_is_a_group() -> None:
+    learner = ModuleLearner(module := make(), loss, seed=0, parameters={"all": module.parameters()})
+    before = [p.clone() for p in module.parameters()]
+    learner.update_from(some_batches())
+    assert not any(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+
+
 def overflowing(module: Module, batch: Batch) -> Loss:
     return Loss(root=module(batch.obs).value.sum() * torch.inf)
 

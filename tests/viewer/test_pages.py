@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from shown_data import episode, write
 
-from etude.errors import SettingsError
+from etude.errors import DataError, SettingsError
 from etude.recordings import Recording
 from etude.viewer import PageServer, RecordingView, save_page
 
@@ -106,6 +106,13 @@ def test_a_saved_page_holds_what_was_asked_for_and_says_what_it_lacks(views, tmp
     assert "2 of 6 episodes" in notes[0]
     assert "<script>second" not in text  # a name from a file must not become part of the page
     assert not re.search(r"(src|href)=\"(https?:)?//", text)
+
+
+def test_a_page_that_cant_be_written_is_an_error(views, tmp_path):
+    for path in (tmp_path, tmp_path / "missing" / "page.html"):
+        with pytest.raises(DataError, match=f"{path}: can't be written"):
+            save_page(views, path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_page_stays_below_its_size(views, tmp_path, monkeypatch):

@@ -68,7 +68,8 @@ class LeRobotWriter:
         tasks = self._said.get("tasks")
         self._tasks = list(tasks) if tasks and TASK in columns else [header.env or name]
         found = header.leaves()
-        self._keys = {name: key_of(name, found.get(name)) for name in columns if name not in (TIME, TASK)}
+        own = (TIME, TASK) if tasks else (TIME,)
+        self._keys = {name: key_of(name, found.get(name)) for name in columns if name not in own}
         self._keys[col.REWARD] = f"next.{col.REWARD}"
         taken = ["next.done", "next.terminated", "next.truncated", TIME, FRAME, EPISODE, INDEX, TASK]
         twice = {key for key in self._keys.values() if [*taken, *self._keys.values()].count(key) > 1}

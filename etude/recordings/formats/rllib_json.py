@@ -43,6 +43,7 @@ from etude.recordings.layout import Header, loads
 
 ENDS: Final = ("terminateds", "truncateds", "dones")
 KEYS: Final = ("eps_id", "agent_index", "t")
+SEQUENCES: Final = "seq_lens"
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
 _REQUIRED: Final = ("obs", "actions", "rewards")
 _LEFT_OUT: Final = ("type", "count", "infos", *KEYS, *ENDS)
@@ -127,7 +128,10 @@ def _vector(value: Any, name: str, num: int) -> NDArray[Any]:
 
 def roots(columns: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns of a batch that become step columns, with Etude's names."""
-    return {name: _OWN.get(name) or own_name(name) for name in columns if name not in _LEFT_OUT}
+    out = {name: _OWN.get(name) or own_name(name) for name in columns if name not in _LEFT_OUT}
+    if SEQUENCES in columns:  # then these have a row for each sequence, and not for each step
+        out = {name: root for name, root in out.items() if name != SEQUENCES and not name.startswith("state_in_")}
+    return out
 
 
 def column(value: Any, root: str) -> Columns:
@@ -323,8 +327,8 @@ class _Scan:
 
     def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch, without those that are not numeric on the first line."""
-        if "infos" in batch.columns:
-            self.dropped.add("infos")
+        others = [name for name in batch.columns if name not in _LEFT_OUT and name not in roots(batch.columns)]
+        self.dropped |= {*others, *(["infos"] if "infos" in batch.columns else [])}
         if not self._has_begun:
             for name, root in roots(batch.columns).items():
                 if root not in (col.OBS, col.ACTION, col.REWARD):

@@ -8,7 +8,7 @@ column ``t``, which RLlib does not record but understands, is the index of a row
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,12 +66,43 @@ def infos_of(columns: Columns) -> dict[str, Any]:
     return found if isinstance(found, dict) else {col.INFO: found}
 
 
-def outputs(columns: Columns) -> dict[str, Any]:
-    """Return RLlib's extra model outputs by its names: arrays, or nested maps of them."""
+def outputs(columns: Columns, taken: Collection[str] = ()) -> dict[str, Any]:
+    """Return RLlib's extra model outputs by its names: arrays, or nested maps of them; see `names_of`."""
     found = nested(columns)
-    others = found.pop(_EXTRA, {})  # names that are reserved in Etude, see `own_name`
-    out = {rllib_name(root): value for root, value in found.items()}
-    return out | (others if isinstance(others, dict) else {_EXTRA: others})
+    others = found.pop(_EXTRA, {})
+    values = [*found.values(), *(others.values() if isinstance(others, dict) else [others])]
+    return dict(zip(names_of(list(columns), taken).values(), values, strict=True))
+
+
+def names_of(columns: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Return RLlib's names of columns, by the first part of Etude's, in the order of `outputs`.
+
+    Of columns that are called ``extra/...`` in Etude because their names are reserved there, see `own_name`, it is the
+    second part. Names that are ``taken``, or those of others, get ``extra_`` in front.
+    """
+    found = nested({name: np.empty(0) for name in columns})
+    others = found.pop(_EXTRA, {})
+    wanted = {root: rllib_name(root) for root in found}
+    wanted |= {f"{_EXTRA}/{name}": name for name in others} if isinstance(others, dict) else {_EXTRA: _EXTRA}
+    out = dict.fromkeys(wanted, "")
+    used = set(taken)
+    for root in sorted(wanted, key=lambda root: root not in _OWN):  # RLlib's own names are never given away
+        name = wanted[root]
+        while name in used:
+            name = f"{_EXTRA}_{name}"
+        used.add(name)
+        out[root] = name
+    return out
+
+
+def _notes(columns: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """What the columns are called whose names are taken."""
+    found = names_of(columns, taken).items()
+    return [
+        f"column `{root}` is called `{name}`: RLlib has another of its name"
+        for root, name in found
+        if name.startswith(f"{_EXTRA}_") and root != name
+    ]
 
 
 MAX_BYTES: Final = 64 << 20
@@ -107,10 +138,10 @@ class RLlibEpisodesWriter:
     needs_final_obs = True
 
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
-        self.notes: list[str] = []
         self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
         self._extras = extras(columns, header)
+        self.notes = _notes(self._extras)
         self._spaces = {root: packed(map_of(space)) for root, space in header.spaces.items()}
         self._reward_space = packed(map_of(_REWARDS))
         self._documents: list[bytes] = []
@@ -220,6 +251,11 @@ def _with_finals(exp: Experience) -> Columns:
 
 
 Fields = dict[str, tuple[pa.Field, pa.Array]]
+_TAKEN: Final = (
+    *("eps_id", "agent_id", "module_id", "t", "obs", "actions", "rewards", "new_obs"),
+    *("terminateds", "truncateds", "dones", "infos"),
+)
+"""The names of a table's columns that RLlib reads itself."""
 
 
 class RLlibTableWriter:
@@ -241,10 +277,10 @@ class RLlibTableWriter:
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         for root, space in header.spaces.items():
             _check(space, root)
-        self.notes: list[str] = []
         self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
         self._extras = extras(columns, header)
+        self.notes = _notes(self._extras, _TAKEN)
 
     def write(self, exp: Experience) -> None:
         """Write these steps."""
@@ -263,7 +299,7 @@ class RLlibTableWriter:
         }
         infos = self._flat(infos_of(exp.steps), "infos")
         fields |= {"infos": _column("infos", infos)} if infos else {}
-        for name, tree in outputs({name: exp.steps[name] for name in self._extras}).items():
+        for name, tree in outputs({name: exp.steps[name] for name in self._extras}, _TAKEN).items():
             kept = tree if isinstance(tree, np.ndarray) else self._flat(tree, name)
             fields |= {name: _column(name, kept)} if len(kept) else {}
         pairs = list(fields.values())

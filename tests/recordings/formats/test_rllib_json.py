@@ -311,3 +311,12 @@ def test_files_of_other_spaces_are_named(tmp_path):
     with pytest.raises(DataError, match=r"b.jsonl: line 1: `obs` has the shape \[1\] at each step, but \[3\] on lines"):
         Recording.open(tmp_path)
     assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 3
+
+
+def test_columns_with_a_row_for_each_sequence_are_left_out(tmp_path):
+    rows = {**rows_of(6), "state_in_0": [[0.0] * 4] * 2, "seq_lens": [4, 2], "state_out_0": [[0.5] * 4] * 6}
+    recording = Recording.open(write(tmp_path / "a.json", sample_batch(rows), sample_batch(rows_of(3, eps_id=5))))
+    exp = recording.read()
+    assert exp.num_steps == 9
+    assert not {"state_in_0", "seq_lens"} & set(exp.steps)
+    assert {"state_in_0", "seq_lens"} <= set(recording.meta["dropped"])

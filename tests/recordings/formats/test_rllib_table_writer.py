@@ -14,6 +14,8 @@ from some_rllib import PAIR, tensor
 from some_written import assert_equal, converted, episodes, spaces_of
 
 from etude.errors import DataError
+from etude.experience import Experience, Segments
+from etude.recordings import RecordingWriter, convert, validate
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 GRID = gym.spaces.Box(-1, 1, (2, 3), np.float32)
@@ -105,3 +107,31 @@ def test_many_files_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     written = converted(tmp_path, "rllib-table", BOX, MOVE, exp)
     assert len(written.files) > 2
     assert_equal(written.read(), exp, dtypes=False)
+
+
+@pytest.mark.parametrize("form", ["rllib-table", "rllib-episodes"])
+def test_columns_of_names_that_rllib_gives_others_replace_nothing(tmp_path: Path, form: str) -> None:
+    steps = {
+        "obs": np.zeros((6, 2), np.float32),
+        "action": np.arange(6) % 3,
+        "reward": np.arange(6.0),
+        "logp": np.full(6, -0.5, np.float32),
+    }
+    others = ("action_logp", "rewards", "actions", "new_obs", "terminateds", "dones", "eps_id", "infos/x", "vf_preds")
+    more = {name: np.arange(6) - 10.0 * k for k, name in enumerate(others, 1)}
+    segments = Segments.of(2, episode_id=["a", "b"], terminated=[True, False], truncated=[False, True])
+    exp = Experience({**steps, **more}, np.array([0, 3, 6]), segments, {"obs": np.ones((2, 2), np.float32)})
+    with RecordingWriter(tmp_path / "own", obs_space=BOX, action_space=MOVE) as writer:
+        writer.write(exp)
+    written = convert(tmp_path / "own", tmp_path / "to", form)
+    back = written.read()
+    assert validate(tmp_path / "to").ok
+    assert back.segments.episode_id.tolist() == ["a", "b"]
+    assert back.segments.terminated.tolist() == [True, False]
+    for name in ("action", "reward", "logp"):
+        np.testing.assert_array_equal(back.steps[name], steps[name])
+    np.testing.assert_array_equal(back.steps["extra_action_logp"], more["action_logp"])
+    np.testing.assert_array_equal(back.steps["value"], more["vf_preds"])
+    assert "column `action_logp` is called `extra_action_logp`" in " ".join(written.notes)
+    if form == "rllib-table":
+        np.testing.assert_array_equal(back.steps["extra_rewards"], more["rewards"])
