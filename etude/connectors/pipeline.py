@@ -123,6 +123,7 @@ class Pipeline(Connector):
         # methods that do nothing are not called at every step
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
+        self._may_lack_offline = any(_lacks_offline(c) for c in self.connectors)
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
@@ -159,7 +160,7 @@ class Pipeline(Connector):
         for connector in self.connectors:
             before = obs_space
             obs_space, action_space = connector.spaces(obs_space, action_space)
-            if obs_space != before and overrides(connector, "online") and not overrides(connector, "offline"):
+            if obs_space != before and _lacks_offline(connector):
                 self._online_alone = connector.name
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
@@ -169,8 +170,19 @@ class Pipeline(Connector):
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
+        if self._may_lack_offline:
+            return self._online_watched(inputs)
         for online in self._online:
             inputs = online(inputs)
+        return inputs
+
+    def _online_watched(self, inputs: Inputs) -> Inputs:
+        """Like `online`, and note a connector that changes observations, but has no `offline` to do the same."""
+        for connector in self.connectors:
+            if overrides(connector, "online"):
+                before, inputs = inputs, connector.online(inputs)
+                if _lacks_offline(connector) and any(inputs.obs.get(n) is not c for n, c in before.obs.items()):
+                    self._online_alone = connector.name
         return inputs
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
@@ -250,6 +262,10 @@ class Pipeline(Connector):
             )
         for connector, part in zip(self.connectors, state["connectors"], strict=True):
             connector.load_state_dict(part["state"])
+
+
+def _lacks_offline(connector: Connector) -> bool:
+    return overrides(connector, "online") and not overrides(connector, "offline")
 
 
 def _changes_actions(connector: Connector) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from connector_cases import episodes
 from gymnasium import spaces
 
+import etude
 from etude.connectors import (
     GAE,
     ClipReward,
@@ -201,6 +202,31 @@ class Longer(Connector):
     def online(self, inputs: Inputs) -> Inputs:
         obs = inputs.obs["obs"]
         return inputs.with_obs({"obs": np.concatenate([obs, obs[:, :1]], axis=1)})
+
+
+class Tenfold(Connector):
+    """Observations in the same space, tenfold when acting, and raw when learning."""
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs.with_obs({"obs": inputs.obs["obs"] * 10})
+
+
+class Looks(Connector):
+    """Sees what the module acts on, and changes nothing."""
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+
+@pytest.mark.parametrize("given", [Looks, Tenfold])
+def test_observations_that_change_in_their_space_only_when_acting_are_told(given: Any) -> None:
+    config = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, connectors=(given,), seed=0)
+    algorithm = etude.PPO(config)
+    if given is Looks:
+        assert algorithm.train().updates
+        return
+    with pytest.raises(SettingsError, match=r"`tenfold` changes the observations .* write its method offline, too"):
+        algorithm.train()
 
 
 def test_observations_that_change_only_when_acting_are_told() -> None:
