@@ -156,7 +156,7 @@ class VectorArena:
     def _columns(self, obs: Any) -> Columns:
         """The observations of all copies as flat columns, with the shapes and the dtypes of their space."""
         try:
-            columns = self._flatten(obs)
+            columns = {col.OBS: obs} if col.OBS in self._batched else self._flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
             raise misfit(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
         for name, (leaf, shape, dtype) in self._batched.items():
