@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -442,6 +442,15 @@ class WholeSegmentPool(SegmentPool):
 _END: Final[Any] = object()
 
 
+def end_workers(workers: Executor) -> None:
+    """End an executor and wait for its workers, without what they have not begun.
+
+    Garbage collection may call it in one of its own threads, which can't wait for itself.
+    """
+    with contextlib.suppress(RuntimeError):
+        workers.shutdown(wait=True, cancel_futures=True)
+
+
 class Prefetched(Iterator[Item]):
     """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator."""
 
@@ -449,7 +458,7 @@ class Prefetched(Iterator[Item]):
         pool = ThreadPoolExecutor(1, thread_name_prefix="etude-reader")
         self._submit: Callable[[], Future[Item]] = partial(pool.submit, next, items, _END)
         self._ahead = deque(self._submit() for _ in range(depth + 1))  # one of them is being made
-        self.close = weakref.finalize(self, pool.shutdown, wait=True, cancel_futures=True)
+        self.close = weakref.finalize(self, end_workers, pool)
 
     @property
     def depth(self) -> int:

@@ -31,6 +31,7 @@ from etude.recordings.batches import (
     WholeSegmentPool,
     batches_of,
     cut_segments,
+    end_workers,
     rows_of,
     steps_of,
 )
@@ -73,7 +74,7 @@ class LoadWorkers(Generic[R]):
                     num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
                 )
             self._job = _do
-        self.close = weakref.finalize(self, self._executor.shutdown, wait=True, cancel_futures=True)
+        self.close = weakref.finalize(self, end_workers, self._executor)
 
     def done(self, numbers: Iterable[int]) -> Iterator[R]:
         """Yield the result for each number, in order; up to one more than the number of workers are held ahead."""

@@ -494,5 +494,6 @@ def _finish(pending: list[Experience], thread: ThreadPoolExecutor, files: FileRo
         thread.submit(files.write, parts, publish=True)
     except RuntimeError:  # the interpreter exits, and has ended the thread
         files.write(parts, publish=True)
-    thread.shutdown()
+    with contextlib.suppress(RuntimeError):  # garbage collection in that thread, which can't wait for itself
+        thread.shutdown()
     files.release()
