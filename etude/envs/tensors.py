@@ -39,10 +39,12 @@ class TensorArena(VectorArena):
 
     def _fitted(self, name: str, leaf: Space, column: Any) -> Any:
         wanted, shape = self._dtype(leaf), leaf_shape(leaf)
-        if column.shape != shape or (column.is_floating_point() and not wanted.is_floating_point):
+        is_tensor = isinstance(column, torch.Tensor) and column.shape == shape
+        if not is_tensor or (column.is_floating_point() and not wanted.is_floating_point):
+            found = [str(getattr(column, what, "?")) for what in ("dtype", "shape")]
             raise SpaceError(
-                f"`{name}` is {column.dtype} of shape {tuple(column.shape)}, but its space {in_words(leaf)} is "
-                f"{wanted} of shape {shape}."
+                f"`{name}` is a {type(column).__name__} of {found[0]} and shape {found[1]}, but its space "
+                f"{in_words(leaf)} needs a tensor of {wanted} and shape {shape}."
             )
         return column.to(wanted)
 

@@ -128,9 +128,8 @@ def _written_whole(path: AnyPath) -> Iterator[AnyPath]:
                 yield aside
                 for inside in (*aside.rglob("*"), aside):
                     sync(inside)
-                for source, target in (
-                    [(one, path / one.name) for one in aside.iterdir()] if is_there else [(aside, path)]
-                ):
+                moves = [(one, path / one.name) for one in aside.iterdir()] if is_there else [(aside, path)]
+                for source, target in moves:
                     os.replace(source, target)
                 sync(aside.parent)
             finally:

@@ -54,7 +54,9 @@ def test_code_that_would_end_the_program_is_told_as_an_error(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path / "run")]) == 2
     assert "the run was ended by SystemExit: 0. A callback, a connector" in capsys.readouterr().err
     assert main([*words, "--seeds", "1", "--out", str(tmp_path / "runs")]) == 1
-    assert "error: seed-1 failed: SystemExit: 0" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "error: seed-1 failed: SystemExit: 0" in err
+    assert f"Go on with: etude train ppo --seeds 1 --resume {tmp_path / 'runs'} --trust" in err
 
 
 def test_a_seed_that_fails_is_told_with_its_error(tmp_path, capsys):

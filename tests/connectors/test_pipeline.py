@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from connector_cases import episodes
 from gymnasium import spaces
 
@@ -202,6 +203,24 @@ class Longer(Connector):
     def online(self, inputs: Inputs) -> Inputs:
         obs = inputs.obs["obs"]
         return inputs.with_obs({"obs": np.concatenate([obs, obs[:, :1]], axis=1)})
+
+
+class Measures(Connector):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def metrics(self) -> Any:
+        return {"scale": self.value}
+
+
+def test_metrics_are_numbers() -> None:
+    for value in (2.0, np.float32(2), np.array(2.0), torch.tensor(2.0)):
+        found = Pipeline([Measures(value)]).metrics()["measures/scale"]
+        assert type(found) is float
+        assert found == 2
+    for value in ("much", None, np.ones(2)):
+        with pytest.raises(SettingsError, match="the metric `measures/scale` of a connector is .*, not a number"):
+            Pipeline([Measures(value)]).metrics()
 
 
 class Tenfold(Connector):

@@ -174,6 +174,23 @@ def test_observations_of_a_vector_env_get_the_dtype_of_their_space(mode: Autores
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_an_action_without_axes_is_an_array() -> None:
+    class Taking(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-1, 1, ())
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            assert type(action) is np.ndarray
+            assert action.shape == ()
+            return np.zeros(1, np.float32), float(action), False, False, {}
+
+    space = Taking.observation_space, Taking.action_space
+    exp = etude.Runner(make_arena(Taking, 1), etude.modules.make_module(None, *space), seed=0).collect(num_steps=5)
+    np.testing.assert_allclose(exp.steps["reward"], exp.steps["action"])
+
+
 @pytest.mark.parametrize(
     ("space", "given"),
     [

@@ -13,7 +13,7 @@ from tensor_envs import AsTensors, Follow, HostCount
 
 from etude.envs import VectorArena, Workers, make_arena
 from etude.envs.tensors import TensorArena
-from etude.errors import EnvError
+from etude.errors import EnvError, SpaceError
 from etude.experience.arrays import host_columns
 
 MODES = list(AutoresetMode)
@@ -123,6 +123,26 @@ def test_one_transfer_a_step(mode: AutoresetMode, device: str) -> None:
     (turn,) = arena.recv()[-1:]
     assert turn.obs["obs"].device == arena.device
     assert all(isinstance(part, np.ndarray) for part in (turn.reward, turn.slots))
+
+
+@pytest.mark.parametrize("given", [lambda obs: obs.tolist(), lambda obs: obs[:, :2], lambda obs: obs.double()])
+def test_observations_get_the_form_of_their_space_or_are_refused(given: Any) -> None:
+    class Changing(Follow):
+        def step(self, actions: Any) -> Any:
+            obs, *rest = super().step(actions)
+            return given(obs), *rest
+
+    arena = make_arena(Changing(6), 6, Workers(check=0))
+    arena.reset(seed=1)
+    action: Any = {"action": torch.zeros(6, dtype=torch.int64)}
+    if isinstance(given(torch.zeros(6, 3)), torch.Tensor) and given(torch.zeros(6, 3)).shape == (6, 3):
+        arena.send(arena.recv()[-1], action)
+        assert arena.recv()[-1].obs["obs"].dtype == torch.float32
+        return
+    with pytest.raises(
+        SpaceError, match=r"`obs` is a (list|Tensor) of .* needs a tensor of torch.float32 and shape \(6, 3\)"
+    ):
+        arena.send(arena.recv()[-1], action)
 
 
 def test_the_count_counts() -> None:

@@ -170,6 +170,8 @@ def test_next_obs_that_was_not_recorded_is_named(tmp_path):
         ({"buffer_size": 0}, "buffer_size"),
         ({"start": -1}, "start must be at least 0"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"prefetch": -1}, "`prefetch` must be at least 0, not -1"),
+        ({"columns": []}, "`columns` is empty"),
         ({"seed": "a"}, "seed must be a whole number, not 'a'"),
     ],
 )

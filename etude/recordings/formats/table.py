@@ -278,7 +278,7 @@ class TableColumns:
     def _drop_incomplete(self) -> None:
         """Drop extras of integers and booleans that miss a value after the first group: NaN could not replace it."""
         kinds = {name: self._schema.field(own).type for name, own in self._plan.extras.items() if name in self._found}
-        whole = {n for n, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)}
+        whole = [n for n, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)]
         for group in self._groups[1:] if whole else ():
             known = group.complete() if group.complete else ()
             for name in [name for name in whole if self._plan.extras[name] not in known]:

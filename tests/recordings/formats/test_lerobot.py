@@ -7,6 +7,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from some_written import assert_equal, converted, episodes, recorded, spaces_of
 
 from etude.cli.main import main
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience
-from etude.recordings import Recording, convert, merge_recordings, validate
+from etude.experience import Experience, Segments
+from etude.recordings import Recording, RecordingWriter, convert, merge_recordings, validate
 from etude.recordings.formats import lerobot
+from etude.spaces import NamedDiscrete
 
 MADE = Path(__file__).parent / "lerobot_v3"
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -578,3 +580,32 @@ def _features(features: dict[str, Any]) -> dict[str, Any]:
     """Those that a user gives."""
     own = ("timestamp", "frame_index", "episode_index", "index", "task_index")
     return {key: feature for key, feature in features.items() if key not in own}
+
+
+def test_a_huge_shape_takes_no_memory(tmp_path: Path) -> None:
+    shutil.copytree(MADE / "cameras", tmp_path / "a")
+    key = "observation.images.top"
+    change_info(tmp_path / "a", lambda info: info["features"][key].update(shape=[3000, 3000, 3]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=f"`{key}` can't be decoded .it is 12x16 RGB, not 3000x3000 RGB"):
+            Recording.open(tmp_path / "a").read()
+        assert tracemalloc.get_traced_memory()[1] < 250e6  # the bounds of the space take some
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_an_export_can_not_keep_is_refused_or_noted(tmp_path: Path) -> None:
+    rows = {"obs": np.zeros((3, 1), np.float32), "action": np.arange(3), "reward": np.ones(3)}
+    segments = Segments.of(1, episode_id=["a"], terminated=[True])
+    spaces = {"obs_space": gym.spaces.Box(-1, 1, (1,), np.float32), "action_space": NamedDiscrete(["a", "b", "c"])}
+    for name, more in (("named", {}), ("tasks", {"task_index": np.array([3, 3, 7])})):
+        with RecordingWriter(tmp_path / name, **spaces) as writer:
+            writer.write(
+                Experience({**rows, **more}, np.array([0, 3]), segments, {"obs": np.zeros((1, 1), np.float32)})
+            )
+    with pytest.raises(DataError, match="several columns would be called task_index"):
+        convert(tmp_path / "tasks", tmp_path / "lerobot", "lerobot")
+    for form, is_noted in (("rllib-table", True), ("rllib-episodes", True), ("minari", True), ("lerobot", False)):
+        notes = " ".join(convert(tmp_path / "named", tmp_path / f"{form}-v0", form).notes)
+        assert ("the names of `action`'s choices have no place in " in notes) == is_noted

@@ -876,3 +876,24 @@ def test_fractions_take_the_dtype_of_a_given_space(tmp_path: Path) -> None:
     recording = Recording.open(Source(tmp_path / "rows.csv", _SMALL | {"obs": ["x"]}, obs_space=space))
     assert recording.obs_space == space
     assert recording.read().steps["obs"].dtype == np.float32
+
+
+def test_times_as_text_may_be_finer_than_microseconds(tmp_path: Path) -> None:
+    texts = [f"2026-03-29T06:09:12.{k}05070814+02:00" for k in (3, 1, 2)]
+    table = _long(3, t=pa.array(texts))
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(map(json.dumps, table.to_pylist())))
+    for data in (table, lines):
+        assert Recording.open(Source(data, _SMALL)).read().steps["reward"].tolist() == [1, 2, 0]
+
+
+def test_suffixes_may_be_in_capitals(tmp_path: Path) -> None:
+    pa.csv.write_csv(_long(3), tmp_path / "ROWS.CSV")
+    assert Recording.open(Source(tmp_path / "ROWS.CSV", _SMALL)).num_steps == 3
+
+
+def test_a_mapped_column_that_the_first_file_lacks_is_named(tmp_path: Path) -> None:
+    pq.write_table(_long(3).drop_columns(["t"]), tmp_path / "a.parquet")
+    pq.write_table(_long(3), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"a.parquet, row 0: there is no column `t`, which other files have"):
+        Recording.open(Source(tmp_path, _SMALL))
