@@ -199,7 +199,8 @@ class ActingAlgorithm(Algorithm[C]):
         )
         config = dataclasses.replace(self.config, agents=agents)
         self.spaces = self.engine.spaces(list(modules), config.agents.module_of, known)
-        self.config, self.learner.modules_to_train = config, config.agents.modules_to_train
+        self.config = self._built_from = config
+        self.learner.modules_to_train = config.agents.modules_to_train
 
     def _recast(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)

@@ -113,7 +113,7 @@ class Algorithm(Generic[C]):
 
     @arguments_checked
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
-        self.config = config
+        self.config = self._built_from = config
         self._saved_spaces = saved_spaces
         self.recorder = Recorder(self)
         """Records the experience of training if `record` is set."""
@@ -222,7 +222,7 @@ class Algorithm(Generic[C]):
         return ModuleLearner(
             module,
             module.own_loss or self.loss,
-            connectors=learner_pipeline(connectors, module),
+            connectors=learner_pipeline(connectors, module, self.config),
             name=name,
             lr=learning_rates(self.config, self.learning_rates(), groups, self.name),
             schedules_by=self.schedules_by,
@@ -373,7 +373,17 @@ class Algorithm(Generic[C]):
 
     @arguments_checked
     def train(self) -> Result:
-        """Run one iteration."""
+        """Run one iteration.
+
+        Raises:
+            SettingsError: ``config`` was replaced since the algorithm was made.
+        """
+        if self.config is not self._built_from:
+            raise SettingsError(
+                "`config` was replaced after the algorithm was made, when envs, networks and learners have their "
+                "settings already: save it, and etude.load(folder, lr=1e-4) makes it anew with other settings. A "
+                "schedule, such as lr=((0, 1e-3), (100_000, 0.0)), changes a setting during a run."
+            )
         with self.threads_held():
             self.prepare()
             begin, apart = time.perf_counter(), self._seconds_apart
@@ -598,7 +608,7 @@ class Algorithm(Generic[C]):
 
         if self.config.engine != "local":
             signals.wait()
-        with run.opened_logs(log, out, start) as logs, closing(view):
+        with run.opened_logs(log, out, result) as logs, closing(view):
             begun = os.stat(out)
             signals.conclude = conclude
             signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."

@@ -102,7 +102,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     ``batch.forward_next(module)`` works with and without recurrence.
 
     The replay stores steps after the connectors up to the first one that learns, such as `NormalizeObs`. That one and
-    those after it are applied to each batch when it is drawn. The learner's connectors are applied before storing.
+    those after it are applied to each batch when it is drawn. The learner's connectors are applied before storing, to
+    the pieces of episodes that one collection of `num_steps` steps gives, not to whole episodes.
     """
 
     Config = OffPolicyConfig

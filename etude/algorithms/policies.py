@@ -9,13 +9,11 @@ import numpy as np
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, schedules_in
 from etude.algorithms.nested import ModuleLike
 from etude.connectors import (
-    GAE,
     ClipAction,
     LiftAdvantages,
     NormalizeAdvantages,
     Pipeline,
     RescaleAction,
-    VTrace,
 )
 from etude.envs import Arena
 from etude.errors import ModuleError, SettingsError
@@ -52,7 +50,7 @@ def make_policy(
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian ignores the bounds of its Box
     for connector in connectors.connectors:
-        if isinstance(connector, GAE | LiftAdvantages | NormalizeAdvantages | VTrace):
+        if connector.uses_module or isinstance(connector, LiftAdvantages | NormalizeAdvantages):
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm lists it in its learner_connectors()."
@@ -119,11 +117,11 @@ def learning_rates(
     return {name: own.get(name, given) for name in groups or {}}
 
 
-def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
+def learner_pipeline(connectors: list[Any], module: Module, config: AlgorithmConfig) -> Pipeline:
     """Make the pipeline of the learner's connectors.
 
     Raises:
-        SettingsError: they change the spaces that the module sees.
+        SettingsError: they change the spaces that the module sees, or need steps that they do not get.
     """
     if not isinstance(connectors, list | tuple):
         raise SettingsError(f"learner_connectors returned a {type(connectors).__name__}: it must return a list.")
@@ -134,6 +132,13 @@ def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
             f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
             "env and module belongs into the setting `connectors`."
         )
+    for connector in pipeline.connectors:
+        if isinstance(config, ActingConfig) and not config.trajectories.whole_episodes and connector.context:
+            raise SettingsError(
+                f"{connector.name} needs the {connector.context} steps before a segment, but the learner's connectors "
+                "get segments as they were collected, which may begin in the middle of an episode: put it into the "
+                "setting `connectors`, or collect whole episodes (trajectories.whole_episodes)."
+            )
     return pipeline
 
 

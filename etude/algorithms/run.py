@@ -203,10 +203,10 @@ def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
 Log: TypeAlias = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
 """A sink of metrics: ``metrics.jsonl``, ``metrics.csv`` (written at the end), TensorBoard, or a tracking server."""
 
-_SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
-    "tensorboard": lambda out: TensorBoard(out / TENSORBOARD),
-    "wandb": lambda out: WandB(out.resolve().name, out),
-    "mlflow": lambda out: MLflow(out.resolve().name),
+_SINKS: Mapping[Log, Callable[[Path, int | None], TensorBoard | WandB | MLflow]] = {
+    "tensorboard": lambda out, resumed_at: TensorBoard(out / TENSORBOARD, resumed_at=resumed_at),
+    "wandb": lambda out, _: WandB(out.resolve().name, out),
+    "mlflow": lambda out, _: MLflow(out.resolve().name),
 }
 
 
@@ -234,7 +234,7 @@ class Logs:
 
     def write(self, result: Result, histograms: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         """Write a result to all sinks, and what callbacks logged with it to TensorBoard."""
-        row, step = result.to_dict(), result.env_steps or result.updates
+        row, step = result.to_dict(), step_of(result)
         if self.lines is not None:
             _try_write(self.lines.write, row)
         for sink in self.sinks:
@@ -248,7 +248,12 @@ class Logs:
     def video(self, path: Path, result: Result) -> None:
         """Write a clip of the run to TensorBoard."""
         for board in self.boards:
-            _try_write(board.video, "clip", path, result.env_steps or result.updates)
+            _try_write(board.video, "clip", path, step_of(result))
+
+
+def step_of(result: Result) -> int:
+    """The step at which sinks show a result: env steps, or updates without an env."""
+    return result.env_steps or result.updates
 
 
 def _try_write(write: Callable[..., Any], *args: Any) -> None:
@@ -259,22 +264,24 @@ def _try_write(write: Callable[..., Any], *args: Any) -> None:
 
 
 @contextmanager
-def opened_logs(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
+def opened_logs(names: Sequence[Log], out: Path, before: Result) -> Iterator[Logs]:
     """Open the sinks of a run in ``out`` during a ``with`` block.
 
     Args:
         names: The names of the sinks.
         out: The folder of the run.
-        start: The last iteration before this training; later lines in ``metrics.jsonl`` are removed.
+        before: The last result before this training. A killed run may have logged beyond it: later lines in
+            ``metrics.jsonl`` are removed, and TensorBoard leaves out later steps.
     """
-    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have logged beyond its last checkpoint
+    cut_jsonl(out / METRICS_FILE, before.iteration)
+    resumed_at = step_of(before) if before.iteration else None
     log = Logs()
     try:
         if {"jsonl", "csv"}.intersection(names):
             log.lines = JSONLines(out / METRICS_FILE)
         for name, make in _SINKS.items():
             if name in names:
-                log.sinks.append(make(out))
+                log.sinks.append(make(out, resumed_at))
         yield log
     finally:
         for sink in (log.lines, *log.sinks):

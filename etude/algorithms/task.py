@@ -19,6 +19,7 @@ from etude.algorithms.policies import spawned
 from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
 from etude.columns import ACTION, Columns
+from etude.connectors.connector import overrides
 from etude.envs import EnvLike
 from etude.errors import DataError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
@@ -122,7 +123,8 @@ class TaskConfig(ActingConfig):
     that each step is in one sample."""
 
     replay_epochs: IntFrom1 = 1
-    """Number of collections kept to learn from, the newest included, at least 1."""
+    """Number of collections kept to learn from, the newest included, at least 1; 1 with connectors that learn, such as
+    `normalize_obs`."""
 
     num_update_steps: IntFrom1 = 100
     """Gradient steps of each module after each collection, at least 1."""
@@ -234,9 +236,9 @@ class Task(ActingAlgorithm[C]):
 
     def setup(self) -> None:
         """Set up without data."""
-        self._datasets: dict[str, ReplayDataset] = {}
         seeds = np.random.SeedSequence(self.config.seed, spawn_key=(3,))  # 0 to 2 are those of every algorithm
         self._orders = int(seeds.generate_state(1)[0])
+        self._datasets = {name: self._new_dataset(name) for name in self.policies}
         self._has_gaps = False
         super().setup()
 
@@ -255,6 +257,14 @@ class Task(ActingAlgorithm[C]):
     def _new_dataset(self, module_id: str) -> ReplayDataset:
         with self.settings_of(module_id):
             own = self.config
+        pipelines = (self.policies[module_id].connectors, self.learner.modules[module_id].connectors)
+        learning = [c.name for p in pipelines for c in p.connectors if overrides(c, "update")]
+        if own.replay_epochs > 1 and learning:
+            raise SettingsError(
+                f"`replay_epochs` is {own.replay_epochs}, but {learning[0]} changes after each collection: samples of "
+                "earlier ones would keep what it gave then. Leave one of them out; a layer of the network can "
+                "normalize instead."
+            )
         return ReplayDataset(
             own.num_samples,
             stride=own.stride,

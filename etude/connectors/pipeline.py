@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import torch
 
+from etude import columns as col
 from etude.columns import Columns
 from etude.connectors.actions import BoundedActions, ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
@@ -18,11 +20,11 @@ from etude.connectors.connector import Connector, FunctionConnector, Inputs, ove
 from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward, NormalizeReward
-from etude.errors import CheckpointError, DataError, SettingsError
+from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.modules.module import Module
 from etude.settings import choice
-from etude.spaces import Space
+from etude.spaces import Space, described_value, leaf_shape, leaves
 
 Connect: TypeAlias = Callable[[Experience], Experience]
 """Applies the connectors to Experience."""
@@ -117,6 +119,9 @@ class Pipeline(Connector):
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
         self._online_alone: str | None = None
+        self._obs_shapes: dict[str, tuple[int, ...]] = {}
+        """Shapes of the module's observations, by column; {} before `spaces`."""
+        self._action_shapes: dict[str, tuple[int, ...]] = {}
         self._arrange()
 
     def _arrange(self) -> None:
@@ -124,6 +129,8 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._may_lack_offline = any(_lacks_offline(c) for c in self.connectors)
+        self._watches = self._watches_actions = True
+        """Whether what the next turn gives is checked: that of the first, and more where `offline` may be missing."""
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
@@ -157,11 +164,13 @@ class Pipeline(Connector):
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
         self._online_alone = None
+        self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
         for connector in self.connectors:
             before = obs_space
             obs_space, action_space = connector.spaces(obs_space, action_space)
             if obs_space != before and _lacks_offline(connector):
                 self._online_alone = connector.name
+        self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
@@ -170,20 +179,50 @@ class Pipeline(Connector):
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        if self._may_lack_offline:
+        if self._watches:
             return self._online_watched(inputs)
         for online in self._online:
             inputs = online(inputs)
         return inputs
 
     def _online_watched(self, inputs: Inputs) -> Inputs:
-        """Like `online`, and note a connector that changes observations, but has no `offline` to do the same."""
+        """Like `online`, and note a connector that changes observations, but has no `offline` to do the same.
+
+        Raises:
+            SpaceError: what comes out is not what the connectors' `spaces` say.
+        """
+        num_rows = len(inputs.slots)
         for connector in self.connectors:
             if overrides(connector, "online"):
                 before, inputs = inputs, connector.online(inputs)
+                if not isinstance(inputs, Inputs):
+                    raise SpaceError(
+                        f"`{connector.name}.online` returned a {type(inputs).__name__}: it must return Inputs, such as "
+                        "inputs.with_obs(columns)."
+                    )
                 if _lacks_offline(connector) and any(inputs.obs.get(n) is not c for n, c in before.obs.items()):
                     self._online_alone = connector.name
+        self._check_shapes("online", inputs.obs, self._obs_shapes, num_rows)
+        self._watches = self._may_lack_offline
         return inputs
+
+    def _check_shapes(
+        self, method: str, columns: Columns, shapes: Mapping[str, tuple[int, ...]], num_rows: int | None = None
+    ) -> None:
+        """Raise a SpaceError unless columns have these shapes in each row; None: any number of rows."""
+        for name, shape in shapes.items():
+            found: Any = columns.get(name) if isinstance(columns, Mapping) else columns
+            if isinstance(found, np.ndarray | torch.Tensor):
+                if tuple(found.shape[1:]) == shape and num_rows in (None, len(found)):
+                    continue
+                what = f"has the shape {tuple(found.shape)}"
+            else:
+                what = f"is {described_value(found)}"
+            makers = ", ".join(c.name for c in self.connectors if overrides(c, method))
+            raise SpaceError(
+                f"`{name}` {what} after `{method}` of the connectors ({makers}), but must be an array of "
+                f"{'all' if num_rows is None else num_rows} rows of shape {shape}, as their `spaces` say."
+            )
 
     def new_state(self, num_rows: int) -> dict[str, Any]:
         """The states of connectors that keep one, by index."""
@@ -199,12 +238,25 @@ class Pipeline(Connector):
         return inputs, after
 
     def act(self, action: Columns) -> Columns:
+        num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
         for act in self._act:
             action = act(action)
+            if self._watches_actions and not isinstance(action, Mapping):
+                raise SpaceError(f"`act` of a connector returned a {type(action).__name__}: it must return columns.")
+        if self._watches_actions:
+            self._check_shapes("act", action, self._action_shapes, num_rows)
+            self._watches_actions = False
         return action
 
     def unact(self, action: Columns) -> Columns:
         for connector in self.connectors:
+            is_own = overrides(connector, "act") and not isinstance(connector, BoundedActions)
+            if is_own and not overrides(connector, "unact"):
+                raise SettingsError(
+                    f"the env took an action of its own (off_policy_action), but the connector `{connector.name}` "
+                    "changes actions without saying which one gives this: write its method `unact`, the inverse of "
+                    "`act`."
+                )
             action = connector.unact(action)
         return action
 
@@ -227,6 +279,15 @@ class Pipeline(Connector):
                         f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {exp.num_steps} "
                         "steps: it must have a row for each."
                     )
+            for name, column in exp.final_obs.items():
+                if len(column) != exp.num_segments:
+                    raise DataError(
+                        f"`{connector.name}.offline` gave final observations `{name}` of {len(column)} rows for "
+                        f"{exp.num_segments} segments: it must have a row for each."
+                    )
+        if self._offline:
+            for columns in (exp.steps, exp.final_obs):
+                self._check_shapes("offline", columns, {n: s for n, s in self._obs_shapes.items() if n in columns})
         return exp
 
     def update(self, exp: Experience) -> None:

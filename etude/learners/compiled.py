@@ -103,11 +103,18 @@ class CompiledStep:
                 parts, figures, kept, is_fine = self._graph(columns, self._rates)
                 return CompiledResult(parts, figures, kept, bool(is_fine.item()))
         except RuntimeError as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # torch has no public name for it
+            if not type(error).__module__.startswith("torch._dynamo"):  # torch has no public name for its classes
                 raise
+            if type(error).__name__ == "FailOnRecompileLimitHit":
+                raise EtudeError(
+                    "compile=True: the loss reads a Python number that keeps changing, and each value is compiled "
+                    "anew. Keep it in a tensor (a buffer of the module) or a column of the batch, or train without "
+                    "compile."
+                ) from error
             raise EtudeError(
-                "compile=True: the loss reads a Python number that keeps changing, and each value is compiled anew. "
-                "Keep it in a tensor (a buffer of the module) or a column of the batch, or train without compile."
+                f"compile=True: torch can't make one graph of the loss and the network ({str(error).splitlines()[0]}; "
+                "the error above says more). Usual causes are a branch on the value of a tensor, float() or .item() "
+                "of one, NumPy, and batch norm. Write it with tensors alone, or train without compile."
             ) from error
 
     def _columns_used(self, batch: Batch) -> list[str]:

@@ -284,7 +284,8 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two; it is named."""
+    """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if a frozen one has an
+    optimizer; it is named."""
     needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
@@ -295,6 +296,14 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
         for p in members:
             if id(p) in owner:
                 raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")
+            if not p.requires_grad:
+                names = [name for name, own in module.named_parameters() if own is p]
+                raise EtudeError(
+                    f"parameter `{', '.join(names) or '?'}` of optimizer `{group}` is frozen (requires_grad is False), "
+                    "but the optimizer's averages of past gradients would still move it. Freeze parameters before the "
+                    "learner is made, and give it no group with them; or let a schedule set the learning rate of "
+                    "their group to 0."
+                )
             owner[id(p)] = group
     for key, name in needed.items():
         if key not in owner:
@@ -483,6 +492,7 @@ class Optimizers:
         """
         if not params:
             raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
+        check_schedule(f"the learning rate of optimizer `{name}`", lr)
         flat = FlatParameters(params)
         own = self._config
         self.by_name[name] = Adam(flat, betas=own.betas, eps=own.eps) if make is None else TorchOptimizer(flat, make)

@@ -296,11 +296,16 @@ class TensorBoard(Sink):
     Each event is in the file when `write` returns. Values that are not numbers are left out. `video`, `image` and
     `histogram` write other data.
 
+    Args:
+        folder: The folder; it may have files of the same run from before.
+        resumed_at: The step at which the run was resumed. TensorBoard then leaves out later steps of earlier files,
+            which are of iterations that were lost and made again. None: the run is new.
+
     Raises:
         DataError: the file can't be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, resumed_at: int | None = None) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         super().__init__(f"TensorBoard events to {folder}")
@@ -309,13 +314,17 @@ class TensorBoard(Sink):
         with _named_errors(self._what):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(AppendFile(self.path))
-        self._is_new = True
+        self._is_new, self._resumed_at = True, resumed_at
 
     def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         if self._is_new:
             self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            if self._resumed_at is not None:
+                start = SessionLog(status=SessionLog.START)  # ends what has this step or a later one
+                event = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=start)
+                self._records.write(event.SerializeToString())
             self._is_new = False
         event = Event(wall_time=time.time(), step=int(step))
         for value in values:

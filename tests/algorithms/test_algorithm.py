@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,29 @@ def test_learner_connectors_may_not_change_what_the_module_sees() -> None:
 
     with pytest.raises(SettingsError, match="belongs into the setting `connectors`"):
         Wrong(PPOConfig(env="CartPole-v1", num_envs=2))
+
+
+def test_learner_connectors_that_look_back_need_whole_episodes() -> None:
+    class LooksBack(Connector):
+        context = 2
+
+    class Wrong(PPO):
+        def learner_connectors(self) -> list[Any]:
+            return [*super().learner_connectors(), LooksBack()]
+
+    with pytest.raises(SettingsError, match="looks_back needs the 2 steps before a segment, but .* collect whole"):
+        Wrong(PPOConfig(env="CartPole-v1", num_envs=2))
+    Wrong(PPOConfig(env=Echo, num_envs=2, num_steps=20, whole_episodes=True)).train()
+
+
+def test_settings_are_not_replaced_during_a_run() -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
+    algorithm.train()
+    before, algorithm.config = algorithm.config, dataclasses.replace(algorithm.config, lr=0.0)
+    with pytest.raises(SettingsError, match=r"`config` was replaced after .* etude.load\(folder, lr=1e-4\)"):
+        algorithm.train()
+    algorithm.config = before
+    algorithm.train()
 
 
 def test_a_loss_that_is_not_a_number_stops_training() -> None:

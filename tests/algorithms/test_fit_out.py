@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import etude
 from etude.algorithms.run import claimed
@@ -32,9 +33,16 @@ def test_a_run_leaves_metrics_events_and_a_checkpoint_to_go_on_from(tmp_path):
     assert [row["iteration"] for row in rows(out)] == [1, 2]
     assert load_meta(out)["result"]["updates"] == result.updates == 4
     assert list((out / "tensorboard").iterdir())
+    lost = etude.metrics.TensorBoard(out / "tensorboard")
+    lost.write({"return_mean": -1.0}, result.env_steps + 1)  # as of a run that was killed before it was saved
+    lost.close()
     again = etude.load(out)
     again.fit(etude.Stop(updates=8), out=out)
     assert [row["iteration"] for row in rows(out)] == [1, 2, 3, 4]
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("env_steps")] == [row["env_steps"] for row in rows(out)]
+    assert -1.0 not in [event.value for event in events.Scalars("return_mean")]
     whole = etude.PPO(SMALL)
     whole.fit(etude.Stop(updates=8))
     np.testing.assert_array_equal(weights(again), weights(whole))  # as if it had never stopped

@@ -196,6 +196,12 @@ def test_batches_are_samples_of_the_last_collections() -> None:
     assert any(not batch["mask"].all() for batch in seen)
 
 
+def test_samples_of_earlier_collections_are_not_kept_where_connectors_change() -> None:
+    with pytest.raises(SettingsError, match="`replay_epochs` is 2, but normalize_obs changes after each collection"):
+        Reinforce(small(replay_epochs=2, connectors=("normalize_obs",)))
+    Reinforce(small(connectors=("normalize_obs",))).train()
+
+
 def test_a_saved_run_goes_on_exactly_with_what_it_had_kept(tmp_path: Path) -> None:
     straight, first = (Reinforce(small(replay_epochs=3, whole_episodes=False, num_steps=50)) for _ in range(2))
     for _ in range(2):

@@ -10,6 +10,7 @@ from gymnasium import spaces
 import etude
 from etude.connectors import (
     GAE,
+    ClipAction,
     ClipReward,
     Connector,
     FrameStack,
@@ -21,7 +22,8 @@ from etude.connectors import (
     connector_from,
 )
 from etude.connectors.pipeline import BY_NAME
-from etude.errors import CheckpointError, DataError, SettingsError
+from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
+from etude.experience import Segments
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTION = spaces.Discrete(4)
@@ -271,3 +273,61 @@ def test_what_offline_returns_is_checked() -> None:
         Pipeline([Offline(lambda exp: None)]).offline(exp)
     with pytest.raises(DataError, match="gave a column `weight` of 4 rows for 5 steps"):
         Pipeline([Offline(lambda exp: exp.with_steps(weight=np.zeros(4)))]).offline(exp)
+
+
+def test_actions_of_envs_need_the_inverse_of_a_connector_that_changes_actions() -> None:
+    class Half(Connector):
+        def act(self, action: Any) -> Any:
+            return {name: column * 0.5 for name, column in action.items()}
+
+    class Undone(Half):
+        def unact(self, action: Any) -> Any:
+            return {name: column / 0.5 for name, column in action.items()}
+
+    taken = {"action": np.array([1.0, 2.0])}
+    assert Pipeline([ClipAction(), Undone()]).unact(taken)["action"].tolist() == [2.0, 4.0]
+    with pytest.raises(SettingsError, match="the connector `half` changes actions .* write its method `unact`"):
+        Pipeline([ClipAction(), Half()]).unact(taken)
+
+
+class Odd(Connector):
+    """Gives what it is made with, instead of what its spaces say."""
+
+    def __init__(self, method: str, made: Any) -> None:
+        self.method, self.made = method, made
+
+    def online(self, inputs: Inputs) -> Any:
+        return self.made(inputs) if self.method == "online" else inputs
+
+    def act(self, action: Any) -> Any:
+        return self.made(action) if self.method == "act" else action
+
+    def offline(self, exp: Any, module: Any = None) -> Any:
+        return self.made(exp) if self.method == "offline" else exp
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "what"),
+    [
+        ("online", lambda inputs: None, "`odd.online` returned a NoneType: it must return Inputs"),
+        ("online", lambda inputs: inputs.with_obs({"obs": inputs.obs["obs"][:1]}), r"`obs` has the shape \(1, 2\)"),
+        ("online", lambda inputs: inputs.with_obs({"x": inputs.obs["obs"]}), "`obs` is None after `online`"),
+        ("act", lambda action: action["action"], "`act` of a connector returned a ndarray: it must return columns"),
+        ("act", lambda action: {"action": action["action"][:1]}, r"\(odd\), but must be an array of 3 rows of shape"),
+        (
+            "offline",
+            lambda exp: etude.Experience(exp.steps, exp.offsets, exp.segments, {"obs": np.zeros((3, 2))}),
+            "1 s",
+        ),
+        ("offline", lambda exp: exp.with_steps(obs=np.zeros((exp.num_steps, 5))), r"of all rows of shape \(2,\)"),
+    ],
+)
+def test_what_a_connector_gives_fits_its_spaces(method: str, made: Any, what: str) -> None:
+    pipeline = Pipeline([Odd(method, made)])
+    pipeline.spaces(BOX, ACTION)
+    inputs = Inputs(np.arange(3), {"obs": np.zeros((3, 2), np.float32)}, np.ones(3, bool), {}, np.zeros(3))
+    obs, final_obs = ({"obs": np.zeros((rows, 2), np.float32)} for rows in (4, 1))
+    exp = etude.Experience(obs, np.array([0, 4]), Segments.of(1, episode_id=["e"]), final_obs)
+    calls = {"online": inputs, "act": {"action": np.zeros(3, np.int64)}, "offline": exp}
+    with pytest.raises((SpaceError, DataError), match=what):
+        getattr(pipeline, method)(calls[method])

@@ -412,6 +412,22 @@ def test_a_compiled_loss_sees_numbers_that_change() -> None:
     assert seen == [1.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "what"), [("branch", "Data-dependent branching"), ("float", "data-dependent expression"), ("numpy", "")]
+)
+def test_a_loss_that_can_not_be_compiled_is_told(kind: str, what: str) -> None:
+    def by_values(module: Module, batch: Batch) -> Loss:
+        value = module(batch.obs).value
+        if kind == "branch" and value.mean() > 0:
+            return Loss(all=value.square().mean())
+        size = float(value.mean()) if kind == "float" else float(np.interp(batch.obs[0, 0], (0, 1), (1, 2)))
+        return Loss(all=value.square().mean()).log(size=size)
+
+    learner = ModuleLearner(make(), by_values, compute=ComputeConfig(compile=True))
+    with pytest.raises(EtudeError, match=f"can't make one graph of the loss .*{what}.* or train without compile"):
+        learner.update_from(some_batches())
+
+
 def with_nan(batch: dict[str, Any], column: str = "obs") -> dict[str, Any]:
     values = batch[column].copy()
     values[0] = np.nan
@@ -517,6 +533,23 @@ def test_parameters_that_are_new_or_of_another_kind_are_named() -> None:
         ModuleError, match="a parameter is torch.float64 .* since the last update, and was torch.float32"
     ):
         learner.update_from(some_batches())
+
+
+def test_parameters_that_are_frozen_later_are_named() -> None:
+    module = make()
+    learner = ModuleLearner(module, loss, seed=0)
+    learner.update_from(some_batches())
+    name, parameter = next(iter(module.named_parameters()))
+    parameter.requires_grad_(False)
+    with pytest.raises(EtudeError, match=f"parameter `{name}` of optimizer `all` is frozen .* their group to 0"):
+        learner.update_from(some_batches())
+    parameter.requires_grad_(True)
+    learner.update_from(some_batches())
+
+
+def test_learning_rates_below_zero_are_refused() -> None:
+    with pytest.raises(SettingsError, match="the learning rate of optimizer `all` is -1.0, but a schedule is"):
+        ModuleLearner(make(), loss, lr=-1.0)
 
 
 def test_a_generator_of_parameters_is_a_group() -> None:

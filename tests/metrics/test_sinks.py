@@ -147,6 +147,16 @@ def test_two_runs_in_one_folder_are_two_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_events_of_lost_iterations_are_shown_no_more(tmp_path):
+    sink = TensorBoard(tmp_path)
+    for step in (10, 20, 30, 40):
+        sink.write({"a": step}, step)  # then the run is killed, and resumed from step 20
+    resumed = TensorBoard(tmp_path, resumed_at=20)
+    for step in (32, 50):
+        resumed.write({"a": step + 0.5}, step)
+    assert _scalars(tmp_path) == {"a": [(10, 10.0), (20, 20.0), (32, 32.5), (50, 50.5)]}
+
+
 def test_events_of_a_process_that_forgets_to_close_are_written(tmp_path):
     code = f"from etude.metrics import TensorBoard\nt = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 4}}, 2)\n"
     subprocess.run([sys.executable, "-c", code], check=True)
