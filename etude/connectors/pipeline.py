@@ -129,11 +129,11 @@ class Pipeline(Connector):
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
         self._may_lack_offline = any(_lacks_offline(c) for c in self.connectors)
-        self._watches = self._watches_actions = True
-        """Whether what the next turn gives is checked: that of the first, and more where `offline` may be missing."""
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
+        self._watches, self._watches_actions = bool(self._online), bool(self._act)
+        """Whether what the next turn gives is checked: that of the first, and more where `offline` may be missing."""
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
