@@ -16,7 +16,7 @@ from etude.algorithms.progress import gauge
 from etude.algorithms.task import TaskModule
 from etude.columns import Columns
 from etude.connectors import Pipeline
-from etude.errors import SettingsError
+from etude.errors import ModuleError, SettingsError
 from etude.evaluation.episodes import value_error
 from etude.experience import Experience
 from etude.experience.arrays import ranges
@@ -116,6 +116,7 @@ class TargetPolicy:
                 rows = np.arange(start, start + size)
                 with torch.inference_mode():
                     output = self.module(self.module.obs_from(self._tensors(obs, rows)))
+                    self._check(output)
                 yield rows, output
             return
         order = np.argsort(-episodes.lengths, kind="stable")
@@ -126,7 +127,16 @@ class TargetPolicy:
             state = {name: torch.zeros(len(which), *part.shape, device=self.module.device) for name, part in zeros}
             sequences = PaddedSequences(episodes.lengths[which], state, self.module.device)
             with torch.inference_mode():
-                yield rows, sequences.forward(self.module, self._tensors(obs, rows))
+                output = sequences.forward(self.module, self._tensors(obs, rows))
+                self._check(output)
+            yield rows, output
+
+    def _check(self, output: Output) -> None:
+        if output.dist_inputs is not None and bool(output.dist_inputs.isnan().any()):
+            raise ModuleError(
+                f"{type(self.module.net).__name__} gives NaN for recorded observations, so its actions have no "
+                "probabilities: look for weights that became NaN in training, or observations that are not scaled."
+            )
 
     def _tensors(self, columns: Columns, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         device = self.module.device
@@ -149,7 +159,9 @@ class TargetPolicy:
         for start, size in _slices(obs):
             rows = np.arange(start, start + size)
             with torch.inference_mode():
-                _, inputs = self.module(self.module.obs_from(self._tensors(obs, rows))).bound()
+                output = self.module(self.module.obs_from(self._tensors(obs, rows)))
+                self._check(output)
+                _, inputs = output.bound()
                 if self.explore:
                     each = torch.arange(out.shape[1], device=inputs.device).expand(size, -1).T + int(space.start)
                     logps = [self.module.dist.logp(inputs, {col.ACTION: action}) for action in each]

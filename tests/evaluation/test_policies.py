@@ -14,7 +14,7 @@ from tabular import PLAYS, WANTS, exact, played, policy
 from toy_envs import Echo, Switchboard
 
 from etude.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig, Task, TaskConfig
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError, ModuleError, SettingsError
 from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate, evaluate_each_on, evaluate_on, fqe
 from etude.modules import NetworkConfig
 from etude.recordings import Recording
@@ -356,3 +356,14 @@ def test_one_episode_has_an_estimate_and_no_interval():
     assert np.isnan(found.estimates["wis"].low)
     assert np.isnan(found.estimates["fqe"].high)
     assert "one episode has no interval" in found.notes
+
+
+@pytest.mark.parametrize(("method", "recurrent"), [("wis", None), ("wis", "lstm"), ("dm", None)])
+def test_a_network_that_gives_nan_is_named(tmp_path, method, recurrent):
+    algorithm = PPO(PPOConfig(env=Echo, seed=0, network=NetworkConfig(recurrent=recurrent, recurrent_size=8)))
+    data = own_recording(tmp_path, algorithm, episodes=5)
+    with torch.no_grad():
+        next(algorithm.module.parameters()).fill_(float("nan"))
+    config = OffPolicyEvaluationConfig(methods=(method,), fqe=SMALL)
+    with pytest.raises(ModuleError, match="gives NaN for recorded observations, so its actions have no probabilities"):
+        evaluate_on(algorithm, data, config)
