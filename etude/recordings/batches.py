@@ -442,13 +442,28 @@ class WholeSegmentPool(SegmentPool):
 _END: Final[Any] = object()
 
 
-def end_workers(workers: Executor) -> None:
-    """End an executor and wait for its workers, without what they have not begun.
+class Ending:
+    """Ends the workers of an executor together with an object that uses them.
 
-    Garbage collection may call it in one of its own threads, which can't wait for itself.
+    Args:
+        owner: The object. When it is garbage, the workers end by themselves, as garbage collection must not wait for
+            threads: it may run in one of them, or in a thread that is just being started.
+        workers: The executor; what its workers have not begun is left out.
     """
-    with contextlib.suppress(RuntimeError):
-        workers.shutdown(wait=True, cancel_futures=True)
+
+    def __init__(self, owner: object, workers: Executor) -> None:
+        self._workers = workers
+        self._end = weakref.finalize(owner, workers.shutdown, wait=False, cancel_futures=True)
+
+    def __call__(self) -> None:
+        """End the workers, and wait until they have ended."""
+        if self._end.detach() is not None:
+            self._workers.shutdown(cancel_futures=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the workers were not ended yet."""
+        return self._end.alive
 
 
 class Prefetched(Iterator[Item]):
@@ -458,7 +473,7 @@ class Prefetched(Iterator[Item]):
         pool = ThreadPoolExecutor(1, thread_name_prefix="etude-reader")
         self._submit: Callable[[], Future[Item]] = partial(pool.submit, next, items, _END)
         self._ahead = deque(self._submit() for _ in range(depth + 1))  # one of them is being made
-        self.close = weakref.finalize(self, end_workers, pool)
+        self.close = Ending(self, pool)
 
     @property
     def depth(self) -> int:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from etude.connectors import Connect, Pipeline, PreLearnerLike, overrides
 from etude.errors import DataError, EtudeError, SettingsError, described
 from etude.experience import Experience
 from etude.recordings.batches import (
+    Ending,
     Groups,
     Prefetched,
     RowPool,
@@ -31,7 +31,6 @@ from etude.recordings.batches import (
     WholeSegmentPool,
     batches_of,
     cut_segments,
-    end_workers,
     rows_of,
     steps_of,
 )
@@ -74,7 +73,7 @@ class LoadWorkers(Generic[R]):
                     num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
                 )
             self._job = _do
-        self.close = weakref.finalize(self, end_workers, self._executor)
+        self.close = Ending(self, self._executor)
 
     def done(self, numbers: Iterable[int]) -> Iterator[R]:
         """Yield the result for each number, in order; up to one more than the number of workers are held ahead."""

@@ -6,10 +6,11 @@ import dataclasses
 import os
 import re
 import reprlib
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +134,11 @@ class FileRoller:
         except BaseException as error:  # noqa: BLE001
             self.failure = error
             self.abandon()
+
+    def finish(self, parts: Sequence[Experience]) -> None:
+        """Write ``parts``, close the file, and let others write to the folder."""
+        self.write(parts, publish=True)
+        self.release()
 
     def _add(self, exp: Experience) -> None:
         if self._writer is not None and self._rows + exp.num_steps > self._max_rows:
@@ -342,10 +348,11 @@ class RecordingWriter:
         self._pending_rows = 0
         self._pending_since = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="etude-writer")
+        own = self._thread.submit(threading.get_ident).result()
         self._newest: Future[None] | None = None
         """The last row group that was given to the thread."""
         # Also called on garbage collection and interpreter exit: the thread must not outlive its writer.
-        self._finish = weakref.finalize(self, _finish, self._pending, self._thread, self._files, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._pending, self._thread, own, self._files, os.getpid())
 
     def __repr__(self) -> str:
         return short(self, reprlib.repr(str(self.path)), env=self.header.env)
@@ -425,6 +432,7 @@ class RecordingWriter:
         """
         if self._finish.alive:
             self._finish()
+            self._thread.shutdown()
             self._raise_failure()
 
     def _hand_over(self, *, publish: bool = False) -> Future[None]:
@@ -485,15 +493,18 @@ def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
     return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
 
 
-def _finish(pending: list[Experience], thread: ThreadPoolExecutor, files: FileRoller, owner: int) -> None:
+def _finish(pending: list[Experience], thread: ThreadPoolExecutor, own: int, files: FileRoller, owner: int) -> None:
+    """Write what is pending, and end the thread, whose identifier is ``own``."""
     if os.getpid() != owner:
         return  # a forked process has no such thread; the parent process continues to write
     parts = tuple(pending)
     pending.clear()
     try:
-        thread.submit(files.write, parts, publish=True)
+        last = thread.submit(files.finish, parts)
     except RuntimeError:  # the interpreter exits, and has ended the thread
-        files.write(parts, publish=True)
-    with contextlib.suppress(RuntimeError):  # garbage collection in that thread, which can't wait for itself
-        thread.shutdown()
-    files.release()
+        files.finish(parts)
+        return
+    # Garbage collection must not wait for a thread to end: it may run in one that is just being started.
+    thread.shutdown(wait=False)
+    if threading.get_ident() != own:
+        wait([last])

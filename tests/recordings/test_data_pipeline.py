@@ -336,8 +336,12 @@ def test_threads_end_with_their_pipeline(recording: Recording) -> None:
     forgotten = make(recording, 14, num_workers=2)
     batches = forgotten.batches()
     next(batches)
+    own = [t for t in threading.enumerate() if t.name.startswith("etude-")]
     del forgotten, batches, pipeline
     gc.collect()
+    for thread in own:
+        thread.join(60)
+    assert own
     assert threading.active_count() == before
 
 

@@ -126,7 +126,8 @@ def test_the_thread_ends_with_the_iterator(recording):
     for end in ("deleted", "closed", "exhausted"):
         batches = recording.batches(10, epochs=1 if end == "exhausted" else None, prefetch=1)
         next(batches)
-        assert [t for t in threading.enumerate() if t.name.startswith("etude-reader")]
+        threads = [t for t in threading.enumerate() if t.name.startswith("etude-reader")]
+        assert threads
         if end == "closed":
             batches.close()
         elif end == "exhausted":
@@ -134,7 +135,28 @@ def test_the_thread_ends_with_the_iterator(recording):
         else:
             del batches
             gc.collect()
-        assert not [t for t in threading.enumerate() if t.name.startswith("etude-reader")]
+        for thread in threads:
+            thread.join(60)  # it ends by itself
+            assert not thread.is_alive()
+
+
+def test_garbage_collection_does_not_wait_for_threads():
+    begun, may_end = threading.Event(), threading.Event()
+
+    def items():
+        begun.set()
+        may_end.wait(60)  # as long as garbage collection keeps the thread that it waits for from ending, for example
+        yield 1
+
+    ahead = Prefetched(items(), 1)
+    begun.wait(60)
+    thread = next(t for t in threading.enumerate() if t.name.startswith("etude-reader"))
+    del ahead
+    gc.collect()
+    assert thread.is_alive()
+    may_end.set()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_process_with_an_open_iterator_ends(recording):
