@@ -78,7 +78,8 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
         if fault.is_final:
             known[np.searchsorted(exp.offsets, fault.rows, side="right") - 1] = False
     pieces, start, stop, parent = cut_where(with_known_finals(exp, known), ~lost)
-    early = (stop == exp.offsets[1:][parent] - 1) & exp.segments.truncated[parent]  # one step earlier: bootstrapped
+    # If only what followed a truncation is unknown, the episode counts as truncated one step earlier.
+    early = (stop == exp.offsets[1:][parent] - 1) & exp.segments.truncated[parent] & ~known[parent]
     return pieces.with_segments(truncated=pieces.segments.truncated | early).select(~lost[start])
 
 

@@ -120,6 +120,16 @@ def test_final_observations_that_are_bad(tmp_path: Path) -> None:
     assert recording.left_out == {"nan": 1}
 
 
+@pytest.mark.parametrize("which", [0, 1])  # e0 terminated, e1 truncated
+def test_an_episode_whose_last_step_is_bad_is_cut_before_it(tmp_path: Path, which: int) -> None:
+    exp = numbered([4, 5])
+    exp.steps["reward"][exp.offsets[which + 1] - 1] = np.nan
+    record(tmp_path, exp)
+    cut = opened(tmp_path, "repair")[1][which]
+    assert (cut.num_steps, cut.segments.done[0]) == (exp.lengths[which] - 1, False)
+    assert cut.final_obs["obs"][0].tolist() == exp.steps["obs"][exp.offsets[which + 1] - 1].tolist()
+
+
 def test_values_outside_a_discrete_space(tmp_path: Path) -> None:
     exp = numbered([10, 6])
     exp.steps["action"][3] = 1000
