@@ -2,7 +2,8 @@
 """Checks of steps: values that can't be learned from, and steps that conflict with each other.
 
 The steps of one agent in one episode must not be duplicated (``duplicate``), come after its end (``after_end``), or be
-stored before earlier ones (``out_of_order``). Missing steps in its middle (``gap``) are harmless.
+stored before earlier ones (``out_of_order``). Missing steps in its middle (``gap``) or at its end (``not_done``) are
+harmless.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, not_finite, ranges
 from etude.recordings.format import Problem
+from etude.recordings.layout import FORMAT
 from etude.recordings.opening import Units
 from etude.spaces import Space
 
@@ -153,6 +155,7 @@ def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
 
 
 KINDS: Final = ("duplicate", "after_end", "out_of_order", "gap")
+NOT_DONE: Final = "not_done"
 
 
 class Span(NamedTuple):
@@ -310,8 +313,10 @@ class Timeline:
         """All spans seen, sorted by `sorted_by_time`."""
         return sorted_by_time(run for _, run in self._runs)
 
-    def problems(self, kinds: Sequence[str] = KINDS, spans: Spans | None = None) -> Iterator[Problem]:
-        """The conflicts of these kinds in all parts seen, or in ``spans``: one for each kind, episode and agent."""
+    def problems(self, kinds: Sequence[str] = (*KINDS, NOT_DONE), spans: Spans | None = None) -> Iterator[Problem]:
+        """The problems of these kinds in all parts seen, or in ``spans``: a conflict for each kind, episode and agent,
+        and a warning if some episodes do not end.
+        """
         spans = self.spans() if spans is None else spans
         for kind, at in clashes(spans).items():
             reported: set[int] = set()
@@ -320,6 +325,28 @@ class Timeline:
                 if key not in reported and self._owner(a) == self._owner(b):  # not only equal hashes
                     reported.add(key)
                     yield self._problem(kind, a, b)
+        if NOT_DONE in kinds and self._units.format != FORMAT:  # whose recordings of training are cut anywhere
+            yield from self._not_done(spans)
+
+    def _not_done(self, spans: Spans) -> Iterator[Problem]:
+        is_last = np.append(spans["key"][1:] != spans["key"][:-1], True)[: len(spans)]
+        # If the next observation is unknown, it is a fault; and a single step may be all that was stored of an episode.
+        is_cut = ~spans["terminated"] & ~spans["truncated"] & spans["known"] & (spans["stop"] > 1)
+        cut = spans[is_last & is_cut]
+        if len(cut):
+            span = span_at(cut, int(cut["place"].argmin()))
+            who, row = self._words(span), span.row + span.stop - span.start - 1
+            place = self._units.place(span.part, row, self._names[span.part])
+            more = f" ({len(cut):,} episodes like it)" if len(cut) > 1 else ""
+            text = (
+                f"{place.words}: {who} is neither terminated nor truncated after its last step{more}: it was cut off, "
+                "and the value of what follows must be estimated. If it ended there, its data should say how."
+            )
+            yield Problem(NOT_DONE, text, place.file, place.row, None, len(cut), True, place.row_group, harmless=True)
+
+    def _words(self, span: Span) -> str:
+        episode, agent = self._owner(span)
+        return f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
 
     def _owner(self, span: Span) -> tuple[str, str | None]:
         """The episode and agent of a span."""
@@ -332,10 +359,8 @@ class Timeline:
     def _problem(self, kind: str, a: Span, b: Span) -> Problem:
         """Describe a conflict of two spans of one agent in one episode; ``a`` is the earlier in time."""
         steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
-        episode, agent = self._owner(b)
         first = self._units.place(a.part, a.row + steps, self._names[a.part])
         second = self._units.place(b.part, b.row, self._names[b.part])
-        who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
         what = {
             "duplicate": f"has step t {b.start} a second time; the first one is in {first.words}",
             "after_end": f"continues at t {b.start}, after its end in {first.words}",
@@ -343,7 +368,7 @@ class Timeline:
             f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
-        text, is_gap = f"{second.words}: {who} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
+        text, is_gap = f"{second.words}: {self._words(b)} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 

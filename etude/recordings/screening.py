@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
 from etude.files import AnyPath, shown
-from etude.recordings.faults import KINDS, Timeline, distinct, find, logp_fault, problem_of
+from etude.recordings.faults import KINDS, NOT_DONE, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
 from etude.recordings.opening import Places, Units, opened
@@ -337,7 +337,7 @@ class Screened:
         except DataError as error:
             raise DataError(f"{error} {_REMEDY}") from None
         if clashes is self._timeline and clashes.is_complete and not was_complete and self._mode == "strict":
-            self.count(-1, Findings(harmless=tuple(clashes.problems(["gap"]))))
+            self.count(-1, Findings(harmless=tuple(clashes.problems(["gap", NOT_DONE]))))
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:

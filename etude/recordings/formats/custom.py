@@ -563,8 +563,6 @@ class CustomFormat(Format):
                 problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
                 continue
             found += (exp.only(columns) for exp in made)
-            if problems is not None:
-                problems += (problem for exp in made for problem in self._not_done(raws, exp))
         return Experience.concat(found) if found else own.plan.fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
@@ -606,12 +604,6 @@ class CustomFormat(Format):
             return plan.fitter.fitted(given, self._name(raws, plan.depth))
         except DataError as error:
             raise DataError(f"{place}: to_experience {str(error).rstrip('.')}.") from error
-
-    def _not_done(self, raws: Raws, exp: Experience) -> Iterator[Problem]:
-        for i in np.flatnonzero(~exp.segments.done).tolist():
-            what = f"episode {exp.segments.episode_id[i]!r} is neither terminated nor truncated"
-            text = f"{self._place(raws)}: {what}; say which, where it ends here."
-            yield Problem("not_done", text, raws[0].path, raws[0].number, col.TERMINATED, 1, True, harmless=True)
 
     def _place(self, raws: Raws) -> str:
         if self._source.together == "folder":

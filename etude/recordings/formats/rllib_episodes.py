@@ -659,9 +659,6 @@ def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at
         said = str(episode.plain["t"])[:20]
         what = f"{who} states that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
         yield parquet.note("other_t", what, *at, ITEM)
-    if not any(piece.ends):
-        what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"
-        yield parquet.note("not_done", what, *at, ITEM)
     if episode.plain.get("hanging"):
         yield parquet.note("hanging", f"{who} acted at the end and observed nothing more; that is left out", *at, ITEM)
 

@@ -498,9 +498,3 @@ def _notes(
         is_copy[kept] = False
         what = f"{num_rows - len(kept)} rows are copies of others; they are read once"
         yield parquet.note("duplicate", what, *unit.at(int(is_copy.argmax())), "eps_id", num_rows - len(kept))
-    for i in np.flatnonzero(~exp.segments.done) if "eps_id" in unit.table.fields else ():
-        what = (
-            f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor truncated, "
-            "and no row continues it"
-        )
-        yield parquet.note("not_done", what, *unit.at(int(kept[exp.offsets[i + 1] - 1])), "terminateds")

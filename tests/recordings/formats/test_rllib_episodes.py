@@ -102,9 +102,11 @@ def test_lookback_chunks_and_flags(tmp_path):
     assert exp.segments.truncated.tolist() == [False, True]
     assert_holds(exp[1:], later)
     assert exp.join().num_segments == 1
+    assert not recording.validate().problems
+    recording, _ = read(write_items(tmp_path / "b.parquet", [first, episode(2, name="whole")[0]]))
     (problem,) = recording.validate().problems
     assert problem.kind == "not_done"
-    assert "a.parquet: row 0: episode 'e' is neither terminated nor truncated" in problem.message
+    assert "b.parquet: row 0, episode 'e', step 2: episode 'e' is neither terminated nor truncated" in problem.message
 
 
 def test_columns_are_chosen_and_wrong_names_are_answered(tmp_path):

@@ -163,6 +163,21 @@ def test_old_files_with_dones_and_without_t(tmp_path):
     assert_is(exp, rows)
 
 
+def test_episodes_that_do_not_end_are_told_once(tmp_path):
+    endless = [rows_of(4, eps_id=i) | {"terminateds": [False] * 4} for i in range(3)]
+    parts = [sample_batch(part) for part in [*cut(endless[0], (0, 2), (2, 4)), *endless[1:], rows_of(3, eps_id=9)]]
+    recording = Recording.open(write(tmp_path / "a.json", *parts))
+    recording.read()
+    told = (
+        f"{tmp_path / 'a.json'}: line 2: episode '0' is neither terminated nor truncated after its last step "
+        "(3 episodes like it): it was cut off, and the value of what follows must be estimated. If it ended there, its "
+        "data should say how."
+    )
+    assert recording.warnings == [told]
+    (problem,) = validate(tmp_path).problems
+    assert (problem.kind, problem.message, problem.row, problem.count) == ("not_done", told, 1, 3)
+
+
 def test_rows_without_episodes_are_cut_at_ends(tmp_path):
     rows = joined(rows_of(3), rows_of(2, seed=5))
     for name in ("t", "eps_id", "agent_index"):

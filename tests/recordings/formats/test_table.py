@@ -686,7 +686,7 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     rows = rows_of([5, 4])
     rows[6], rows[7] = rows[7], rows[6]
     recording = Recording.open(Source(table_of(rows), columns=columns), on_bad=None)
-    (found,) = recording.validate().problems
+    found, *_ = recording.validate().problems
     assert (found.kind, found.row, found.count) == ("not_chained", 5, 3)
     assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
 
