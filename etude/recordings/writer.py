@@ -30,6 +30,7 @@ from etude.experience.table import KEYS, to_table
 from etude.files import AnyPath, InUseError, Lock, RemotePath, aside_of, located, publish_at
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
+from etude.recordings.formats.inferring import reserved
 from etude.recordings.layout import (
     FACTS_KEY,
     HEADER_KEY,
@@ -467,7 +468,16 @@ class RecordingWriter:
                 f"column `{name}` is {b.get(name, 'absent')} in this write, but {a.get(name, 'absent')} in the first "
                 "one. A recording has the same columns everywhere: record other data in a folder of its own."
             )
-        for name, leaf in self.header.leaves().items():
+        leaves = self.header.leaves()
+        for name in described:
+            if reserved(name):
+                raise DataError(
+                    f"a step column can't be called `{name}`: recordings use this name themselves. Rename it."
+                )
+            if name not in leaves and any(col.is_under(name, root) for root in self.header.spaces):
+                listed = ", ".join(leaves)
+                raise DataError(f"there is a column `{name}`, but the spaces have only {listed}. Rename one of them.")
+        for name, leaf in leaves.items():
             wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
             if name not in described and self._columns is None:
                 raise DataError(f"there is no column `{name}`, but the space has one: {leaf}.")

@@ -230,6 +230,8 @@ def test_only_some_columns(tmp_path):
         ({"obs": np.zeros((4, 2), np.float32)}, r"column `obs` is float32\[2\], but its space .* is float32\[3\]"),
         ({"obs": np.zeros((4, 3))}, r"column `obs` is float64\[3\], but its space"),
         ({"action": np.zeros((4, 1), np.int64)}, r"column `action` is int64\[1\], but its space Discrete\(1000\)"),
+        ({"next_obs": np.zeros((4, 3))}, "can't be called `next_obs`: recordings use this name themselves. Rename it"),
+        ({"obs/x": np.zeros(4)}, "a column `obs/x`, but the spaces have only obs, action. Rename one of them"),
     ],
 )
 def test_columns_that_do_not_fit_the_spaces_are_refused(tmp_path, change, message):
