@@ -141,9 +141,10 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
 def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
     """Return counts and sums of episodes, agents, steps and returns of ``pieces``, as JSON data.
 
-    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the final observations of episodes
-    that ended. ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of
-    observations and actions are float64, over all numbers in them as recorded.
+    Counts and sums are over steps that are not lookback. ``env_steps`` are the env's steps in which an agent acted: a
+    recording has no rows of the others. ``final_obs_sum`` is over the final observations of episodes that ended.
+    ``return_*`` are over episodes (each the sum over its agents), including unfinished ones. The sums of observations
+    and actions are float64, over all numbers in them as recorded.
     """
     table = EpisodeTable()
     clock = [np.zeros((0, 3), np.int64)]  # several agents that act at the same time take one env step
