@@ -75,7 +75,7 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
         kind = array.type
-    if not with_nan or not _holds_fractions(kind):
+    if not with_nan or not (pa.types.is_floating(innermost(kind)) or pa.types.is_decimal(innermost(kind))):
         check_nulls(array, name, place)
     if is_list(kind):
         _check_depth(_lists_in_lists(kind), name, place)
@@ -96,11 +96,11 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def _holds_fractions(kind: pa.DataType) -> bool:
-    """Whether a column holds fractions, or lists of them."""
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """The type of what a column's lists hold, or of the column itself."""
     while is_list(kind):
         kind = kind.value_type
-    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return kind
 
 
 def _with_lists(array: pa.Array) -> pa.Array:

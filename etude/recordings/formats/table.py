@@ -22,7 +22,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
-from etude.recordings.formats.arrow import check_nulls, flat, is_text, one_array, strings
+from etude.recordings.formats.arrow import flat, innermost, is_text, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
@@ -113,11 +113,11 @@ def _texts_apart(
             out[name] = own
             continue
         apart = {part: one for part, one, text in zip(alike, own, texts, strict=True) if text}
-        numbers = tuple(one for one, text in zip(own, texts, strict=True) if not text)
-        if numbers:
+        others = tuple(one for one, text in zip(own, texts, strict=True) if not text)
+        if others:
             vector = "numbers" if "numbers" not in apart else "all numbers"
             vectors.append(f"{name}{col.SEPARATOR}{vector}")
-            out[vectors[-1]] = numbers
+            out[vectors[-1]] = others
         out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
     return out, frozenset(vectors)
 
@@ -277,14 +277,15 @@ class TableColumns:
 
     def _drop_incomplete(self) -> None:
         """Drop extras of integers and booleans that miss a value after the first group: NaN could not replace it."""
-        kinds = {name: self._schema.field(own).type for name, own in self._plan.extras.items() if name in self._found}
+        own_types = {name: self._schema.field(own).type for name, own in self._plan.extras.items()}
+        kinds = {name: innermost(kind) for name, kind in own_types.items() if name in self._found}
         whole = [n for n, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)]
         for group in self._groups[1:] if whole else ():
             known = group.complete() if group.complete else ()
             for name in [name for name in whole if self._plan.extras[name] not in known]:
                 own = self._plan.extras[name]
                 try:
-                    check_nulls(one_array(self._read(group, [own])[own]), own, group.place)
+                    numbers(one_array(self._read(group, [own])[own]), own, group.place)
                 except DataError as error:
                     self.dropped[name] = str(error)
                     del self._found[name]

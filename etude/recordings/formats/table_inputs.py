@@ -31,6 +31,8 @@ SUFFIXES: Final = {
     **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
+_IN_LISTS: Final = re.compile(r"(\.list\.(element|item))+$")
+"""What Parquet appends to the name of a column of lists."""
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED: Final = (".gz", ".bz2", ".zst")
 _BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
@@ -52,7 +54,7 @@ class Group:
     origin_of: "Callable[[int], tuple[Group, int]] | None" = None
     """If the rows are sorted: what `origin` returns."""
     complete: Callable[[], Collection[str]] | None = None
-    """The columns that miss no value, as the file says; None if it does not say it. Lists may miss some inside."""
+    """The columns that miss no value, also in lists, as the file says; None if it does not say it."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read some of the columns."""
@@ -298,7 +300,8 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
 def _complete(metadata: pq.FileMetaData, index: int) -> set[str]:
     group = metadata.row_group(index)
     columns = [group.column(i) for i in range(group.num_columns)]
-    return {c.path_in_schema for c in columns if (found := c.statistics) is not None and found.null_count == 0}
+    known = {c.path_in_schema for c in columns if (found := c.statistics) is not None and found.null_count == 0}
+    return {_IN_LISTS.sub("", path) for path in known}
 
 
 def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted: bool = False) -> Iterator[Group]:
