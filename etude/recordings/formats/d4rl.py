@@ -162,6 +162,9 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
         if not any(col.is_under(stored, name) for stored in arrays):
             raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
     lengths = [f[0][0] for stored, f in arrays.items() if col.is_under(stored, "actions") and f and f[0]]
+    if not lengths:
+        stored = next(stored for stored in arrays if col.is_under(stored, "actions"))
+        raise _refusal(file, stored, arrays[stored], lengths)
     is_of_envs = _is_of_envs(file)
     flags = _flags(arrays)
     out: dict[str, _ArrayColumn] = {}
@@ -169,13 +172,15 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
         root, _, rest = stored.partition(SEPARATOR)
         name = SEPARATOR.join(filter(None, (ROOTS.get(root, root), rest)))
         if stored in (*TERMINATED, *TRUNCATED, *DONES):
+            if stored not in flags.values():
+                dropped[stored] = f"episodes end where {' or '.join(flags.values())} says so"
             continue
         needed = root in ROOTS and root != "infos"
-        if found is None or not found[0] or not lengths or found[0][0] != lengths[0] or 0 in found[0][1:]:
+        if found is None or not found[0] or found[0][0] != lengths[0] or 0 in found[0][1:]:
             if needed:
                 raise _refusal(file, stored, found, lengths)
             dropped[name] = "not plain numbers, one row a step"
-        elif not needed and reserved(name):
+        elif not needed and (reserved(name) or root in (col.OBS, col.ACTION, col.REWARD)):
             dropped[name] = "the name is reserved for recordings"
         else:
             # d3rlpy and Stable-Baselines3 store one choice a step as [N, 1].
@@ -224,7 +229,7 @@ def _is_of_envs(file: ArrayFile) -> bool:
 def _refusal(file: ArrayFile, stored: str, found: Any, lengths: Sequence[int]) -> DataError:
     if found is None:
         return DataError(f"{file.path}: `{stored}` does not hold plain numbers. Convert it.")
-    if not found[0] or not lengths or 0 in found[0]:
+    if not found[0] or 0 in found[0]:
         return DataError(f"{file.path}: `{stored}` is of shape {list(found[0])}: there are no rows of numbers.")
     return DataError(
         f"{file.path}: `{stored}` has {found[0][0]:,} rows, but `actions` has {lengths[0]:,}. All arrays have one row "

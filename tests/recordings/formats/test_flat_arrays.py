@@ -197,6 +197,25 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     assert Recording.open([path], on_bad=None).meta["dropped"]["notes"] == "not plain numbers, one row a step"
 
 
+def test_of_actions_that_are_no_numbers_the_actions_are_named(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "a.npz", some() | {"actions": np.array([1, 2] * 20, object)})
+    with pytest.raises(DataError, match="`actions` does not hold plain numbers"):
+        Recording.open(path)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_arrays_beside_those_that_are_read_are_named(kind: str, tmp_path: Path) -> None:
+    arrays = some()
+    beside = {name: np.arange(40) for name in ("obs", "action", "reward", "next_obs", "dones", "terminated")}
+    recording = opened(tmp_path, kind, {"reward": beside["reward"], **arrays, **beside})
+    reserved, flag = "the name is reserved for recordings", "episodes end where terminals or timeouts says so"
+    why = dict.fromkeys(("obs", "action", "reward", "next_obs"), reserved) | dict.fromkeys(
+        ("dones", "terminated"), flag
+    )
+    assert recording.meta["dropped"] == {"metadata/weights": "not plain numbers, one row a step", **why}
+    np.testing.assert_array_equal(recording.read().steps["reward"], arrays["rewards"])
+
+
 def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     head = io.BytesIO()
