@@ -398,6 +398,7 @@ class RecordingWriter:
         exp = exp if self._columns is None else recorded(exp, self._columns)
         if not exp.num_segments:
             return
+        exp = exp.with_steps(**{name: c.astype(object) for name, c in exp.steps.items() if c.dtype.kind == "U"})
         self._check_columns(exp)
         while exp.num_segments:
             head, rest = first_piece(exp, self._group_rows - self._pending_rows)

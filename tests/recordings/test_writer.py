@@ -293,6 +293,13 @@ def test_large_images_are_kept(tmp_path):
     assert (Recording.open(tmp_path / "a").read().steps["obs"] == 7).all()
 
 
+def test_text_of_numpy_is_stored_like_other_text(tmp_path):
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer:
+        for k, texts in enumerate((["a", "bb", "c"], ["long", "longer", ""])):
+            writer.write(numbered([3], first=k).with_steps(note=np.array(texts)))
+    assert Recording.open(tmp_path).read().steps["note"].tolist() == ["a", "bb", "c", "long", "longer", ""]
+
+
 def test_a_failed_write_is_raised_by_the_next_call(tmp_path):
     exp = numbered([4]).with_steps(x=np.array(["a", "b", "c", 4], object))
     writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
