@@ -298,7 +298,9 @@ def _columns(algorithm: Any, connectors: Iterable[Connector], early: list[Connec
         return tuple(name for name in there if name in wanted or name not in _MADE_UP)
     wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
     if config.filter is not None:
-        wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
+        where = RowFilter(config.filter)
+        where.check_names((), there)  # before the columns are reduced to those that are read
+        wanted |= dict.fromkeys(where.columns_in(there))
     if any(_looks(connector) for connector in early):  # one of them may add the missing columns
         return tuple(root for root in wanted if col.under(there, root))
     return tuple(wanted)

@@ -97,7 +97,8 @@ class EpisodeTable:
     def _merged(self, name: str, how: str) -> NDArray[np.float64]:
         """A column reduced to a value for each episode."""
         out = np.full(len(self._codes), _STARTS[how])
-        _MERGES[how].at(out, self._columns["code"], self._columns[name])
+        with np.errstate(invalid="ignore"):  # NaN stays NaN
+            _MERGES[how].at(out, self._columns["code"], self._columns[name])
         return out
 
     @cached_property

@@ -159,7 +159,10 @@ class Expression:
                 text = ast.unparse(node)
                 self.reductions[text] = Reduction(how, self._compiled(argument, True))
                 return lambda v: _loaded(v[text])
-        raise self._error(f"holds `{ast.unparse(node)[:60]}`, which is not allowed there")
+        found = ast.unparse(node)
+        for name in reversed(self._written):  # the longest numbers first
+            found = found.replace(name, self._written[name])
+        raise self._error(f"holds `{found[:60]}`, which is not allowed there")
 
     def _changed(self, op: Callable[[Any], Any], operand: ast.expr, of_steps: bool) -> Evaluate:
         inner = self._compiled(operand, of_steps)

@@ -295,6 +295,8 @@ def test_a_filter_chooses_steps(mode: Any, tmp_path: Path) -> None:
     assert algorithm.get_state("data")["data"]["epochs"] == {"main": 120}
     with pytest.raises(SettingsError, match="the filter 't <' can't be used"):
         BC(BCConfig(data=data, filter="t <"))
+    with pytest.raises(SettingsError, match="names the column `rewrd`. There are obs, action, reward.*`reward`"):
+        BC(BCConfig(data=data, filter="rewrd > 0", mode=mode, **SHORT)).train()
 
 
 def test_a_filter_cuts_nothing_off_what_comes_after(tmp_path: Path) -> None:
