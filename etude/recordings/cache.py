@@ -20,7 +20,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from etude.errors import DataError, SettingsError
-from etude.files import AnyPath, RemotePath, absolute, as_os_error, input_file
+from etude.files import AnyPath, InUseError, Lock, RemotePath, absolute, as_os_error, input_file
 from etude.urls import first_line
 
 MAX_BYTES: Final = 20 * 10**9
@@ -29,6 +29,8 @@ LEAST_BYTES: Final = 64 * 2**20
 """Files with fewer bytes in total are held in memory rather than here, if they can't be read from the middle."""
 _ABANDONED: Final = 24 * 3600
 """Seconds after which an unfinished entry is taken to be left by a killed process."""
+_LOCK: Final = ".lock"
+"""The file in an unfinished entry that is locked by the process that makes it."""
 
 
 def folder() -> Path:
@@ -167,7 +169,8 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
             os.utime(path)
             return path
         aside.mkdir(parents=True)
-        make(aside)
+        with Lock(aside / _LOCK):
+            make(aside)
         try:
             aside.rename(path)
         except OSError:
@@ -195,11 +198,20 @@ def entries() -> list[tuple[Path, int, float]]:
 
 
 def clear() -> int:
-    """Remove all entries and return their size in bytes. Recordings in use make what they need again."""
-    found = [one for one in entries() if not one[0].name.startswith(".")]  # those are unfinished
+    """Remove all entries, and what killed processes left of theirs. Returns their size in bytes.
+
+    Recordings in use make what they need again.
+    """
+    found = [one for one in entries() if not one[0].name.startswith(".") or _is_left_over(one[0])]
     for path, _, _ in found:
         shutil.rmtree(path, ignore_errors=True)
     return sum(size for _, size, _ in found)
+
+
+def _is_left_over(unfinished: Path) -> bool:
+    with contextlib.suppress(InUseError, OSError), Lock(unfinished / _LOCK) as lock:
+        return lock.is_sure
+    return False
 
 
 def _make_room(new: Path) -> None:

@@ -239,6 +239,20 @@ def test_what_was_not_used_for_longest_goes_first(own_cache: Path, monkeypatch: 
         cache.max_bytes()
 
 
+def test_clearing_removes_what_killed_processes_left_but_nothing_unfinished(own_cache: Path) -> None:
+    left = own_cache / ".d.1-abc"
+    left.mkdir(parents=True)
+    (left / "a").write_bytes(bytes(500))
+
+    def make(folder: Path) -> None:
+        (folder / "b").write_bytes(bytes(10))
+        assert cache.clear() == 500
+
+    made = cache.entry("e", make)
+    assert [path.name for path in own_cache.iterdir()] == ["e"]
+    assert [path.name for path in made.iterdir()] == ["b"]
+
+
 def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("ETUDE_CACHE", str(written(tmp_path / "file", "")))
     with pytest.raises(DataError, match=r"file/recordings: can't be written .* ETUDE_CACHE"):
