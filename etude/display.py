@@ -35,6 +35,11 @@ def short(thing: Any, *words: str, **shown: Any) -> str:
     return printable(f"{text})")
 
 
+def counted(count: int, what: str) -> str:
+    """Format a count with its noun, such as ``3 episodes``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def rounded(value: float) -> str:
     """A figure in about three digits, with at least one place after the point: ``0.955``, ``3.0``, ``1,234.5``."""
     is_small = math.isfinite(value) and 0 < abs(value) < 10

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.display import counted
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import RemotePath
-from etude.recordings.editing import check_apart, columns_of_pass, counted, episode_table, writer_like, written_whole
+from etude.recordings.editing import check_apart, columns_of_pass, episode_table, writer_like, written_whole
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter

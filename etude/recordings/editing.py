@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.display import counted
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
@@ -70,11 +71,6 @@ class Edited:
     def __str__(self) -> str:
         out = f"{counted(self.left_out_episodes, 'episode')}, {counted(self.left_out_steps, 'step')}"
         return "\n".join([*map(str, self.written), f"left out: {out}", *self.notes])
-
-
-def counted(count: int, what: str) -> str:
-    """Format a count with its noun, such as ``3 episodes``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequence[str]) -> Sequence[str]:
@@ -155,7 +151,8 @@ def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recor
     for out in outs:
         if files := data_files(out):
             raise DataError(
-                f"{out}: holds a recording of {len(files)} files already. Choose another folder, or remove it."
+                f"{out}: holds a recording of {counted(len(files), 'file')} already. Choose another folder, or "
+                "remove it."
             )
 
 

@@ -65,10 +65,12 @@ class Places:
 
     def __str__(self) -> str:
         """A description without credentials."""
-        return described(self.given.data) if isinstance(self.given, Source) else shown(self.given)
+        if isinstance(self.given, Source):
+            return described(self.given.data)
+        return shown(self.given.paths if isinstance(self.given, CustomSource) else self.given)
 
     def __repr__(self) -> str:
-        return f"Places({shown(self.given)!r})"
+        return f"Places({str(self)!r})"
 
 
 class Described(NamedTuple):
@@ -252,7 +254,7 @@ def opened(
     try:
         members = _found(given, filesystem, faults)
     except OSError as error:
-        raise DataError(f"{shown(given)}: can't be read ({error.strerror or error}).") from error
+        raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), joined(members)
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.display import table
+from etude.display import counted, table
 from etude.errors import DataError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
@@ -153,7 +153,7 @@ class Recording(Screened):
         return self._num_episodes
 
     def __repr__(self) -> str:
-        counts = f"{self.num_steps:,} steps in {len(self.files)} files"
+        counts = f"{counted(self.num_steps, 'step')} in {counted(len(self.files), 'file')}"
         return printable(f"Recording({reprlib.repr(str(self.path))}: {counts}, env {reprlib.repr(self.env)})")
 
     def _repr_html_(self) -> str:

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import pyarrow.compute as pc
 
+from etude.display import counted
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
-from etude.files import AnyPath, shown
+from etude.files import AnyPath
 from etude.recordings.faults import KINDS, NOT_DONE, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
@@ -377,9 +378,10 @@ class Report:
         return tuple(problem for problem in self.problems if problem.harmless)
 
     def __str__(self) -> str:
-        head = f"{self.path}: {self.files} files, {self.rows:,} rows, {self.episodes:,} episodes"
-        count = f"{len(self.errors)} problem(s)" if self.errors else "no problems"
-        more = f", {len(self.warnings)} warning(s)" if self.warnings else ""
+        numbers = (self.files, "file"), (self.rows, "row"), (self.episodes, "episode")
+        head = f"{self.path}: {', '.join(counted(*number) for number in numbers)}"
+        count = counted(len(self.errors), "problem") if self.errors else "no problems"
+        more = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
         lines = [f"  {kind}: {text}" for kind, text in self.summary().items()]
         each = [f"{problem} [{_ABLE[problem.repairable]}]" for problem in self.errors]
         warnings = [f"{one} [warning]" for one in self.warnings]
@@ -393,7 +395,7 @@ class Report:
             able = sum(problem.repairable for problem in alike)
             repair = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
             rows = sum(problem.count for problem in alike)
-            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows != 1)}; {repair}"
+            out[kind] = f"{counted(len(alike), 'problem')}, {counted(rows, 'row')}; {repair}"
         return out
 
     def to_json(self) -> dict[str, Any]:
@@ -421,8 +423,8 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
         if not faults and not isinstance(path, Source):
             raise
         if all(str(error) != fault.message for fault in faults):
-            faults.append(Problem("unreadable", str(error), shown(path), count=0))
-        return Report(shown(path), len({fault.file for fault in faults}), 0, 0, tuple(faults))
+            faults.append(Problem("unreadable", str(error), str(Places(path)), count=0))
+        return Report(str(Places(path)), len({fault.file for fault in faults}), 0, 0, tuple(faults))
     problems = list(faults)
     rows, episodes = _check_units(units, problems)
     unread = {fault.file for fault in faults if fault.row is None}

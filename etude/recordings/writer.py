@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude import columns as col
-from etude.display import short
+from etude.display import counted, short
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
@@ -252,8 +252,8 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
     paths = data_files(folder)
     if paths and not append:
         raise DataError(
-            f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or add to "
-            "it: append=True, on the command line --append or --record.append."
+            f"{folder}: holds a recording of {counted(len(paths), 'file')} already. Choose another folder, remove "
+            "it, or add to it: append=True, on the command line --append or --record.append."
         )
     files = [open_file(path) for path in recordings_in(folder).get(folder, [])]
     for there in files:

@@ -210,7 +210,7 @@ def test_a_loaded_run_may_stop_recording_or_record_elsewhere(tmp_path: Path) -> 
 
 def test_a_recording_that_is_there_is_an_error_or_added_to(tmp_path: Path) -> None:
     run(tmp_path / "r", 2).close()
-    with pytest.raises(DataError, match="holds a recording of 1 files already"):
+    with pytest.raises(DataError, match="holds a recording of 1 file already"):
         run(tmp_path / "r", 0)
     once = Recording.open(tmp_path / "r").num_episodes
     run(tmp_path / "r", 2, append=True).close()  # the same seed: the same episodes once more, under other names

@@ -56,7 +56,7 @@ def test_what_is_harmless_is_read_but_found(recording, tmp_path, capsys):
     capsys.readouterr()
     assert main(["data", "validate", str(other)]) == 1
     out = capsys.readouterr().out
-    assert "no problems, 1 warning(s)" in out
+    assert "no problems, 1 warning" in out
     assert f"{file}: row {len(table)}: repeats the episode" in out
     assert main(["data", "info", str(other), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 4

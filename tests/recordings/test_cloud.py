@@ -61,7 +61,7 @@ def test_what_is_written_is_read(where, tmp_path):
 
 def test_more_is_appended_and_a_recording_is_not_written_over(where):
     record(f"{where}/a", numbered([3, 4]))
-    with pytest.raises(DataError, match=rf"{where}/a: holds a recording of 1 files already"):
+    with pytest.raises(DataError, match=rf"{where}/a: holds a recording of 1 file already"):
         record(f"{where}/a", numbered([3]))
     record(f"{where}/a", numbered([5], first=2), append=True)
     assert_same(Recording.open(f"{where}/a").read(), numbered([3, 4, 5]))

@@ -244,7 +244,7 @@ def test_what_cannot_be_done(tmp_path):
     record(tmp_path / "one", numbered([4]))
     with pytest.raises(DataError, match="holds 1 episode, which can't be split"):
         split_recording(Recording.open(tmp_path / "one"), tmp_path / "t", tmp_path / "v")
-    with pytest.raises(DataError, match="holds a recording of 1 files already"):
+    with pytest.raises(DataError, match="holds a recording of 1 file already"):
         sample_recording(recording, tmp_path / "one", episodes=1)
 
 

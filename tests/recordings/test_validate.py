@@ -20,7 +20,7 @@ def only(report, kind):
     """The one problem of a report, which is of this kind."""
     assert [p.kind for p in report.problems] == [kind], str(report)
     assert not report.ok
-    assert "1 problem(s)" in str(report)
+    assert "1 problem" in str(report)
     assert report.problems[0].message in str(report)
     return report.problems[0]
 
@@ -265,7 +265,7 @@ def test_an_end_without_a_final_observation(tmp_path):
     (problem,) = report.problems
     assert (problem.kind, problem.row, problem.column) == ("no_final_obs", 6, "final_obs")
     assert (report.ok, report.errors, report.warnings) == (True, (), (problem,))  # it was truncated
-    assert str(report).startswith(f"{tmp_path}: 1 files, 12 rows, 3 episodes: no problems, 1 warning(s).")
+    assert str(report).startswith(f"{tmp_path}: 1 file, 12 rows, 3 episodes: no problems, 1 warning.")
     assert (
         "is unknown after the last step of episode 'e1', which was truncated. Value functions can't" in problem.message
     )

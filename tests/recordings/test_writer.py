@@ -165,7 +165,7 @@ def test_append_adds_files_and_clears_what_a_killed_writer_left(tmp_path):
 
 def test_a_recording_is_not_overwritten(tmp_path):
     record(tmp_path, numbered([4]))
-    with pytest.raises(DataError, match=r"holds a recording of 1 files already\. Choose another folder.*append=True"):
+    with pytest.raises(DataError, match=r"holds a recording of 1 file already\. Choose another folder.*append=True"):
         record(tmp_path, numbered([4]))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.display import short
+from etude.display import counted, short
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
@@ -546,7 +546,7 @@ class CustomFormat(Format):
         if failed:
             raise failed[0]
         where = ", ".join(str(path) for path in files[:3])
-        raise DataError(f"{where}: to_experience gave no steps for any row of {len(files):,} files.")
+        raise DataError(f"{where}: to_experience gave no steps for any row of {counted(len(files), 'file')}.")
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -607,7 +607,7 @@ class CustomFormat(Format):
 
     def _place(self, raws: Raws) -> str:
         if self._source.together == "folder":
-            return f"{'/'.join(names_of(raws[0].path)[:-1])} ({len(raws):,} files)"
+            return f"{'/'.join(names_of(raws[0].path)[:-1])} ({counted(len(raws), 'file')})"
         lines = f", row {raws[0].number}" if self._source.together == "line" else ""
         return f"{raws[0].path}{lines}"
 

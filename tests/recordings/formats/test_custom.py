@@ -215,6 +215,14 @@ def test_an_integer_too_large_for_its_column_is_told() -> None:
         fitter.fitted({"obs": [[0], [256]], "action": [0, 0]}, "e")
 
 
+def test_a_source_is_called_by_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(line_of(0, 3))
+    recording = Recording.open(read_text(path, parsed, **SPACES))
+    assert str(recording.path) == recording.info()["path"] == str(path)
+    assert str(recording.validate()) == f"{path}: 1 file, 3 rows, 1 episode: no problems."
+
+
 def test_an_error_of_the_function_names_file_and_row_and_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"{line_of(0, 3)}\nnot JSON\n{line_of(1, 3)}")
@@ -258,7 +266,7 @@ def test_wrong_arguments_and_empty_places_are_told(tmp_path: Path) -> None:
         Recording.open(read_text(tmp_path, parsed, **SPACES))
     (tmp_path / "a").write_text("x\n")
     (tmp_path / ".hidden").write_text("x\n")
-    with pytest.raises(DataError, match=r"to_experience gave no steps for any row of 1 files"):
+    with pytest.raises(DataError, match=r"to_experience gave no steps for any row of 1 file"):
         Recording.open(read_text(tmp_path, lambda row: None, **SPACES))
 
 
