@@ -38,7 +38,7 @@ class MinariWriter:
         path: The final path of the folder, named ``<name>-v<number>``.
 
     Raises:
-        DataError: the folder's name is not valid for a dataset.
+        DataError: the folder's name is not valid for a dataset, or HDF5 can't store the name of a column.
     """
 
     whole_episodes = True
@@ -51,6 +51,9 @@ class MinariWriter:
                 f"Minari knows a dataset by a name and a version, but the folder is {path}. Call it "
                 f"{path.with_name(path.name + '-v0')}, say."
             )
+        for name in columns:
+            if {"", "."} & set(name.split(col.SEPARATOR)):
+                raise DataError(f"HDF5 can't store a part called '' or '.', as in the column `{name}`: rename it.")
         others = [f"`{name}`" for name in extras(columns, header)]
         self.notes: list[str] = []
         if others:

@@ -113,3 +113,10 @@ def test_an_id_that_hdf5_can_not_hold_is_named(tmp_path: Path) -> None:
     exp = episodes(BOX, MOVE, [4], episode_id=np.array(["a\0b"], object))
     with pytest.raises(DataError, match=r"episode 'a\\x00b': HDF5 can't store an id with a NUL character"):
         converted(tmp_path, "minari", BOX, MOVE, exp)
+
+
+@pytest.mark.parametrize("key", ["", "."])
+def test_a_key_that_hdf5_can_not_hold_is_named(tmp_path: Path, key: str) -> None:
+    space = gym.spaces.Dict({key: BOX, "x": BOX})
+    with pytest.raises(DataError, match=rf"can't store a part called '' or '\.', as in the column `obs/{key}`: rename"):
+        converted(tmp_path, "minari", space, MOVE, episodes(space, MOVE, [4]))
