@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -293,10 +294,13 @@ class Fitter:
             hint = " Give `obs` one row more than `action`, or `final_obs`." if key == col.NEXT_OBS else ""
             raise DataError(f"gave the column `{key}`, a name that is reserved for recordings.{hint}")
         if key in self._spaces and (key not in self.leaves or not isinstance(value, np.ndarray)):
+            space = self._spaces[key]
             try:
-                parts = Flattener(self._spaces[key], key)(value)
+                if isinstance(space, spaces.Tuple) and len(value) != len(space):
+                    raise DataError(f"gave `{key}` with {len(value)} parts, but its space has {len(space)}: {space}")
+                parts = Flattener(space, key)(value)
             except (LookupError, TypeError) as error:
-                wanted = ", ".join(leaves(self._spaces[key], key))
+                wanted = ", ".join(leaves(space, key))
                 raise DataError(f"gave `{key}` without the parts of its space: {wanted} ({error!r})") from error
         else:
             parts = {key: value}
@@ -327,10 +331,12 @@ class Fitter:
         if column.shape[1:] != shape or not is_fit:
             found = f"{column.dtype} {list(column.shape[1:])}"
             raise DataError(f"gave the {what} `{name}` as {found} a step, but wanted is {wanted}")
-        out = column.astype(dtype, copy=False)
-        if dtype.kind in "iu" and not np.can_cast(column.dtype, dtype) and (out != column).any():
-            value = column[out != column].flat[0]
-            raise DataError(f"gave the {what} `{name}` with {value} in it, but wanted is {wanted}")
+        with np.errstate(over="ignore"):
+            out = column.astype(dtype, copy=False)
+        if not np.can_cast(column.dtype, dtype):
+            lost = out != column if dtype.kind in "iu" else np.isinf(out) & np.isfinite(column)
+            if lost.any():
+                raise DataError(f"gave the {what} `{name}` with {column[lost].flat[0]} in it, but wanted is {wanted}")
         inside = None if leaf is None else are_choices(leaf, out)
         if inside is not None and not inside.all():
             raise DataError(f"gave the {what} `{name}` with {out[~inside][0]} in it, but wanted is {leaf}")

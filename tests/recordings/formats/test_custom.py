@@ -159,6 +159,13 @@ def test_parts_of_nested_observations_are_columns() -> None:
             fitter.fitted({"action": [0, 0], **bad}, "e")
 
 
+@pytest.mark.parametrize("parts", [([0, 1],), ([0, 1], [1, 1], [2, 2])])
+def test_a_tuple_has_as_many_parts_as_its_space(parts: tuple[Any, ...]) -> None:
+    fitter = Fitter(spaces.Tuple((CHOICES, CHOICES)), CHOICES)
+    with pytest.raises(DataError, match=rf"gave `obs` with {len(parts)} parts, but its space has 2: Tuple\(Discrete"):
+        fitter.fitted({"obs": parts, "action": [0]}, "e")
+
+
 def test_ids_are_texts_and_none_is_no_id() -> None:
     given = {**GOOD, "episode_id": None, "agent_id": 3, "module_id": None, "t_start": np.int32(5)}
     (exp,) = Fitter(NUMBERS, CHOICES).fitted(given, "e")
@@ -179,6 +186,7 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
             {**GOOD, "obs": np.zeros((2, 3))},
             r"column `obs` as float64 \[3\] a step, but wanted is float32 \[2\] a step",
         ),
+        ({**GOOD, "obs": [[0, 0], [0, 1e300]]}, r"`obs` with 1e\+300 in it, but wanted is float32 \[2\] a step"),
         ({**GOOD, "action": [0.5, 1]}, r"column `action` as float64 \[\] a step, but wanted is int64 \[\]"),
         ({**GOOD, "action": [0, 3]}, r"the column `action` with 3 in it, but wanted is Discrete\(3\)"),
         ({**GOOD, "action": [0, 1, 2, 0]}, "gave `obs` with 2 rows, but there are 4 actions"),
