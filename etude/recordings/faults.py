@@ -156,6 +156,7 @@ def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
 
 KINDS: Final = ("duplicate", "after_end", "out_of_order", "gap")
 NOT_DONE: Final = "not_done"
+HARMLESS: Final = ("gap", NOT_DONE)
 
 
 class Span(NamedTuple):

@@ -13,7 +13,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index, hashes_of, ranges
-from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
+from etude.recordings.faults import HARMLESS, KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
 from etude.recordings.opening import Units
 from etude.recordings.pieces import cut_where, in_order, with_known_finals
 
@@ -129,6 +129,8 @@ class RepairPlan:
             self._rows.append(exp.num_steps)
             timeline.add(k, exp)
         spans = timeline.spans()
+        self.harmless = tuple(timeline.problems(HARMLESS, spans))
+        """Warnings about the order of steps."""
         to_repair, twice = _episodes_to_repair(spans)
         hashes = self._hashes([span for key in twice for span in to_repair[key]])
         for group in to_repair.values():

@@ -26,7 +26,7 @@ from etude.display import counted
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
-from etude.recordings.faults import KINDS, NOT_DONE, Timeline, distinct, find, logp_fault, problem_of
+from etude.recordings.faults import HARMLESS, KINDS, Timeline, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
 from etude.recordings.opening import Places, Units, opened
@@ -239,6 +239,7 @@ class Screened:
             if self._plan is None:
                 self._begin()
                 self._plan = RepairPlan(self._units, keep_order=self._mode == "skip")
+                self.count(-1, Findings(harmless=self._plan.harmless))
             return self._plan
 
     def _load_repaired(self, k: int, columns: Sequence[str] | None) -> Experience:
@@ -338,7 +339,7 @@ class Screened:
         except DataError as error:
             raise DataError(f"{error} {_REMEDY}") from None
         if clashes is self._timeline and clashes.is_complete and not was_complete and self._mode == "strict":
-            self.count(-1, Findings(harmless=tuple(clashes.problems(["gap", NOT_DONE]))))
+            self.count(-1, Findings(harmless=tuple(clashes.problems(HARMLESS))))
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:

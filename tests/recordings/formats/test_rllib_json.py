@@ -166,14 +166,16 @@ def test_old_files_with_dones_and_without_t(tmp_path):
 def test_episodes_that_do_not_end_are_told_once(tmp_path):
     endless = [rows_of(4, eps_id=i) | {"terminateds": [False] * 4} for i in range(3)]
     parts = [sample_batch(part) for part in [*cut(endless[0], (0, 2), (2, 4)), *endless[1:], rows_of(3, eps_id=9)]]
-    recording = Recording.open(write(tmp_path / "a.json", *parts))
-    recording.read()
+    write(tmp_path / "a.json", *parts)
     told = (
         f"{tmp_path / 'a.json'}: line 2: episode '0' is neither terminated nor truncated after its last step "
         "(3 episodes like it): it was cut off, and the value of what follows must be estimated. If it ended there, its "
         "data should say how."
     )
-    assert recording.warnings == [told]
+    for on_bad in ("strict", "repair", "skip"):
+        recording = Recording.open(tmp_path, on_bad=on_bad)
+        recording.read()
+        assert recording.warnings == [told]
     (problem,) = validate(tmp_path).problems
     assert (problem.kind, problem.message, problem.row, problem.count) == ("not_done", told, 1, 3)
 
