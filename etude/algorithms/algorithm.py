@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -66,6 +66,8 @@ from etude.urls import redacted
 C = TypeVar("C", bound=AlgorithmConfig)
 
 _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
+_REST: Final = 20.0
+"""Checkpoints of better results come at the earliest after this many times as long as saving one takes."""
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 
@@ -184,6 +186,8 @@ class Algorithm(Generic[C]):
         self.left_out: dict[str, str] = {}
         """Parts that could not be saved in the last checkpoint, and why."""
         self._resumed: str | None = None
+        self._run: dict[str, Any] = {}
+        """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
         self.setup()
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
@@ -593,7 +597,10 @@ class Algorithm(Generic[C]):
             each: Called with each new result and the logs.
             concluded: Called once the run is saved if the process must be killed; returns its exit code.
         """
-        start, saved, result = self.iteration, time.monotonic(), self.standing()
+        start, saved, took, result = self.iteration, time.monotonic(), 0.0, self.standing()
+        self._run = {"log": [*log], "save_interval": save_interval}
+        if checkpoints is not None and checkpoints.keep_last and Path(checkpoints.folder) == out / run.CHECKPOINTS:
+            self._run["checkpoints"] = checkpoints.rule()
 
         def save() -> None:
             run.check_same(out, begun)
@@ -620,9 +627,13 @@ class Algorithm(Generic[C]):
                     view.show(result)
                     if signals.is_set():
                         break
-                    if time.monotonic() - saved >= save_interval:
+                    since = time.monotonic() - saved
+                    is_best = checkpoints is not None and checkpoints.would_be_best(result)
+                    if since >= save_interval or (is_best and since >= _REST * took):
+                        begin = time.monotonic()
                         save()
                         saved = time.monotonic()
+                        took = saved - begin
             with signals.concluding():
                 save()
         return result
@@ -906,6 +917,7 @@ class Algorithm(Generic[C]):
             "updates": self.updates,
             "time": time.time(),
             "result": None if result is None else result.to_dict(),
+            "run": self._run,
         }
 
     @arguments_checked

@@ -297,7 +297,8 @@ class Checkpoints:
         self._kept = {kept.iteration: kept for kept in self._found()}
 
     def __repr__(self) -> str:
-        rule = {"keep_last": self.keep_last, "keep_best": self.keep_best, "metric": self.metric}
+        rule = self.rule()
+        del rule["best_is"]
         return short(self, redacted(self.folder), f"{len(self._kept)} kept", **rule)
 
     def _found(self) -> list[KeptCheckpoint]:
@@ -349,6 +350,18 @@ class Checkpoints:
         path = self._path(result)
         copy_tree(checkpoint, path)
         return self._keep(path, result)
+
+    def would_be_best(self, result: Result) -> bool:
+        """Whether a checkpoint with this result would be among the best."""
+        score = score_of(result.to_dict(), self.metric)
+        if not self.keep_best or math.isnan(score):
+            return False
+        best = self.ranked()[: self.keep_best]
+        return len(best) < self.keep_best or (score > best[-1].score) is (self.best_is == "max")
+
+    def rule(self) -> dict[str, Any]:
+        """Which checkpoints are kept, as plain data."""
+        return {name: getattr(self, name) for name in ("keep_last", "keep_best", "metric", "best_is")}
 
     def _path(self, result: Result) -> str:
         return inside(self.folder, f"checkpoint-{result.iteration:06d}")

@@ -105,16 +105,17 @@ def read_runs(
 
 
 def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[Path, Path]]:
-    """The folder of each run, and the path in which it was found."""
+    """The folder of each run, and the path in which it was found first."""
     if not paths:
         raise DataError("no run to compare: give one run folder or more.")
-    found = []
+    found: dict[Path, tuple[Path, Path]] = {}
     for path in map(Path, paths):
         inner = [path] if (path / METRICS_FILE).exists() else sorted(p.parent for p in path.glob(f"*/{METRICS_FILE}"))
         if not inner:
             raise DataError(f"{path} holds no run: there is no {METRICS_FILE} in it, nor in a folder in it.")
-        found += [(run, path) for run in inner]
-    return found
+        for run in inner:
+            found.setdefault(run.resolve(), (run, path))
+    return [*found.values()]
 
 
 def _run(path: Path, given: Path, by: str, y: str, x: str) -> RunCurve:

@@ -52,6 +52,11 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     left_out = meta.get("left_out") or {}
     config = _config(_config_class(cls, meta, path, trust=trust), saved, overrides, path, trust=trust)
     given = placed(type(config), overrides, type(config).__name__)
+    if config.seed != saved.get("seed"):
+        raise SettingsError(
+            f"`seed` is {config.seed}, but the run was saved with {saved.get('seed')}, and goes on with its random "
+            "streams, whatever the seed: leave it out, or train a new run with it."
+        )
     if "network" in given and saving.to_plain(config.network) != saved.get("network"):
         raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
     if spaces.keys() != modules_given(config).keys():
@@ -223,7 +228,8 @@ def _known_class(name: str, base: type[T], path: str, what: str, hint: str = "",
     if not (isinstance(found, type) and issubclass(found, base)):
         raise CheckpointError(
             f"{path} names {name} as {what}, which is not one that is known here. Nothing that a checkpoint names is "
-            "imported: import the module that defines it before you load, or load with trust=True (--trust), which "
-            f"runs code from the file.{hint}"
+            "imported: import the module that defines it before you load"
+            + (", which is the script that saved it" if name.startswith("__main__:") else "")
+            + f", or load with trust=True (--trust), which runs code from the file.{hint}"
         )
     return found

@@ -122,6 +122,11 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} can't be both resumed and overwritten: leave out `overwrite`, or choose another folder as `out`."
         )
+    if goes_on and out.resolve().parent.name == CHECKPOINTS:
+        raise SettingsError(
+            f"{out} is a checkpoint that a run keeps, which training there would overwrite: give another folder as "
+            f"`out` (--out), or continue the run itself, {out.resolve().parent.parent}."
+        )
     if not goes_on and (numbered(out, "seed-") or numbered(out, "trial-")):
         raise SettingsError(
             f"{out} contains the runs of several seeds or of a sweep, with which this run would be mixed. Choose "
@@ -180,7 +185,7 @@ def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> No
     """
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
-    if was != algorithm:
+    if not is_same_class(str(was), algorithm):
         raise SettingsError(f"{redacted(os.fspath(path))} is a run of {was}, not of {owner} ({algorithm}).")
 
 
@@ -195,7 +200,21 @@ def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
     if not iteration or not (out / MANIFEST).exists():
         return False
     meta = load_meta(out)
-    return isinstance(meta, dict) and (meta.get("algorithm"), meta.get("iteration")) == (algorithm, iteration)
+    if not isinstance(meta, dict) or meta.get("iteration") != iteration:
+        return False
+    return is_same_class(str(meta.get("algorithm")), algorithm)
+
+
+def is_same_class(name: str, other: str) -> bool:
+    """Whether two names ``module:qualname`` are of one class.
+
+    Etude's own classes, whose names are unique, may have moved to another file; and a script's module is ``__main__``
+    where it is run, but has a name where it is imported.
+    """
+    (module, _, path), (other_module, _, other_path) = name.partition(":"), other.partition(":")
+    are_etudes = [one.partition(".")[0] == "etude" for one in (module, other_module)]
+    is_script = "__main__" in (module, other_module) and not any(are_etudes)
+    return path == other_path and (module == other_module or all(are_etudes) or is_script)
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------

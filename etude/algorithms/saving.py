@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium as gym
 from torch import nn
 
+from etude.algorithms import run
 from etude.algorithms.nested import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
@@ -70,22 +71,20 @@ def imported(name: str, what: str) -> Any:
 def known_class(name: str, base: type) -> type | None:
     """The class ``module:qualname`` that is ``base`` or inherits from it, if this program has it. Imports nothing.
 
-    If there are several of that name, as in a notebook whose cell was run again, the newest is returned.
+    If there are several of that name, as in a notebook whose cell was run again, the newest is returned; but of classes
+    that have it only if their script is the one that was run, there must be one.
     """
     found, waiting, seen = None, [base], {base}
+    of_scripts: list[type] = []
     for cls in waiting:
-        found = cls if _is_called(cls, name) else found
+        if run.is_same_class(name, name_of(cls)):
+            is_of_script = "__main__" in (name.partition(":")[0], cls.__module__) and name != name_of(cls)
+            of_scripts += [cls] if is_of_script else []
+            found = found if is_of_script else cls
         below: list[type] = cls.__subclasses__()
         waiting += [inner for inner in below if inner not in seen]
         seen |= set(below)
-    return found
-
-
-def _is_called(cls: type, name: str) -> bool:
-    """Whether a class has this name; classes of Etude, whose names are unique, may have moved to another file."""
-    module, _, path = name.partition(":")
-    is_etudes = all(part.partition(".")[0] == "etude" for part in (module, cls.__module__))
-    return cls.__qualname__ == path and (is_etudes or cls.__module__ == module)
+    return found if found is not None or len(of_scripts) != 1 else of_scripts[0]
 
 
 class SettingPlace(NamedTuple):

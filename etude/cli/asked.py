@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command line and a settings file ask for: an algorithm, its settings, and how to run it."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.parallel import TrainingJob
 from etude.algorithms.saving import imported
 from etude.algorithms.seeds import seed_jobs
+from etude.checkpoints import MANIFEST, load_meta
 from etude.cli import flags, values
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
@@ -166,8 +168,19 @@ def ask(
     if ray or engine == "ray":
         before = written.get("engine")
         given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"
+    if asked.get("resume") and issubclass(kind, FolderOptions):
+        asked = merged(_written_as(Path(asked["resume"]), kind), asked)
     asked["stop"] = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
     return owner, merged(written, given), from_dict(kind, asked, owner=owner)
+
+
+def _written_as(out: Path, kind: type[FolderOptions]) -> dict[str, Any]:
+    """How the run, or the runs of several seeds, in a folder are written: the options that resuming keeps."""
+    first = next((path for path in (out, *sorted(out.glob("*-*"))) if (path / MANIFEST).exists()), None)
+    meta = load_meta(first) if first is not None else None
+    saved = meta.get("run") if isinstance(meta, dict) else None
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in saved.items() if name in known} if isinstance(saved, dict) else {}
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:

@@ -5,8 +5,10 @@ Flags mean what lines of a settings file mean: `etude.cli.values` interprets the
 them, so that a wrong value gets the same message in both.
 """
 
+import contextlib
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
@@ -191,7 +193,8 @@ class FlagNames:
             which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
             return SettingsError(f"{owner} has more than one setting `{name}`: write {which}.")
         ours = {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
-        same = next((ours[other] for other in other_names(name) if other in ours), None)
+        inside = {path[0]: flag for flag, leaf in reversed(self.full.items()) if len(path := leaf.path) > 1}
+        same = next((found[other] for other in other_names(name) for found in (ours, inside) if other in found), None)
         near = same or nearest(_canonical(name), self.named)
         hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.named[near][0].about})." if near else ""
         return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
@@ -246,7 +249,11 @@ def _write_help(
         shown_as = tyro.conf.arg(name=".".join(path))
         fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
     more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"
-    tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
+    with contextlib.ExitStack() as plain:
+        if os.environ.get("NO_COLOR"):  # https://no-color.org; tyro knows only terminals that are dumb
+            plain.callback(os.environ.__setitem__, "TERM", os.environ.get("TERM", ""))
+            os.environ["TERM"] = "dumb"
+        tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 
 
 def _is_everyday(cls: type, name: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from etude.errors import printable_lines
+from etude.errors import EtudeError, printable_lines
 
 
 def prepare() -> None:
@@ -39,9 +39,25 @@ def complain(message: str) -> None:
     say("error: " + message.replace("\n", "\n       "))
 
 
+def write(text: str) -> None:
+    """Write text to standard output as it is.
+
+    Raises:
+        EtudeError: it can't be written, as on a full disk. Standard output is silent from then on.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _hush(sys.stdout)
+        raise EtudeError(f"can't write to standard output: {error.strerror or error}.") from error
+
+
 def show(text: str) -> None:
     """Write lines to standard output; control characters, which a stranger's names may hold, are made safe."""
-    sys.stdout.write(printable_lines(text) + "\n")
+    write(printable_lines(text) + "\n")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -55,8 +71,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Write one JSON object as a line to standard output; NaN and infinities become null."""
     from etude.display import json_line  # not for help
 
-    sys.stdout.write(json_line(value) + "\n")  # escapes non-ASCII characters
-    sys.stdout.flush()
+    write(json_line(value) + "\n")  # escapes non-ASCII characters
 
 
 def tell(found: Mapping[str, Any], words: str, *, as_json: bool) -> None:

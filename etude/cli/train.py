@@ -7,7 +7,6 @@ Also ``etude presets``, which lists settings that are known to work.
 import dataclasses
 import shlex
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -54,7 +53,8 @@ class KeepOptions:
     """Number of newest checkpoints to keep, at least 0."""
 
     keep_best: IntFrom0 = 0
-    """Number of checkpoints with the best `metric` to keep, at least 0."""
+    """Number of checkpoints with the best `metric` to keep, at least 0. Better results are also saved between two
+    `save_interval`s, as long as that takes little of the time."""
 
     metric: str = "return_mean"
     """Field of results that decides which is best; `losses/policy` is an entry of a field."""
@@ -284,7 +284,11 @@ class PresetsOptions:
     def execute(self) -> int:
         """Print the presets."""
         if len(self.which) > 1:
-            sys.stdout.write(find_preset(self.which[0], self.which[1]).to_yaml())
+            preset = find_preset(self.which[0], self.which[1])
+            if self.json:
+                streams.print_json(dataclasses.asdict(preset))
+            else:
+                streams.write(preset.to_yaml())
             return 0
         found = find_presets(*self.which)
         words = streams.table([PRESETS_HEAD, *map(_preset_row, found)])

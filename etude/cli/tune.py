@@ -458,6 +458,8 @@ def _trials(
     out: Path,
 ) -> list[Trial]:
     """All trials, none of which has begun; those of a sweep that goes on are as they were."""
+    if options.seeds > 1 and "seed" in space:
+        raise SettingsError("--space.seed and --seeds both say which seeds trials are trained with: leave out one.")
     base, found = config_of(cls, given, owner), []
     for number, drawn in enumerate(trials(space, options.samples, base.seed or 0)):
         config = applied(base, drawn, owner)

@@ -453,10 +453,12 @@ class FailurePolicy:
         self._broke_at[env], self._contract_errors[env] = k, error
         self._count([env])
         most = self._workers.max_restarts
-        if self._times_broken[env] > most:
-            return error
-        if (self._broke_at == k).all() and self._times_broken.sum() > most:
-            return self._contract_errors[0]
+        often = f"times in a row, each time {k} steps after it began again (see Workers.max_restarts)"
+        if (times := int(self._times_broken[env])) > most:
+            return type(error)(f"{times} {often}: {error}") if k else error
+        if (self._broke_at == k).all() and (times := int(self._times_broken.sum())) > most:
+            first = self._contract_errors[0]
+            return type(first)(f"all envs, {times} {often}: {first}") if k else first
         if k:
             self._warn(str(error).strip())
         return None

@@ -423,12 +423,12 @@ class SquashedGaussian(DiagGaussian):
         super().__init__(space, root)
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise SpaceError(
-                f"`{root}` is {space}: a squashed Gaussian needs finite bounds. Give the env's action space finite "
+                f"`{root}` is {space}: squashed actions need finite bounds. Give the env's action space finite "
                 "bounds (for a table, the `action_space` of its Source), or don't squash if the algorithm allows it."
             )
         if (which := np.argwhere(space.low == space.high)).size:
             raise SpaceError(
-                f"`{root}` is {space}: its bounds coincide at index {which[0].tolist()}, and a squashed Gaussian needs "
+                f"`{root}` is {space}: its bounds coincide at index {which[0].tolist()}, and squashed actions need "
                 "a range between them. Add the connector `rescale_action`, or leave this number out of the env's "
                 "action space."
             )

@@ -365,6 +365,11 @@ def test_learner_connectors_that_look_back_need_whole_episodes() -> None:
     Wrong(PPOConfig(env=Echo, num_envs=2, num_steps=20, whole_episodes=True)).train()
 
 
+def test_several_modules_for_one_agent_without_a_name_need_module_of() -> None:
+    with pytest.raises(EtudeError, match=r"\['a', 'b'\], but the env has one agent, which has no name: leave"):
+        PPO(PPOConfig(env="CartPole-v1", modules=("a", "b"), num_envs=2))
+
+
 def test_settings_are_not_replaced_during_a_run() -> None:
     algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
     algorithm.train()

@@ -62,6 +62,11 @@ def test_groups_are_compared_with_intervals_and_the_best_is_first(runs):
     assert 20.0 <= other.low < 22.0 < other.high <= 24.0
 
 
+def test_a_run_that_is_given_twice_counts_once(runs):
+    (found,) = compare([runs / "ppo", runs / "ppo" / "seed-0", runs / "ppo" / ".." / "ppo"])
+    assert (found.num_runs, found[3:]) == (5, compare([runs / "ppo"])[0][3:])
+
+
 @pytest.mark.parametrize("by", ["algo", "algorithm", "lr", "folder"])
 def test_what_the_runs_of_a_group_have_in_common(runs, by):
     groups = compare([runs / "ppo", runs / "dqn"], by=by)

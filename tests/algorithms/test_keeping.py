@@ -18,6 +18,7 @@ from etude.algorithms import PPO, Checkpoints, PPOConfig, Result
 from etude.algorithms.checkpoint import score_of
 from etude.checkpoints import load_meta, remove_tree, save_tree
 from etude.errors import CheckpointError, SettingsError
+from etude.metrics import read_jsonl
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save(kept: Checkpoints, base: Result, iteration: int, score: float) -> str:
     return kept.save(Saves(), dataclasses.replace(base, iteration=iteration, return_mean=score))  # type: ignore[arg-type]
+
+
+def test_better_results_are_saved_between_two_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etude.algorithms.algorithm._REST", 0.0)  # however long saving takes
+    out = tmp_path / "run"
+    config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=1)
+    kept = Checkpoints(out / "checkpoints", keep_last=1, keep_best=2, best_is="min")
+    PPO(config).fit(etude.Stop(env_steps=64 * 20), out=out, checkpoints=kept, save_interval=3600.0)
+    rows = read_jsonl(out / "metrics.jsonl")
+    best = sorted(rows, key=lambda row: row["return_mean"])[:2]
+    assert best[1]["return_mean"] < rows[-1]["return_mean"]
+    assert set(there(out / "checkpoints")) == {row["iteration"] for row in (*best, rows[-1])}
+
+
+def test_what_would_be_among_the_best(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=2, best_is="min")
+    for iteration, score in enumerate([5.0, 3.0]):
+        assert kept.would_be_best(dataclasses.replace(base, return_mean=score))
+        save(kept, base, iteration, score)
+    better = [kept.would_be_best(dataclasses.replace(base, return_mean=score)) for score in (6.0, 4.0, 1.0, math.nan)]
+    assert better == [False, True, True, False]
+    assert not Checkpoints(tmp_path / "none", keep_best=0).would_be_best(base)
 
 
 def there(folder: Path) -> list[int]:

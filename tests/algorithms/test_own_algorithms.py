@@ -3,6 +3,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from preloaded import Preloaded
 
 import etude
 from etude.cli.main import main
-from etude.errors import SettingsError
+from etude.errors import CheckpointError, SettingsError
 
 SMALL = {
     "seed": 1,
@@ -221,3 +223,26 @@ def test_hooks_that_return_something_else_are_told(hook: str, returned: Any, sai
     cls = type("Mine", (etude.PPO,), {hook: lambda *given: returned})
     with pytest.raises(etude.EtudeError, match=said):
         cls(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32))
+
+
+SCRIPT = """
+import sys, etude
+class OfAScript(etude.PPO):
+    pass
+if __name__ == "__main__":
+    OfAScript(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, seed=1)).save(sys.argv[1])
+"""
+
+
+def test_what_a_script_saves_is_loaded_where_the_script_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine_in_a_script.py").write_text(SCRIPT)
+    run = tmp_path / "run"
+    subprocess.run([sys.executable, str(tmp_path / "mine_in_a_script.py"), str(run)], check=True, timeout=300)
+    with pytest.raises(CheckpointError, match="names __main__:OfAScript .* which is the script that saved it"):
+        etude.load(run)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "mine_in_a_script:OfAScript", "--resume", str(run), "--stop.env-steps", "64", "--quiet"]) == 0
+    loaded = etude.load(run)
+    assert (type(loaded).__module__, loaded.env_steps) == ("mine_in_a_script", 64)

@@ -65,6 +65,28 @@ def test_another_broken_pipe_than_that_of_the_reader_is_not_hidden(monkeypatch):
         main(["train"])
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("args", [["presets", "--json"], ["presets"]])
+def test_output_that_can_not_be_written_is_told_in_a_line(args):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*ETUDE, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr == "error: can't write to standard output: No space left on device.\n"
+
+
+def test_help_has_no_colors_where_none_are_wanted():
+    texts = []
+    for wish in ({}, {"NO_COLOR": "1"}):
+        ours, theirs = os.openpty()
+        env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm", **wish}
+        done = subprocess.Popen([*ETUDE, "presets", "--help"], stdout=theirs, env=env)
+        assert done.wait(timeout=300) == 0
+        os.close(theirs)
+        texts.append(os.read(ours, 1_000_000))
+        os.close(ours)
+    assert [b"\x1b[" in text for text in texts] == [True, False]
+
+
 def test_a_reader_that_has_had_enough_is_no_error():
     child = subprocess.Popen(
         [*ETUDE, "--help"],

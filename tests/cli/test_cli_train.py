@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import csv
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ import etude
 from etude.algorithms import ALGORITHMS
 from etude.algorithms.engine import Engine
 from etude.algorithms.run import claimed
+from etude.checkpoints import load_meta
 from etude.cli.main import main
 from etude.errors import SettingsError
 from etude.files import Lock
@@ -214,6 +216,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["dqn", "--n-steps", "64"], "Here it is: `n-step`"),
         (["ppo", "--gae-lambda", "0.9"], "Here it is: `lambda`"),
         (["ppo", "--tensorboard-log", "x"], "Here it is: `out`"),
+        (["ppo", "--policy-kwargs", "x"], "Here it is: `network."),
         (["dqn", "--buffer-size", "9"], "Here it is: `replay.capacity`"),
         (["ppo", "CartPole-v1"], "--env CartPole-v1"),
         (["ddpg"], f"there is no algorithm `ddpg`. There are {', '.join(ALGORITHMS)}."),
@@ -262,6 +265,26 @@ def test_two_runs_are_never_mixed(tmp_path, capsys):
     assert (out / "notes.txt").read_text() == "mine"
     assert main([*SMALL, "--out", str(out / "notes.txt")]) == 2
     assert "which is a file" in capsys.readouterr().err
+
+
+def test_what_a_resumed_run_keeps_and_what_it_can_not_have(tmp_path, capsys):
+    out = trained(tmp_path / "run", "--log", "csv", "--checkpoints.keep-last", "2", "--save-interval", "0")
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "8", "--quiet"]) == 0
+    rows = csv.DictReader((out / "metrics.csv").read_text().splitlines())
+    assert [row["iteration"] for row in rows] == ["1", "2", "3", "4"]
+    assert not (out / "tensorboard").exists()
+    kept = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert kept == ["checkpoint-000003", "checkpoint-000004"]
+    assert load_meta(out)["run"]["save_interval"] == 0
+    assert main(["train", "ppo", "--resume", str(out), "--seed", "7", "--stop.updates", "10"]) == 2
+    assert "`seed` is 7, but the run was saved with" in capsys.readouterr().err
+    older = out / "checkpoints" / "checkpoint-000003"
+    assert main(["train", "ppo", "--resume", str(older), "--stop.updates", "10"]) == 2
+    assert f"{older} is a checkpoint that a run keeps" in capsys.readouterr().err
+    assert load_meta(older)["iteration"] == 3
+    again = ["--out", str(tmp_path / "again"), "--log", "none"]
+    assert main(["train", "ppo", "--resume", str(older), "--stop.updates", "10", "--quiet", *again]) == 0
+    assert not (tmp_path / "again" / "metrics.csv").exists()
 
 
 @pytest.mark.parametrize("out", ["/dev/null/x", "a.txt/x/y", "x" * 300])

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib
 import itertools
+import math
 import os
 import subprocess
 import threading
@@ -650,6 +651,21 @@ def test_episodes_of_one_length_that_now_and_then_end_wrong_go_on(lie: Any, in_r
                     arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
     assert arena.stats()["restarts"] > 20 * count
     arena.close()
+
+
+class AlwaysLate(Told):
+    """The 30th step of each of its lives gives no reward."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, math.nan if self.t == 30 else reward, False, truncated, info
+
+
+def test_a_value_that_is_wrong_at_the_same_step_each_time_is_told_with_the_rule() -> None:
+    with pytest.raises(
+        EnvError, match=r"6 times in a row, each time \d+ steps .*Workers.max_restarts\).*`reward` is nan"
+    ):
+        tried(AlwaysLate, Workers(), 400)
 
 
 class SometimesWrong(gym.Env[Any, Any]):

@@ -101,6 +101,8 @@ def test_they_are_listed_and_written(tmp_path, capsys):
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(etude.find_presets())
+    assert main(["presets", "ppo", "CartPole-v1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["lr"] == etude.preset("ppo", "CartPole-v1").lr
     assert main(["presets", "sac", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["presets"]
     assert {one["algorithm"] for one in listed} == {"sac"}
