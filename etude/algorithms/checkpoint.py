@@ -357,7 +357,9 @@ class Checkpoints:
         if not self.keep_best or math.isnan(score):
             return False
         best = self.ranked()[: self.keep_best]
-        return len(best) < self.keep_best or (score > best[-1].score) is (self.best_is == "max")
+        if len(best) < self.keep_best:
+            return True
+        return score > best[-1].score if self.best_is == "max" else score < best[-1].score
 
     def rule(self) -> dict[str, Any]:
         """Which checkpoints are kept, as plain data."""

@@ -301,8 +301,8 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
                 raise EtudeError(
                     f"parameter `{', '.join(names) or '?'}` of optimizer `{group}` is frozen (requires_grad is False), "
                     "but the optimizer's averages of past gradients would still move it. Freeze parameters before the "
-                    "learner is made, and give it no group with them; or let a schedule set the learning rate of "
-                    "their group to 0."
+                    "learner is made, and leave them out of parameter_groups; or give them a group of their own, whose "
+                    "learning rate a schedule sets to 0."
                 )
             owner[id(p)] = group
     for key, name in needed.items():

@@ -541,7 +541,7 @@ def test_parameters_that_are_frozen_later_are_named() -> None:
     learner.update_from(some_batches())
     name, parameter = next(iter(module.named_parameters()))
     parameter.requires_grad_(False)
-    with pytest.raises(EtudeError, match=f"parameter `{name}` of optimizer `all` is frozen .* their group to 0"):
+    with pytest.raises(EtudeError, match=f"parameter `{name}` of optimizer `all` is frozen .* a schedule sets to 0"):
         learner.update_from(some_batches())
     parameter.requires_grad_(True)
     learner.update_from(some_batches())
