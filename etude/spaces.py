@@ -184,6 +184,15 @@ def leaf_shape(space: Space) -> tuple[int, ...]:
     return tuple(space.shape or ())
 
 
+def channels_come_first(shape: tuple[int, ...]) -> bool:
+    """Whether the first axis of an image's shape, three numbers, holds its channels; otherwise the last one does.
+
+    Channels are the axis beside two equal ones; if that says nothing, the last, or the first if that is shorter.
+    """
+    first, middle, last = shape
+    return middle == last if (first == middle) != (middle == last) else first < last
+
+
 def leaf_dtype(space: Space) -> np.dtype[Any]:
     """The dtype of one value of a simple space."""
     return np.dtype(space.dtype)

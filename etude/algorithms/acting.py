@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ActingAlgorithm: the base class of algorithms that act in envs while they learn."""
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -137,22 +138,33 @@ class ActingAlgorithm(Algorithm[C]):
 
         Args:
             module_id: Its id.
-            module: Its network, as in the setting `modules`; None: the built-in one.
-            like: Id of a module whose weights and connectors it starts as a copy of; None: it starts with new weights.
+            module: Its network, as in the setting `modules`; None: that of ``like``, or the built-in one.
+            like: Id of a module whose weights and connectors it starts as a copy of, but not its `overrides`; None: it
+                starts with new weights.
             module_of: Chooses the module of an agent from now on; None: the same function as before.
 
         Raises:
             SettingsError: the config has no `modules`, this id is taken, or there is no module ``like``.
         """
         self._check_league(module_id, is_there=False)
+        config, known = self.config, self.spaces
         if like is not None:
             self._check_league(like, is_there=True)
-        known = self.spaces if like is None else {**self.spaces, module_id: self.spaces[like]}
-        self._set_league({**modules_given(self.config), module_id: module}, module_of, known)
-        policy = self._add_policy(module_id, module)
-        if like is not None:
-            load_weights(policy.module, self.policies[like].module.state_dict())
-            policy.connectors.load_state_dict(self.policies[like].connectors.state_dict())
+            known = {**self.spaces, module_id: self.spaces[like]}
+            module = copy.deepcopy(modules_given(config)[like]) if module is None else module
+        before = self.spaces
+        try:
+            self._set_league({**modules_given(config), module_id: module}, module_of, known)
+            policy = self._add_policy(module_id, module)
+            if like is not None:
+                load_weights(policy.module, self.policies[like].module.state_dict())
+                policy.connectors.load_state_dict(self.policies[like].connectors.state_dict())
+        except BaseException:  # as if it had not been called
+            self.policies.pop(module_id, None)
+            self.learner.modules.pop(module_id, None)
+            self.config, self.spaces, self._parameters = config, before, None
+            self._built_from = config
+            raise
         self._recast()
         return policy
 

@@ -54,6 +54,8 @@ class SegmentsOf:
             DataError: a segment belongs to none of the modules.
         """
         of = modules_of(exp.segments, self.module_of)
+        if len(self.module_ids) == 1 and not of.any():  # a recording of one agent without a name
+            return exp
         unknown = sorted({str(name) for name in of} - set(self.module_ids))
         if unknown:
             raise DataError(
@@ -238,7 +240,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         several, seed = config.agents.modules is not None, algorithm.runner_seed
         early, fresh = parted(learner.connectors)
         select = None
-        if several and (len(algorithm.policies) > 1 or config.agents.module_of is not None):
+        if several:
             select = SegmentsOf(name, tuple(algorithm.policies), config.agents.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)

@@ -206,7 +206,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return due
 
     def store(self, parts: dict[str, Experience]) -> None:
-        """Add raw experience to the modules' replays, and update their connectors from it."""
+        """Add raw experience to the modules' replays, and update the connectors of those that are trained from it."""
+        learning = self.learner.chosen(parts)
         with self.timed("store"):
             for name, exp in parts.items():
                 learner = self.learner.modules[name]
@@ -214,8 +215,9 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 added = learner.connectors.offline(before, learner.module)
                 with self.settings_of(name):
                     self.replays[name].add(self._kept(name, exp, added))
-                self.policies[name].connectors.update(exp)
-                learner.connectors.update(before)
+                if name in learning:
+                    self.policies[name].connectors.update(exp)
+                    learner.connectors.update(before)
 
     def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
         roots = set(self.stored)

@@ -87,6 +87,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             "epochs": config.epochs,
             "max_seq_len": config.sequences.max_len,
             "burn_in": config.sequences.burn_in,
+            "context": self.policies[learner.name].connectors.context,
             "sequence_start": config.sequences.start,
         }
         return learner.update(exp, **(own | how))

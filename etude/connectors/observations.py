@@ -35,7 +35,7 @@ from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
+from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, without
 from etude.stateful import Stateful
 
 
@@ -58,7 +58,7 @@ class _FrameLayout:
         shape = leaf_shape(leaf)
         grows = len(shape) in (0, 2)
         frame = (*shape, 1) if grows else shape
-        channels_first = len(frame) == 3 and frame[0] < frame[2]
+        channels_first = len(frame) == 3 and channels_come_first(frame)
         at = 0 if channels_first and not grows else len(frame) - 1
         stack = (*frame[:at], k * frame[at], *frame[at + 1 :])
         return cls(k, grows, at + 1, frame[at], stack, leaf_dtype(leaf))

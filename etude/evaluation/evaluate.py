@@ -144,7 +144,9 @@ def evaluate_each_on(
     """Like `evaluate_on`, for each module separately: from the actions and rewards of its own agents. Returns by id.
 
     An estimate is the return of the module's agents if it acted for them and all other agents acted as they did when
-    the episodes were played. Modules without a whole episode are left out, and named in the others' notes.
+    the episodes were played. Of a module that acts for several agents, this is the return of one of them while the
+    others of the module, too, act as they did. Modules without a whole episode are left out, and named in the others'
+    notes.
     """
     if not isinstance(algorithm, Algorithm):
         raise SettingsError(
@@ -236,6 +238,12 @@ def _result(
     estimates = estimates_of(
         figures, config.methods, confidence=config.confidence, resamples=config.resamples, seed=config.seed
     )
+    notes = notes_on(figures, config.methods, config.gamma, explore=config.explore)
+    if len({*first.segments.episode_id.tolist()}) < first.num_segments:
+        notes.append(
+            "the policy acts for several agents in an episode: the part of each agent counts as an episode, in which "
+            "the others act as they did when it was recorded"
+        )
     distrust = why_distrusted(figures)
     trusted = None if log_ratio is None and distrust is None else distrust is None
     played_by = "fitted" if config.behaviour == "fit" else "recorded"
@@ -254,7 +262,7 @@ def _result(
         trusted=trusted,
         distrust=distrust,
         left_out=dict(episodes.left_out),
-        notes=tuple(notes_on(figures, config.methods, config.gamma, explore=config.explore)),
+        notes=tuple(notes),
     )
 
 

@@ -301,7 +301,8 @@ class ModuleLearner:
                 ``epochs`` (passes over the steps, 1 by default). For a recurrent module, ``max_seq_len`` (longest
                 sequence, in steps, to which segments are cut; gradients flow no further back; 32 by default),
                 ``burn_in`` (steps before each sequence, of the same segment, lookback included, that the module first
-                processes without gradients; 0 by default) and ``sequence_start`` (whether it begins with the
+                processes without gradients; 0 by default), ``context`` (the steps that connectors look back, see
+                `Sequences.cut`; 0 by default) and ``sequence_start`` (whether it begins with the
                 ``"stored"`` state, as by default, or with ``"zeros"``, the initial one).
 
         Returns:

@@ -33,10 +33,12 @@ class Sequences(NamedTuple):
         return cls(starts, np.ones_like(starts), np.zeros_like(starts))
 
     @classmethod
-    def cut(cls, exp: Experience, max_len: int, burn_in: int = 0) -> "Sequences":
+    def cut(cls, exp: Experience, max_len: int, burn_in: int = 0, context: int = 0) -> "Sequences":
         """The steps of ``exp`` in sequences of at most ``max_len``, from the first step of each segment.
 
-        Lookback is used only for burn-in, as the state at the first step after it was recorded.
+        Lookback is used only for burn-in, as the state at the first step after it was recorded. If connectors need
+        ``context`` earlier steps, the first of a segment that continues an episode are left out there, too: what
+        connectors made of them is not what the module saw.
         """
         begin = exp.offsets[:-1] + exp.segments.lookback
         total = exp.offsets[1:] - begin
@@ -44,7 +46,8 @@ class Sequences(NamedTuple):
         nth = ranges(np.zeros(len(pieces), np.int64), pieces)
         starts = np.repeat(begin, pieces) + nth * max_len
         lengths = np.minimum(max_len, np.repeat(begin + total, pieces) - starts)
-        return cls(starts, lengths, np.minimum(burn_in, starts - np.repeat(exp.offsets[:-1], pieces)))
+        unseen = np.where(exp.segments.t_start > 0, np.minimum(context, exp.segments.lookback), 0)
+        return cls(starts, lengths, np.minimum(burn_in, starts - np.repeat(exp.offsets[:-1] + unseen, pieces)))
 
     @classmethod
     def whole(cls, exp: Experience) -> "Sequences":
@@ -69,6 +72,7 @@ def minibatches(
     sparse: int = 1,
     max_seq_len: int = 32,
     burn_in: int = 0,
+    context: int = 0,
     sequence_start: Literal["stored", "zeros"] = "stored",
     team: Team | None = None,
 ) -> Iterator[Batch]:
@@ -88,6 +92,7 @@ def minibatches(
         sparse: Use only every ``sparse``-th step or sequence.
         max_seq_len: See `ModuleLearner.update`, as for the next two.
         burn_in: Steps before each sequence.
+        context: See `Sequences.cut`.
         sequence_start: State with which a sequence begins.
         team: Minibatches are formed of the steps of the whole team. A batch is empty if only others have rows of it.
 
@@ -99,7 +104,7 @@ def minibatches(
             f"minibatch_size is {minibatch_size} and num_minibatches {num_minibatches}: give one of them, at least 1."
         )
     columns = as_tensors(exp.steps, device)
-    sequences = Sequences.cut(exp, max_seq_len, burn_in) if module.recurrent else Sequences.rows(exp)
+    sequences = Sequences.cut(exp, max_seq_len, burn_in, context) if module.recurrent else Sequences.rows(exp)
     if sparse > 1:
         sequences = sequences.take(np.arange(0, len(sequences.starts), sparse))
     num_rows = int(sequences.lengths.sum())

@@ -18,7 +18,7 @@ from etude.display import short
 from etude.errors import ModuleError, SettingsError
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.settings import IntFrom1, Rule, settings
-from etude.spaces import Flattener, Space, leaf_shape, leaves
+from etude.spaces import Flattener, Space, channels_come_first, leaf_shape, leaves
 
 
 @dataclass(slots=True, repr=False)
@@ -192,13 +192,13 @@ class OneHot(nn.Module):
 class Image(nn.Module):
     """Convolutions and one linear layer for a Box with three axes; uint8 is divided by 255.
 
-    The channels are the last axis, or the first if that is shorter.
+    `etude.spaces.channels_come_first` says which axis holds the channels.
     """
 
     def __init__(self, space: spaces.Box, conv: Sequence[Conv] | None, width: int) -> None:
         super().__init__()
         shape = space.shape
-        self._channels_first = shape[0] < shape[2]
+        self._channels_first = channels_come_first(shape)
         channels, *size = shape if self._channels_first else (shape[2], *shape[:2])
         self._scale = 1.0 / 255.0 if space.dtype == np.uint8 else None
         self.width = width
@@ -231,7 +231,7 @@ def is_image(leaf: Space) -> bool:
     """Whether a simple space is encoded by convolutions: a Box with three axes and at least 5 pixels per side."""
     if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
         return False
-    height, width = leaf.shape[1:] if leaf.shape[0] < leaf.shape[2] else leaf.shape[:2]
+    height, width = leaf.shape[1:] if channels_come_first(leaf.shape) else leaf.shape[:2]
     return min(height, width) >= _SMALLEST_IMAGE
 
 

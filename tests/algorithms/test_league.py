@@ -242,3 +242,60 @@ def test_settings_of_single_modules() -> None:
 def test_overrides_that_can_not_be(given: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         config(overrides=given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (etude.PPO, {"num_steps": 200}),
+        (etude.DQN, {"iteration_steps": 200, "learning_starts": 100, "num_envs": 2}),
+    ],
+)
+def test_what_is_not_trained_acts_as_before(kind: Any, settings: dict[str, Any]) -> None:
+    shared = {"env": Duel, "modules": ("first", "last"), "module_of": first_and_last, "modules_to_train": ("first",)}
+    algorithm = kind(kind.Config(**shared, **settings, connectors=("normalize_obs",), seed=1))
+    algorithm.train()
+    fixed, moving = (algorithm.policies[name].connectors.state_dict() for name in ("last", "first"))
+    algorithm.train()
+    assert_equal_states(algorithm.policies["last"].connectors.state_dict(), fixed)
+    with pytest.raises(AssertionError):
+        assert_equal_states(algorithm.policies["first"].connectors.state_dict(), moving)
+
+
+def assert_equal_states(state: Any, other: Any) -> None:
+    own = [part["state"] for part in state["connectors"] if part["name"] == "normalize_obs"]
+    others = [part["state"] for part in other["connectors"] if part["name"] == "normalize_obs"]
+    np.testing.assert_equal(own, others)
+
+
+class OwnNet(nn.Module):
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.own = nn.Linear(obs_space.shape[0], int(action_space.n) + 1)
+
+    def forward(self, obs: Any) -> Any:
+        out = self.own(obs)
+        return etude.Output(dist_inputs=out[..., 1:], value=out[..., 0])
+
+
+class OtherNet(OwnNet):
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__(obs_space, action_space)
+        self.more = nn.Linear(1, 1)
+
+
+def test_a_copy_has_the_network_of_what_it_copies_and_a_failed_one_leaves_nothing() -> None:
+    algorithm = PPO(config(modules={"first": OwnNet, "last": OwnNet}))
+    algorithm.train()
+    with pytest.raises(etude.EtudeError):
+        algorithm.add_module("third", OtherNet, like="last", module_of=all_three)
+    assert (
+        [*algorithm.policies] == [*algorithm.learner.modules] == [*algorithm.config.agents.modules] == ["first", "last"]
+    )
+    algorithm.train()
+    added = algorithm.add_module("third", like="last", module_of=all_three)
+    assert isinstance(added.module.net, OwnNet)
+    for own, other in zip(added.module.parameters(), algorithm.policies["last"].module.parameters(), strict=True):
+        assert torch.equal(own, other)
+        assert own is not other
+    assert algorithm.train().module_returns.keys() == {"first", "last", "third"}

@@ -134,6 +134,8 @@ def test_the_recorded_module_says_so_where_there_is_no_module_of(tmp_path: Path)
 def test_what_one_module_learns_does_not_depend_on_others(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
     both = BC(BCConfig(data=data, modules=("low", "high"), **SHORT))
+    with pytest.raises(DataError, match="the recording has segments of high, but the `modules` are low"):
+        BC(BCConfig(data=data, modules=("low",), **SHORT)).train()
     alone = BC(BCConfig(data=data, modules=("low", "high"), modules_to_train=("high",), **SHORT))
     both.train()
     alone.train()

@@ -45,6 +45,20 @@ def experience(module: Module, lengths: Any = LENGTHS, lookback: Any = LOOKBACK)
     return Experience(steps, np.cumsum([0, *lengths]), segments, final)
 
 
+def test_burn_in_leaves_out_what_connectors_could_not_see_whole() -> None:
+    exp = experience(make())
+    t_start = np.array([0, 4, 0, 7, 0, 3])
+    exp = exp.with_segments(t_start=t_start)
+    for context in (0, 1, 3):
+        found = Sequences.cut(exp, 4, 100, context)
+        for start, burn_in in zip(found.starts.tolist(), found.burn_in.tolist(), strict=True):
+            i = int(np.searchsorted(exp.offsets, start, side="right") - 1)
+            # a row is whole if its episode begins in the segment, or `context` rows of it come before
+            rows = range(int(exp.offsets[i]), start)
+            whole = [row for row in rows if t_start[i] == 0 or row - rows.start >= min(context, LOOKBACK[i])]
+            assert burn_in == len(whole)
+
+
 def loss(module: Module, batch: Batch) -> Loss:
     out = batch.forward(module)
     assert out.value is not None

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from etude.errors import SettingsError
 from etude.modules import Network, NetworkConfig, distribution_for
 from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, is_image
+from etude.spaces import channels_come_first
 
 TWO = spaces.Discrete(2)
 
@@ -78,6 +79,15 @@ def test_images(shape, dtype):
     assert output.value.shape == (2,)
     sequence = net(torch.stack([x, x, x], 1))
     torch.testing.assert_close(sequence.dist_inputs, output.dist_inputs[:, None].expand(-1, 3, -1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_first"),
+    [((7, 7, 3), False), ((7, 7, 9), False), ((9, 7, 7), True), ((20, 20, 60), False), ((3, 60, 80), True),
+     ((60, 80, 3), False), ((20, 20, 20), False), ((4, 84, 84), True)],
+)  # fmt: skip
+def test_where_the_channels_are(shape, is_first):
+    assert channels_come_first(shape) is is_first
 
 
 def test_channels_may_come_first_or_last():
