@@ -154,7 +154,10 @@ class Describe(ReadCommand):
         if any("counts" in figures for figures in found.values()):
             counts = [_counted(figures.get("counts", {})) for figures in found.values()]
             rows = [[*row, cell] for row, cell in zip(rows, ["counts", *counts], strict=True)]
-        return self.tell([view.recording], {"columns": found}, table(rows))
+        words, total = table(rows), view.episodes.num_steps
+        if sampled := [name for name, figures in found.items() if figures.get("steps", total) < total]:
+            words += f"\nof a sample of {total:,} steps: {', '.join(sampled)}"
+        return self.tell([view.recording], {"columns": found}, words)
 
 
 @settings

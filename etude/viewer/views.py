@@ -25,6 +25,8 @@ MAX_EPISODES: Final = 5_000
 MAX_POINTS: Final = 5_000
 """The largest number of points in a curve. Of a longer episode, every second step is drawn, or every third, and so
 on."""
+DESCRIBED_BYTES: Final = 2**28
+"""The most bytes of a column that `RecordingView.describe` holds; a column that is larger is described by a sample."""
 SAMPLED_STEPS: Final = 131_072
 """About how many steps the statistics of a column use if the recording is larger: whole parts, evenly spread."""
 
@@ -132,14 +134,17 @@ class RecordingView:
 
         Returns:
             ``[steps, ...]``, of about `SAMPLED_STEPS` steps if the recording has more; ``[episodes]`` for a column of
-            the table of episodes. A discrete space with names gives names instead of numbers.
+            the table of episodes, also if there is a step column of that name. A discrete space with names gives names
+            instead of numbers.
 
         Raises:
             DataError: there is no such column, or a part can't be read.
         """
+        return self.episodes.figures[name] if name in self.episodes.figures else self._steps(name)
+
+    def _steps(self, name: str, num_bytes: int = 0) -> NDArray[Any]:
+        """The values of a step column, see `sample`; of more steps as long as they have at most ``num_bytes``."""
         recording, found, rows = self.recording, list[NDArray[Any]](), 0
-        if name in self.episodes.figures and name not in recording.columns:
-            return self.episodes.figures[name]
         if name not in recording.columns:
             raise DataError(f"{recording.path}: there is no column `{name}`. {choice(name, recording.columns)}")
         num = recording.num_parts
@@ -148,18 +153,19 @@ class RecordingView:
             exp = recording.part(k, [name], finals=False)
             found.append(with_names(self._leaves.get(name), np.array(exp.trained_steps()[name])))
             rows += len(found[-1])
-            if rows >= SAMPLED_STEPS:
+            if rows >= SAMPLED_STEPS and sum(column.nbytes for column in found) >= num_bytes:
                 break
         return np.concatenate(found) if found else np.zeros(0)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """The statistics of each column, by name: those of `figures.statistics`.
+        """The statistics of each step column, by name: those of `figures.statistics`.
 
-        A column with several components has an entry for each (``obs[0]``); an image column has one for all pixels.
+        They are of all steps, or of a sample for images and columns of more than `DESCRIBED_BYTES`. A column with
+        several components has an entry for each (``obs[0]``); an image column has one for all pixels.
         """
         out = {}
         for name in self.recording.columns:
-            values = self.sample(name)
+            values = self._steps(name, 0 if name in self.images else DESCRIBED_BYTES)
             parts = {name: values.reshape(-1)} if name in self.images else figures.scalars(name, values)
             out.update({part: figures.statistics(column) for part, column in parts.items()})
         return out

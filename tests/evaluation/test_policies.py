@@ -272,6 +272,8 @@ def test_agents_of_an_episode_are_drawn_together():
     twins = type(exp).concat([renamed(exp, agent_id="a"), renamed(exp, agent_id="b")])
     one, two = (evaluate_on(policy(PLAYS), data, methods=["wis"], gamma=0.9) for data in (exp, twins))
     assert two.episodes == 80
+    assert [note for note in two.notes if "the policy acts for several agents in an episode" in note]
+    assert not [note for note in one.notes if "several agents" in note]
     assert two.behaviour.mean == pytest.approx(one.behaviour.mean)
     assert (two.behaviour.low, two.behaviour.high) == pytest.approx((one.behaviour.low, one.behaviour.high))
 

@@ -161,7 +161,16 @@ def test_figures_of_large_columns_are_made_of_parts_from_all_over(tmp_path, monk
     seen = set(view.sample("reward").tolist())
     assert parts == 8
     assert seen == {0.0, 4.0}
+    assert view.describe()["reward"]["steps"] == 80
+    monkeypatch.setattr("etude.viewer.views.DESCRIBED_BYTES", 0)
     assert view.describe()["reward"]["steps"] == 20
+
+
+def test_figures_of_episodes_are_theirs_though_steps_have_a_column_of_that_name(tmp_path):
+    pieces = [episode(i, 3, reward=i).with_steps(**{"return": np.full(3, -1.0)}) for i in range(4)]
+    view = RecordingView(Recording.open(write(tmp_path / "data", pieces)))
+    assert view.sample("return").tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert view.describe()["return"]["mean"] == -1.0
 
 
 def test_large_integers_are_told_apart():

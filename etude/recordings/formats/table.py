@@ -612,6 +612,10 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
             f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
             "steps of each episode, leave it out where the rows of each episode are in order."
         )
+    if len(both := [name for name, word in plan.ends.items() if word == LAST_ROW]) > 1:
+        raise DataError(
+            f"{where}: {' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out."
+        )
     for name, word in plan.ends.items():
         if word == LAST_ROW:
             index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)

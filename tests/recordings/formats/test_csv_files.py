@@ -166,3 +166,12 @@ def test_a_list_of_objects_has_the_keys_of_all_of_them(tmp_path: Path) -> None:
         path.write_text(json.dumps([rows[0], rows[1] | {name: value}]))
         with pytest.raises(DataError, match=rf"log\.json: can't be read \(column `{name}`: "):
             Recording.open(Source(path, MAP))
+
+
+def test_an_episode_does_not_end_in_two_ways_at_its_last_row(tmp_path):
+    (tmp_path / "log.csv").write_text("speed,command,trip\n1.5,0,a\n2.5,1,a\n")
+    columns = {"obs": "speed", "action": "command", "episode_id": "trip"} | dict.fromkeys(
+        ("terminated", "truncated"), "last-row"
+    )
+    with pytest.raises(DataError, match="terminated and truncated are both last-row, but an episode ends in one way"):
+        Recording.open(Source(tmp_path / "log.csv", columns))
