@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainable: an algorithm as a Ray Tune trial, which Tune runs, pauses, copies and ends."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
@@ -62,7 +63,8 @@ class Trainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Store the settings. The algorithm is made on first use, which may be after loading a checkpoint."""
         shared, self.wanted = shared_in(config), settings_of(config)
-        self.goal, self.interval, self.saved = shared.stop, shared.save_interval, time.monotonic()
+        self.goal, self.interval = shared.stop, shared.save_interval
+        self.saved = -math.inf  # what is interrupted early can then go on, too
         self.kind = shared.algorithm or algorithm_of(type(self.wanted))
         self.trained: Algorithm[Any] | None = None
         self.results: Iterator[Result] = iter(())
@@ -90,6 +92,7 @@ class Trainable(tune.Trainable):
         """Load a checkpoint, possibly another trial's, with the settings of this trial."""
         algorithm = self._algorithm()
         algorithm.load(checkpoint)
+        self.saved = time.monotonic()
         self.results = algorithm.iterate(self.goal)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -241,11 +241,13 @@ def test_a_trial_becomes_another(cluster):
     trial.stop()
 
 
-def test_a_trial_saves_as_often_as_it_is_told(cluster):
+def test_a_trial_saves_as_often_as_it_is_told(cluster, tmp_path):
     often = Trainable({"shared": Shared(config=TINY, save_interval=0.0)})
     assert often.train()["should_checkpoint"]
     often.stop()
     seldom = new_trial()
+    assert seldom.train()["should_checkpoint"]  # what is interrupted early can go on, too
+    seldom.save_checkpoint(str(tmp_path / "checkpoint"))
     assert not seldom.train()["should_checkpoint"]
     seldom.stop()
 
