@@ -185,9 +185,9 @@ class RecordingView:
         """
         names = tuple(name for name in self.recording.columns if name not in self.images)
         exp = self._cached_load(episode_id, names)
-        return {"id": episode_id, "agents": [self._agent(exp[i]) for i in range(exp.num_segments)]}
+        return {"id": episode_id, "agents": [self._agent(episode_id, exp[i]) for i in range(exp.num_segments)]}
 
-    def _agent(self, exp: Experience) -> dict[str, Any]:
+    def _agent(self, episode_id: str, exp: Experience) -> dict[str, Any]:
         steps, curves, texts = exp.trained_steps(), dict[str, list[Any]](), dict[str, list[Any]]()
         num = len(exp.t()[exp.trained()])
         stride = max(-(-num // MAX_POINTS), 1)
@@ -206,8 +206,18 @@ class RecordingView:
             "truncated": bool(segment.truncated[0]),
             "curves": curves,
             "texts": texts,
-            "frames": num + bool(segment.has_final_obs[0]),
+            "frames": num + self._has_final_obs(episode_id, exp),
         }
+
+    def _has_final_obs(self, episode_id: str, exp: Experience) -> bool:
+        """Whether the observation after the last step of ``exp``, a segment of the episode, is known."""
+        image = next((name for name in self.images if col.is_under(name, col.OBS)), None)
+        if image is None or any(col.is_under(name, col.OBS) for name in exp.steps):
+            return bool(exp.segments.has_final_obs[0])
+        # All observations are images, which were not read: a part that has the last one tells.
+        (end,), (agent,) = spans(exp)[1], exp.segments.agent_id
+        parts = (self._part(k, (image,)) for k in self._parts_of(episode_id))
+        return any(self._segment_at(part, episode_id, agent, int(end)) is not None for part in parts)
 
     def frame(self, episode_id: str, agent: int, column: str, t: int) -> bytes:
         """The image that an agent observed at step ``t``, as PNG.

@@ -9,7 +9,8 @@ from PIL import Image
 from shown_data import episode, write
 
 from etude.errors import DataError, SettingsError
-from etude.recordings import Recording, Source
+from etude.experience import Experience, Segments
+from etude.recordings import Recording, RecordingWriter, Source
 from etude.viewer import RecordingView, figures
 from etude.viewer.views import compare_column, first_rows
 
@@ -164,6 +165,20 @@ def test_figures_of_large_columns_are_made_of_parts_from_all_over(tmp_path, monk
     assert view.describe()["reward"]["steps"] == 80
     monkeypatch.setattr("etude.viewer.views.DESCRIBED_BYTES", 0)
     assert view.describe()["reward"]["steps"] == 20
+
+
+def test_the_final_image_is_counted_where_all_observations_are_images(tmp_path):
+    images = np.arange(4, dtype=np.uint8)[:, None, None, None] * np.ones((1, 12, 16, 3), np.uint8)
+    for known in (True, False):
+        steps = {"obs": images[:3], "action": np.zeros(3, np.int64), "reward": np.zeros(3)}
+        segments = Segments.of(1, episode_id=["e"], terminated=[not known], truncated=[known], has_final_obs=[known])
+        exp = Experience(steps, np.array([0, 3]), segments, {"obs": images[3:]})
+        space = spaces.Box(0, 255, (12, 16, 3), np.uint8)
+        with RecordingWriter(tmp_path / str(known), obs_space=space, action_space=spaces.Discrete(2)) as writer:
+            writer.write(exp)
+        view = RecordingView(Recording.open(tmp_path / str(known)))
+        (agent,) = view.episode("e")["agents"]
+        assert agent["frames"] == 3 + known
 
 
 def test_figures_of_episodes_are_theirs_though_steps_have_a_column_of_that_name(tmp_path):
