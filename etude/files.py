@@ -745,8 +745,11 @@ def in_order(paths: Iterable[AnyPath]) -> list[AnyPath]:
 
 
 def in_arrow(path: AnyPath) -> tuple[Any, Any]:
-    """A path and its file system (None for this machine) as pyarrow's functions take them."""
-    return (path.inner, path.system) if isinstance(path, RemotePath) else (path, None)
+    """A path and its file system (None for this machine) as pyarrow's functions take them.
+
+    They would take a relative path such as ``s3:/x`` for a URL.
+    """
+    return (path.inner, path.system) if isinstance(path, RemotePath) else (path.absolute(), None)
 
 
 def input_stream(path: AnyPath) -> Any:

@@ -208,11 +208,13 @@ class Module(nn.Module):
             inputs.dim() < 2 or inputs.shape[-1] != wanted or lead not in (None, tuple(inputs.shape[:-1]))
         ):
             axes = "batch" if lead is None else f"{lead[0]}, {lead[1]}"
+            remedy = f"let the last layer have {wanted} outputs"
+            if lead is not None and inputs.shape[-1:] == (wanted,):
+                remedy = "keep the axes of sequences and of time, which observations have"
             raise ModuleError(
                 self._wrong_input(obs)
                 or f"the forward of {name} gave `dist_inputs` of shape {tuple(inputs.shape)}; the action space "
-                f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: let the last layer "
-                f"have {wanted} outputs."
+                f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: {remedy}."
             )
         if lead is not None:
             check_state(name, output.state, {name: (lead[0], *shape) for name, shape in self._state.items()})

@@ -18,7 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import impossible_times
 from etude.experience.table import KEYS
-from etude.files import AnyPath, RemotePath, in_arrow, relative, visible_files
+from etude.files import AnyPath, in_arrow, relative, visible_files
 from etude.recordings import footers
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
@@ -102,7 +102,7 @@ class DataFile:
         """Columns of the rows of one row group for which ``where`` holds."""
         try:
             checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            path, system = in_arrow(self.path if isinstance(self.path, RemotePath) else self.path.absolute())
+            path, system = in_arrow(self.path)
             fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
                 str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
             )

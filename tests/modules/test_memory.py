@@ -400,7 +400,7 @@ def test_declared_states_are_checked(net, message):
     [
         (
             Output(torch.zeros(2, 3), None, {"h": torch.zeros(2, 2)}),
-            r"`dist_inputs` of shape \(2, 3\).*needs \[2, 5, 3\]",
+            r"`dist_inputs` of shape \(2, 3\).*needs \[2, 5, 3\]: keep the axes of sequences and of time",
         ),
         (Output(torch.zeros(2, 5, 3)), r"gave a `state` of shapes None, but its.* need {'h': \(2, 2\)}: return Output"),
         (Output(torch.zeros(2, 5, 3), None, {"h": torch.zeros(1, 2, 2)}), r"of shapes {'h': \(1, 2, 2\)}, but"),

@@ -387,3 +387,17 @@ def test_nested_spaces_come_back(tmp_path):
     recording = Recording.open(tmp_path, on_bad=None)
     assert (recording.obs_space, recording.action_space) == (obs, action)
     assert_same(recording.read(), exp)
+
+
+@pytest.mark.parametrize("name", ["memory:", "s3:x", "a:b"])
+def test_folders_may_be_called_like_the_beginning_of_a_url(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    exp = Experience(
+        {"obs": np.zeros((2, 1), np.float32), "action": np.zeros(2, np.int64)},
+        np.array([0, 2]),
+        Segments.of(1, episode_id=["e"], terminated=[True]),
+        {"obs": np.zeros((1, 1), np.float32)},
+    )
+    with RecordingWriter(name, obs_space=gym.spaces.Box(-1, 1, (1,)), action_space=gym.spaces.Discrete(2)) as writer:
+        writer.write(exp)
+    assert Recording.open(name).read().num_steps == 2
