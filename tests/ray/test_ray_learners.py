@@ -306,6 +306,7 @@ def test_learners_that_find_no_room_are_told(cluster: None) -> None:
             learners.update({"main": experience(10)}, 0)
     finally:
         log.removeHandler(handler)
+        ray.kill(holder)
     wanted = (
         r"no learners yet after 0.2 s. The cluster has free: [\d.]+ of 8 CPU, 1 of 1 GPU. Processes that find no room"
     )
