@@ -297,9 +297,7 @@ class Checkpoints:
         self._kept = {kept.iteration: kept for kept in self._found()}
 
     def __repr__(self) -> str:
-        rule = self.rule()
-        del rule["best_is"]
-        return short(self, redacted(self.folder), f"{len(self._kept)} kept", **rule)
+        return short(self, redacted(self.folder), f"{len(self._kept)} kept", **self.rule())
 
     def _found(self) -> list[KeptCheckpoint]:
         """Read the checkpoints in ``folder``; those without a manifest were left by a killed process, and are

@@ -60,7 +60,8 @@ class SegmentsOf:
         if unknown:
             raise DataError(
                 f"the recording has segments of {', '.join(unknown)}, but the `modules` are "
-                f"{', '.join(self.module_ids)}: let `module_of` say which of these learns from each agent's."
+                f"{', '.join(self.module_ids)}: let `module_of` say which of these learns from each agent's. One that "
+                "is not to be trained is named in `modules`, too, and left out of `modules_to_train`."
             )
         return exp.select(of == self.module_id)
 

@@ -85,9 +85,15 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             "minibatch_size": config.minibatch_size if num is None else None,
             "num_minibatches": num,
             "epochs": config.epochs,
-            "max_seq_len": config.sequences.max_len,
-            "burn_in": config.sequences.burn_in,
-            "context": self.policies[learner.name].connectors.context,
-            "sequence_start": config.sequences.start,
         }
-        return learner.update(exp, **(own | how))
+        return learner.update(exp, **(own | self.sequences_of(learner) | how))
+
+    def sequences_of(self, learner: ModuleLearner) -> dict[str, Any]:
+        """How a recurrent module's sequences are cut and begun; see `ModuleLearner.update`."""
+        sequences = self.config.sequences
+        return {
+            "max_seq_len": sequences.max_len,
+            "burn_in": sequences.burn_in,
+            "context": self.policies[learner.name].connectors.context,
+            "sequence_start": sequences.start,
+        }

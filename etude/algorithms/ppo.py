@@ -97,14 +97,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         updates: list[Update] = []
         for _ in range(config.epochs // at_a_time):
             updates.append(self.go_over(learner, exp, epochs=at_a_time))
-            moved = learner.measure(
-                exp,
-                self._movement,
-                max_seq_len=config.sequences.max_len,
-                burn_in=config.sequences.burn_in,
-                sequence_start=config.sequences.start,
-                sparse=sparse,
-            )
+            moved = learner.measure(exp, self._movement, sparse=sparse, **self.sequences_of(learner))
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
         update = mean_of(updates)

@@ -347,8 +347,8 @@ class ModuleLearner:
             figures: Returns scalars by name, each a mean over the rows of the batch.
             chunk_size: Steps in a batch.
             sparse: Use only every ``sparse``-th step or, for a recurrent module, sequence.
-            sequences: For a recurrent module, `max_seq_len`, `burn_in` and `sequence_start` as in `update`. With equal
-                settings every step has the state that it has in an update.
+            sequences: For a recurrent module, `max_seq_len`, `burn_in`, `context` and `sequence_start` as in `update`.
+                With equal settings every step has the state that it has in an update.
         """
         totals: dict[str, float] = {}
         rows = 0

@@ -255,11 +255,14 @@ class Learners:
 
     def _shares(self, name: str, exp: Experience) -> list[Experience]:
         algorithm, num = self._algorithm, self._settings.num_learners
-        if not algorithm.policies[name].module.recurrent:
+        policy = algorithm.policies[name]
+        if not policy.module.recurrent:
             return shares_of(exp, num)
         with algorithm.settings_of(name):
-            config = cast(OnPolicyConfig, algorithm.config)
-            return shares_of(exp, num, max_seq_len=config.sequences.max_len, burn_in=config.sequences.burn_in)
+            sequences = cast(OnPolicyConfig, algorithm.config).sequences
+            # a learner leaves the first of the steps before a sequence out where connectors look back
+            before = sequences.burn_in + policy.connectors.context if sequences.burn_in else 0
+            return shares_of(exp, num, max_seq_len=sequences.max_len, burn_in=before)
 
     def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
         """Like `ModuleLearner.update_from`; also return what the loss kept of each batch, by row (its ``kept``).
