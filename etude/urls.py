@@ -170,7 +170,7 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 def is_this_machine(host: str) -> bool:
     """Whether the ``Host`` of an HTTP request, with a port or without, names the machine that it was made on."""
     name, _, port = host.rpartition(":")
-    return (name if port.isdigit() else host).strip("[]") in LOCAL_HOSTS
+    return (name if port.isdigit() else host).strip("[]").lower() in LOCAL_HOSTS
 
 
 def port_error(port: str, error: Exception) -> SettingsError:

@@ -280,6 +280,10 @@ class ManyAgentsAdapter(EnvAdapter):
     def __init__(self, env: Any, name: str) -> None:
         self._who = who = AgentStates(env, name)
         super().__init__(env, who.names, who.obs_spaces, who.action_spaces)
+        self.max_steps: int | None = None
+        """The number of steps after which whoever steps the env truncates its episodes."""
+        self.ends: list[AgentStep] = []
+        """If a step fails: the rows of agents that had ended in it before."""
         self._is_checked = False
 
     def reset(self, seed: int | None) -> list[AgentStep]:
@@ -289,8 +293,8 @@ class ManyAgentsAdapter(EnvAdapter):
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for exactly the agents whose last row waits; actions are nested like their spaces.
 
-        Returns a row for each agent that waits now, at least one unless the env is over, and one for each agent that
-        ended. All other agents get their rows later.
+        Returns a row for each agent that waits now, at least one unless the env is over or has made ``max_steps``, and
+        one for each agent that ended. All other agents get their rows later.
         """
         raise NotImplementedError
 
@@ -327,6 +331,10 @@ class ManyAgentsAdapter(EnvAdapter):
             f"returned {types}."
         )
 
+    def is_anyone_inside(self) -> bool:
+        """Whether an agent has begun and not ended."""
+        return bool(self._who.inside())
+
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
         """Truncate the episode after the step that returned ``rows``; then it is over.
 
@@ -340,7 +348,8 @@ class ManyAgentsAdapter(EnvAdapter):
 class DictAdapter(ManyAgentsAdapter):
     """The adapter of an env that follows `MultiAgentEnv`.
 
-    While no agent acts next, the env is stepped with ``{}``. An episode that ends before any agent acts is skipped.
+    While no agent acts next, the env is stepped with ``{}``. An episode that ends, or has ``max_steps``, before any agent
+    acts is skipped.
     """
 
     def __init__(self, env: Any) -> None:
@@ -363,12 +372,14 @@ class DictAdapter(ManyAgentsAdapter):
         return self._step(self._who.act(actions))
 
     def _step(self, actions: dict[Any, Any]) -> list[AgentStep]:
-        rows: list[AgentStep] = []
+        self.ends = []
         for _ in range(MAX_IDLE):
             new = self._rows(*self._step_dicts(actions))
             if self._who.waiting or self.over:
-                return rows + new
-            rows += copy.deepcopy(new)  # the env may reuse its arrays
+                return self.ends + new
+            self.ends += copy.deepcopy(new)  # the env may reuse its arrays
+            if self.env_t == self.max_steps:
+                return self.ends
             actions = {}
         raise EnvError(
             f"{self._who.env_name}: no agent has acted for {MAX_IDLE} steps, and the episode is not over. Return an "
@@ -445,7 +456,7 @@ class AECAdapter(ManyAgentsAdapter):
         """Begin an episode; return the first row of the agent whose turn it is."""
         self.env.reset(seed=seed)
         self._who.reset()
-        self.env_t = 0
+        self.env_t, self.ends = 0, []
         rows = self._rows()
         if self.over:
             raise _nobody(self._who.env_name)
@@ -454,6 +465,7 @@ class AECAdapter(ManyAgentsAdapter):
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for the agent that waits; return rows of those that ended, then of the one whose turn it is."""
         (action,) = self._who.act(actions).values()
+        self.ends = []
         self.env.step(action)
         self.env_t += 1
         self._who.pay(self.env.rewards)
@@ -474,7 +486,7 @@ class AECAdapter(ManyAgentsAdapter):
 
     def _rows(self) -> list[AgentStep]:
         env, who = self.env, self._who
-        rows: list[AgentStep] = []
+        rows = self.ends
         self.infos = {}
         while there := env.agents:
             agent = env.agent_selection

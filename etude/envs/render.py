@@ -5,7 +5,6 @@ import contextlib
 import functools
 import inspect
 import io
-import math
 import os
 import subprocess
 import tempfile
@@ -445,8 +444,8 @@ def check_path(path: Path) -> None:
 
 def check_fps(fps: float) -> None:
     """Raise a SettingsError if ``fps`` is not between 0.01 and 1000."""
-    if not (math.isfinite(fps) and 0.01 <= fps <= 1000):
-        raise SettingsError(f"`fps` is {fps}, but must be between 0.01 and 1000 frames a second.")
+    if not (isinstance(fps, int | float | np.number) and 0.01 <= fps <= 1000):
+        raise SettingsError(f"`fps` is {fps!r}, but must be between 0.01 and 1000 frames a second.")
 
 
 def ffmpeg() -> str:

@@ -138,6 +138,8 @@ class EnvWorker:
         if old is not None and not self._is_users_env:
             self._close_one(old, quiet=True)  # its failure was already reported
         adapter = adapt_env(self._make_env())
+        if not isinstance(adapter, GymAdapter):
+            adapter.max_steps = self._max_steps
         if any(adapter.env is other.env for other in self._adapters.values()):
             raise same_object(adapter.env)
         self._adapters[env] = adapter
@@ -171,7 +173,7 @@ class EnvWorker:
         self._end_flags: Any = buffers.end_flags.reshape(-1).data
         self._env_t, self._end_t = buffers.env_t.data, buffers.end_t.data
         self._episode, self._end_episode = buffers.episode.data, buffers.end_episode.data
-        self._has_ends = dict.fromkeys(self.envs, False)
+        self._has_ends = dict.fromkeys(self.envs, True)  # a worker that died may have left some
 
     def close(self) -> None:
         """Close all envs. If closing one of them fails, a warning is logged, because nothing is lost."""
@@ -305,14 +307,23 @@ class EnvWorker:
 
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
         views = self._views
-        rows = adapter.step({agent: views[agent].read(env) for agent in self.waiting[env]})
-        if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
-            rows = adapter.truncate(rows)
         if self._has_ends[env]:
             self._buffers.end_flags[env] = 0
             self._has_ends[env] = False
-        self._end_t[env] = adapter.env_t
         self._end_episode[env] = self._episode[env]
+        try:
+            rows = adapter.step({agent: views[agent].read(env) for agent in self.waiting[env]})
+        except Exception:
+            if adapter.ends:
+                self._end_t[env] = adapter.env_t
+                self._ended = self._write(env, adapter, adapter.ends)
+                if not adapter.is_anyone_inside():
+                    self._episode[env] += 1
+                    self._ended |= OVER
+            raise
+        if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
+            rows = adapter.truncate(rows)
+        self._end_t[env] = adapter.env_t
         self.infos[env] = self.end_infos[env] = adapter.infos
         status = self._write(env, adapter, rows)
         if not adapter.over:
@@ -349,10 +360,6 @@ class EnvWorker:
                 status |= flags
         self._env_t[env] = adapter.env_t
         self.waiting[env] = waiting
-        if not waiting and not adapter.over:
-            raise EnvError(
-                f"no agent of {type(adapter.env).__name__} waits for an action, although the episode is not over."
-            )
         return status
 
     def _store_taken(self, env: int, view: AgentView, action: Any) -> int:

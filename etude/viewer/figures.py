@@ -21,7 +21,6 @@ MAX_LABELS: Final = 40
 texts, only the most frequent are shown."""
 NUM_BINS: Final = 40
 _SMALLEST_IMAGE: Final = 8
-_CHANNELS: Final = (1, 3, 4)
 
 
 def scalars(name: str, values: Values) -> dict[str, Values]:
@@ -106,8 +105,9 @@ def png(image: Values) -> bytes:
     """Encode an image as PNG.
 
     Args:
-        image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; uint8, or float from 0 to 1. If it has neither 1, 3 nor 4
-            channels, it is a stack of frames, and the last frame is encoded.
+        image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; uint8, or float from 0 to 1. With 3 channels it has colours;
+            otherwise it is a stack of frames, and the last frame is encoded. The fourth of 4 channels is opacity, and
+            left out, if it is at its largest everywhere.
     """
     from PIL import Image  # slow to import
 
@@ -116,7 +116,9 @@ def png(image: Values) -> bytes:
         pixels = (np.nan_to_num(pixels).clip(0, 1) * 255).astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[0] < pixels.shape[-1]:
         pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.ndim == 3 and pixels.shape[-1] not in _CHANNELS[1:]:
+    if pixels.ndim == 3 and pixels.shape[-1] == 4 and bool((pixels[..., -1] == 255).all()):
+        pixels = pixels[..., :3]
+    if pixels.ndim == 3 and pixels.shape[-1] != 3:
         pixels = pixels[..., -1]
     out = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(out, format="PNG")

@@ -39,7 +39,10 @@ def _answer(views: Sequence[RecordingView], name: str, query: Request) -> Any:
     """
 
     def view() -> RecordingView:
-        return views[int(query["recording"])]
+        number = int(query["recording"])
+        if number not in range(len(views)):
+            raise SettingsError(f"there is no recording {number}: they are numbered from 0 to {len(views) - 1}.")
+        return views[number]
 
     try:
         match name:

@@ -273,7 +273,7 @@ def test_names_that_are_no_clips(tmp_path, name, message):
         ClipFile(tmp_path / name, 30)
 
 
-@pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), 1e6, "30"])
 def test_rates_that_are_none(tmp_path, fps):
     with pytest.raises(SettingsError, match="`fps` is .*, but must be between 0.01 and 1000 frames a second"):
         ClipFile(tmp_path / "clip.gif", fps)

@@ -204,8 +204,7 @@ def test_players_in_a_pool() -> None:
     assert (total[winners][can_win[arena.env_of[winners]]] == 1).all()
 
 
-def test_a_limit_that_is_passed_while_nobody_acts() -> None:
-    """``max_steps`` is looked at whenever somebody is shown something."""
+def test_a_limit_that_is_reached_while_nobody_acts() -> None:
     script = [Scene(("a",)), *[Scene((), {"a": 1.0})] * 3, *[Scene(("a",))] * 9, Scene((), {}, {"a": (True, False)})]
     found = played(copies_of(lambda: ScriptedDicts(("a", "b"), script), Workers(max_steps=2), num_envs=1), 1)
-    assert found == {(0, 0, "a"): [Seen(0, 0.0, (False, False), True), Seen(4, 3.0, (False, True), False)]}
+    assert found == {(0, 0, "a"): [Seen(0, 0.0, (False, False), True), Seen(None, 2.0, (False, True), False)]}

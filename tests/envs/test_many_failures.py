@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several workers or envs that fail together."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from dying_envs import Breaks, Dies, made_in_the_first_worker_alone
+from dying_envs import Breaks, Dies, FailsAfterAnEnd, TwoLives, made_in_the_first_worker_alone
 
 from etude.envs import InlineArena, PoolArena, Workers
 from etude.errors import EnvError
@@ -63,3 +65,34 @@ def test_the_main_file_of_a_package_may_define_envs(tmp_path: Path) -> None:
         [sys.executable, "-m", "some_package"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def rows_of(arena: Any, count: int) -> dict[tuple[int, str], list[tuple[float, float, bool]]]:
+    """By episode and agent: (observation, reward, whether it terminated) of each row, of the first ``count`` turns."""
+    arena.reset(0)
+    found: dict[tuple[int, str], list[tuple[float, float, bool]]] = {}
+    for _ in range(count):
+        for turn in arena.recv():
+            for i, slot in enumerate(turn.slots.tolist()):
+                row = turn.obs["obs"][i, 0], turn.reward[i], turn.terminated is not None and bool(turn.terminated[i])
+                found.setdefault((int(turn.episode[i]), arena.agents[slot]), []).append(row)
+            if turn.waits:
+                arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
+    arena.close()
+    return found
+
+
+def test_what_a_dead_worker_showed_last_is_not_shown_again(tmp_path: Path) -> None:
+    make = functools.partial(TwoLives, tmp_path / "mark")
+    found = rows_of(PoolArena(make, Workers(num_workers=1)), 8)
+    assert found[0, "a"] == [(100.0, 0.0, False), (101.0, -5.0, True)]
+    assert found[1, "b"] == [(200.0, 0.0, False), (201.0, 1.0, False), (202.0, 1.0, True)]
+    assert found[1, "a"] == [(200.0, 0.0, False), *[(200.0 + t, 1.0, False) for t in (1, 2, 3)], (204.0, 1.0, True)]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_an_end_is_kept_although_a_step_in_which_nobody_acts_fails(others: bool) -> None:
+    make = functools.partial(FailsAfterAnEnd, others)
+    found = rows_of(InlineArena(make, 1, Workers(max_failure_rate=1.0)), 6)
+    for episode in range(2):
+        assert found[episode, "a"] == [(0.0, 0.0, False), (1.0, 1.0, False), (2.0, 10.0, True)]

@@ -64,7 +64,8 @@ def test_that_a_file_has_gone_is_said(tmp_path):
     ("name", "asked", "word"),
     [
         ("api/episodes", {"recording": 0, "where": "nothing > 1"}, "nothing"),
-        ("api/episodes", {"recording": 7}, "can't answer"),
+        ("api/episodes", {"recording": 7}, "there is no recording 7: they are numbered from 0 to 1"),
+        ("api/episodes", {"recording": -1}, "there is no recording -1"),
         ("api/episode", {"recording": 0}, "can't answer"),
         ("api/frame", {"recording": 0, "id": "e0", "agent": "x", "column": "obs/camera", "t": 0}, "can't answer"),
         ("api/open", {"path": "/etc/passwd"}, "nothing at /api/open"),
@@ -84,6 +85,8 @@ def test_a_page_of_another_site_gets_nothing(url):
     answer = connection.getresponse()
     assert answer.status == 403
     assert b"first" not in answer.read()
+    connection.request("GET", "/api/recordings", headers={"Host": "LOCALHOST:80"})
+    assert connection.getresponse().status == 200
     connection.close()
 
 

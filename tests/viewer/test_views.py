@@ -245,6 +245,8 @@ def test_images_of_every_layout_become_the_picture_that_they_are():
     np.testing.assert_array_equal(pixels(figures.png(gray[..., None])), gray)
     stack = rng.integers(0, 256, (5, 10, 12), dtype=np.uint8)
     np.testing.assert_array_equal(pixels(figures.png(stack)), stack[-1])
+    np.testing.assert_array_equal(pixels(figures.png(stack[:4])), stack[3])  # not colours and opacity
+    np.testing.assert_array_equal(pixels(figures.png(np.dstack([image, np.full_like(gray, 255)]))), image)
     np.testing.assert_array_equal(pixels(figures.png(gray / np.float32(255))), gray)
 
 
