@@ -34,6 +34,10 @@ STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 WEIGHT: Final = "weight"
 STEPS_AHEAD: Final = "steps_ahead"
+DISCOUNT: Final = "discount"
+
+LEARNERS: Final = (VALUE, ADVANTAGE, VALUE_TARGET, DISCOUNT)
+"""Columns that the learner's connectors compute. Recorded ones are of the module that acted, or of another tool."""
 
 ACTION_MASK: Final = "action_mask"
 """The key of the action mask in a Dict observation: which choices are allowed."""

@@ -104,7 +104,7 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 
     If `NStep` has run, ``reward`` is a sum, and ``discount`` replaces gamma. Returns ``[B]``.
     """
-    if "discount" in batch:
+    if col.DISCOUNT in batch:
         return torch.addcmul(batch.reward, batch.discount, value)
     return torch.add(batch.reward, torch.where(batch[col.TERMINATED], 0.0, value), alpha=gamma)
 

@@ -205,10 +205,6 @@ MEMORY_LIMIT = 2**30
 Held = Literal["nothing", "recorded", "prepared"]
 """What is held in memory: nothing, the recorded data, or the output of the connectors."""
 
-_MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
-"""Columns that were recorded of the module that acted; the one that learns computes its own."""
-
-
 Read = dict[tuple[str, ...], Experience]
 """What is held in memory of a recording, by the columns read, so that several modules share it."""
 
@@ -244,7 +240,14 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         if several:
             select = SegmentsOf(name, tuple(algorithm.policies), config.agents.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
-        prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
+        prepare = Preparation(
+            policy.connectors,
+            Pipeline(early),
+            select=select,
+            where=where,
+            own=config.prelearner,
+            in_env_units=recording.action_space != policy.module.action_space,
+        )
         held = _held(config, recording, fresh, policy.module)
         make, size = _made(algorithm, policy.module, fresh)
         columns = _columns(algorithm, (*policy.connectors.connectors, *learner.connectors.connectors), early)
@@ -297,13 +300,13 @@ def _columns(algorithm: Any, connectors: Iterable[Connector], early: list[Connec
     if col.NEXT_OBS in algorithm.columns:
         wanted[col.OBS] = None
     looking = [c for c in connectors if _looks(c)]
-    if config.prelearner is not None or any(connector.needs is None for connector in looking):
-        return tuple(name for name in there if name in wanted or name not in _MADE_UP)
     wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
     if config.filter is not None:
         where = RowFilter(config.filter)
         where.check_names((), there)  # before the columns are reduced to those that are read
         wanted |= dict.fromkeys(where.columns_in(there))
+    if config.prelearner is not None or any(connector.needs is None for connector in looking):
+        return tuple(name for name in there if name in wanted or name not in col.LEARNERS)
     if any(_looks(connector) for connector in early):  # one of them may add the missing columns
         return tuple(root for root in wanted if col.under(there, root))
     return tuple(wanted)
@@ -340,12 +343,12 @@ def _learn(
     name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...], stored: Any
 ) -> None:
     """Let connectors learn from the recording, or from what is ``stored`` in it, what they know about observations."""
-    learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
-    if not any(overrides(connector, "update") for connector in learning):
+    if not prepare.learning:
         return
     if config.reading.obs_filter == "data":
-        for k in range(source.num_parts):
-            prepare.learn(source.part(k, columns))
+        for index in prepare.learning:  # one after the other, as each sees what those before it make of the data
+            for k in range(source.num_parts):
+                prepare.learn(index, source.part(k, columns))
         return
     if stored is None:
         raise DataError(

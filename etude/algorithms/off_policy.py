@@ -181,6 +181,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         self.before_update(self.env_steps)
         while self.env_steps < end:
             before = self.env_steps
+            self.learner.set_env_steps(before)
             self._told(before)
             self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
             counts.update(self.counts)

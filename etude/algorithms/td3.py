@@ -3,6 +3,7 @@
 TD3+BC, which learns from a recording (Fujimoto & Gu 2021, "A minimalist approach to offline reinforcement learning",
 arXiv 2106.06860)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -88,8 +89,8 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
 class NoisyTanh(SquashedGaussian):
     """tanh of the inputs, scaled to a Box's bounds; exploration adds normal noise and clips to the bounds.
 
-    There is one input per action dimension. Log-probabilities, entropy and divergence are those of the normal variables
-    before clipping.
+    There is one input per action dimension. A number at a bound has the probability of all that is clipped to it, and
+    others the density of the normal variable. Entropy and divergence are those of the normal variables.
 
     Attributes:
         std: Standard deviation of the noise, in units of half of each dimension's range; may be set at any time.
@@ -121,7 +122,17 @@ class NoisyTanh(SquashedGaussian):
         )
         return middle + half * torch.tanh(inputs), torch.log(half * self.std).expand_as(inputs)
 
-    logp, entropy, rsample = DiagGaussian.logp, DiagGaussian.entropy, DiagGaussian.rsample
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        mean, log_std = self._normal(inputs)
+        _, _, low, high = (part.like(mean).reshape(-1) for part in self._range)
+        taken = action[self._name].reshape(mean.shape).to(mean.dtype)
+        off, below, above = ((x * torch.exp(-log_std)) for x in (taken - mean, low - mean, mean - high))
+        density = -0.5 * (off.square() + math.log(2 * math.pi)) - log_std
+        below, above = torch.special.log_ndtr(below), torch.special.log_ndtr(above)
+        logp: Tensor = torch.where(taken <= low, below, torch.where(taken >= high, above, density)).sum(-1)
+        return logp
+
+    entropy, rsample = DiagGaussian.entropy, DiagGaussian.rsample
 
 
 class DeterministicModule(RandomFirstModule, CriticModule):

@@ -149,7 +149,8 @@ class Connector:
         return action
 
     def unact(self, action: Columns) -> Columns:
-        """Env to module: the inverse of `act`, for actions that the env took by itself (``off_policy_action``)."""
+        """Env to module: the inverse of `act`, for actions that the env took by itself (``off_policy_action``), and for
+        recorded ones where the recording's action space is not the module's."""
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:

@@ -253,9 +253,9 @@ class Pipeline(Connector):
             is_own = overrides(connector, "act") and not isinstance(connector, BoundedActions)
             if is_own and not overrides(connector, "unact"):
                 raise SettingsError(
-                    f"the env took an action of its own (off_policy_action), but the connector `{connector.name}` "
-                    "changes actions without saying which one gives this: write its method `unact`, the inverse of "
-                    "`act`."
+                    f"there are actions as the env takes them (in a recording whose action space is not the module's, "
+                    f"or as off_policy_action), but the connector `{connector.name}` changes actions without saying "
+                    "which one gives these: write its method `unact`, the inverse of `act`."
                 )
             action = connector.unact(action)
         return action

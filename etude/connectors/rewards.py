@@ -188,7 +188,7 @@ def with_summed_rewards(exp: Experience, n: int, gamma: float, who: str) -> tupl
     sums = returns.n_step(column(exp, col.REWARD, who).astype(np.float32, copy=False), exp.offsets, n, gamma)
     terminated = exp.at_ends(exp.segments.terminated)[sums.last]
     discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
-    return exp.with_steps(**{col.REWARD: sums.reward, col.TERMINATED: terminated, "discount": discount}), sums
+    return exp.with_steps(**{col.REWARD: sums.reward, col.TERMINATED: terminated, col.DISCOUNT: discount}), sums
 
 
 class NextObs(Connector):

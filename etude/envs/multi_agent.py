@@ -348,8 +348,8 @@ class ManyAgentsAdapter(EnvAdapter):
 class DictAdapter(ManyAgentsAdapter):
     """The adapter of an env that follows `MultiAgentEnv`.
 
-    While no agent acts next, the env is stepped with ``{}``. An episode that ends, or has ``max_steps``, before any agent
-    acts is skipped.
+    While no agent acts next, the env is stepped with ``{}``. An episode that ends, or makes ``max_steps``, before any
+    agent acts is skipped.
     """
 
     def __init__(self, env: Any) -> None:

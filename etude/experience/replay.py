@@ -192,7 +192,7 @@ class Replay:
             following = stored.columns[name].take(after, axis=0)
             following[ends] = final.take(own, axis=0)
             batch[col.moved(name, col.OBS, col.NEXT_OBS)] = following
-        batch[col.TERMINATED], batch["discount"] = terminated, discount
+        batch[col.TERMINATED], batch[col.DISCOUNT] = terminated, discount
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Set the priorities of steps, such as absolute TD errors.

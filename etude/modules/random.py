@@ -12,7 +12,7 @@ from etude.columns import ACTION, STATE_OUT, Columns, is_under
 from etude.modules.acting import Actor, SamplingActor
 from etude.modules.distributions import distribution_for
 from etude.modules.module import Module
-from etude.spaces import Space, leaves
+from etude.spaces import Space, choices_of, leaf_shape, leaves
 
 
 class RandomModule(Module):
@@ -37,9 +37,8 @@ class _RandomActor(SamplingActor):
     def __init__(self, module: Module) -> None:
         super().__init__(module.dist, explore=True)
         self._mask = module.mask
-        self._boxes = {
-            n: copy.deepcopy(b) for n, b in leaves(module.action_space, ACTION).items() if isinstance(b, Box)
-        }
+        self._leaves = leaves(module.action_space, ACTION)
+        self._boxes = {name: copy.deepcopy(leaf) for name, leaf in self._leaves.items() if isinstance(leaf, Box)}
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         super().start(rng, num_rows)
@@ -57,6 +56,14 @@ class _RandomActor(SamplingActor):
         for name, box in self._boxes.items():
             action[name] = np.stack([box.sample() for _ in range(count)]) if count else action[name]
         return action, {}
+
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """The log-probabilities, or log-densities, of random actions; None if a mask may forbid choices, or if there is
+        a Box without bounds."""
+        if self._mask is not None or not all(box.is_bounded() for box in self._boxes.values()):
+            return None
+        logp = -sum(_log_size(leaf) for leaf in self._leaves.values())
+        return np.full(len(next(iter(action.values()))), logp, np.float32)
 
 
 class RandomFirstModule(Module):
@@ -103,6 +110,13 @@ class _RandomFirstActor:
         return action, extras
 
     def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        if self._module.acts_at_random:
-            return np.zeros(len(next(iter(action.values()))), np.float32)
-        return self._usual.logp(dist_inputs, action)
+        return self._actor.logp(dist_inputs, action)
+
+
+def _log_size(leaf: Space) -> float:
+    """The logarithm of the number of choices, or of the volume of a Box of floats."""
+    if isinstance(leaf, Box):
+        return float(np.log(leaf.high.astype(np.float64) - leaf.low.astype(np.float64)).sum())
+    choices = choices_of(leaf)
+    assert choices is not None  # only Boxes have none
+    return float(np.log(np.broadcast_to(choices[1], leaf_shape(leaf))).sum())

@@ -206,6 +206,8 @@ class Preparation:
         select: Returns the segments that a module learns from; None is all.
         where: A condition on steps; the others are left out.
         own: The user's prelearner, which wraps the connectors.
+        in_env_units: Whether recorded actions are those that the env got, and not those of the module, so that the
+            connectors must change them back.
     """
 
     def __init__(
@@ -216,20 +218,34 @@ class Preparation:
         select: Connect | None = None,
         where: RowFilter | None = None,
         own: PreLearnerLike | None = None,
+        in_env_units: bool = False,
     ) -> None:
         self.connectors, self.to_learner = connectors, to_learner
-        self.select, self.where, self.own = select, where, own
+        self.select, self.where, self.own, self.in_env_units = select, where, own, in_env_units
+        self._all = (*connectors.connectors, *to_learner.connectors)
+        self.learning = [i for i, connector in enumerate(self._all) if overrides(connector, "update")]
+        """The indices of connectors that learn from the recording, among those of both pipelines."""
+        needed = [root for connector in self._all for root in connector.needs or ()]
+        self._unused = [name for name in col.LEARNERS if name not in needed]
 
     @property
     def looks_behind(self) -> bool:
         """Whether it may use final observations."""
-        connectors = [c for c in (*self.connectors.connectors, *self.to_learner.connectors) if overrides(c, "offline")]
+        connectors = [connector for connector in self._all if overrides(connector, "offline")]
         return self.own is not None or any(c.needs is None or col.under(c.needs, col.OBS) for c in connectors)
 
     def chosen(self, exp: Experience) -> Experience:
-        """Return the segments that the module learns from, with the steps that meet the condition."""
+        """Return the segments that the module learns from, with the steps that meet the condition.
+
+        Columns that the learner computes are left out unless a connector needs the recorded ones.
+        """
         exp = exp if self.select is None else self.select(exp)
-        return exp if self.where is None else self.where.chosen(exp)
+        exp = exp if self.where is None else self.where.chosen(exp)
+        return (
+            exp
+            if exp.steps.keys().isdisjoint(self._unused)
+            else exp.only([n for n in exp.steps if n not in self._unused])
+        )
 
     def __call__(self, exp: Experience) -> Experience:
         """Prepare the segments that `chosen` returned; steps that must not be trained on become lookback.
@@ -253,13 +269,30 @@ class Preparation:
 
     def connect(self, exp: Experience) -> Experience:
         """Apply all connectors."""
-        return self.to_learner.offline(self.connectors.offline(with_context(exp, self.connectors.context)))
+        exp = with_context(self._acted(exp), self.connectors.context)
+        return self.to_learner.offline(self.connectors.offline(exp))
 
-    def learn(self, exp: Experience) -> None:
-        """Update the connectors from the recording, such as the statistics of an observation filter."""
-        exp = with_context(self.chosen(exp), self.connectors.context)
-        self.connectors.update(exp)
-        self.to_learner.update(self.connectors.offline(exp))
+    def learn(self, index: int, exp: Experience) -> None:
+        """Update a connector of `learning` from a part of the recording, such as the statistics of an observation
+        filter. Those before it must have seen all parts."""
+        connector, before = self._all[index], Pipeline(self._all[:index])
+        exp = self._acted(self.chosen(exp))
+        looks_at_obs = connector.needs is None or col.OBS in connector.needs
+        if looks_at_obs and not connector.hindsight:  # which needs all steps of an episode, whatever was seen before
+            exp = with_context(exp, before.context)
+        connector.update(before.offline(exp))
+
+    def _acted(self, exp: Experience) -> Experience:
+        """Experience with the actions of the module."""
+        action = col.subtree(exp.steps, col.ACTION) if self.in_env_units else {}
+        return exp.with_steps(**self.connectors.unact(action)) if action else exp
+
+
+def _added(before: Experience, after: Experience) -> list[str]:
+    """The columns that connectors have added, and those of `LEARNERS` that they have replaced."""
+    is_new = {name: name not in before.steps for name in after.steps}
+    is_new |= {name: after.steps[name] is not before.steps.get(name) for name in col.LEARNERS if name in after.steps}
+    return [name for name, new in is_new.items() if new]
 
 
 def with_context(exp: Experience, context: int) -> Experience:
@@ -357,7 +390,7 @@ class Plan:
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)
-            made: Any = self.make(prepared, [name for name in prepared.steps if name not in chosen.steps])
+            made: Any = self.make(prepared, _added(chosen, prepared))
         spent.rows = self.make.rows(made)
         spent.left_out = max(0, int(chosen.num_steps - chosen.segments.lookback.sum()) - spent.rows)
         spent.bad = self.source.counts(k)

@@ -385,3 +385,23 @@ def test_settings_of_single_modules_hold_off_policy_too() -> None:
     algorithm.train()
     assert {name: seen[id(s.module)] for name, s in algorithm.policies.items()} == {"left": 0.5, "right": 0.99}
     assert (algorithm.replays["left"].gamma, algorithm.replays["left"].n_step) == (0.5, 1)
+
+
+def test_learning_rates_follow_env_steps_however_many_are_between_results() -> None:
+    def rates(iteration_steps: int) -> list[float]:
+        class Noting(DQN):
+            def loss(self, module: Any, batch: Any) -> Any:
+                found.append(self.learner.only._optim.lr["all"])
+                return super().loss(module, batch)
+
+        found: list[float] = []
+        lr = ((0, 0.0), (100, 1e-3), (200, 0.0))
+        config = DQNConfig(env="CartPole-v1", seed=0, lr=lr, iteration_steps=iteration_steps, num_steps=10)
+        algorithm = Noting(dataclasses.replace(config, batch_size=8, learning_starts=0, updates_per_step=0.1))
+        while algorithm.env_steps < 200:
+            algorithm.train()
+        algorithm.close()
+        return found
+
+    assert max(rates(200)) > 8e-4
+    assert rates(200) == rates(20)

@@ -152,10 +152,31 @@ def test_noise_has_the_density_of_a_normal_in_units_of_the_action() -> None:
         action["action"], dist.act(inputs.numpy(), noise.numpy())["action"], rtol=1e-4, atol=1e-5
     )
     normal: Any = Normal(1.0 + 3.0 * torch.tanh(inputs), 0.6)
-    torch.testing.assert_close(dist.logp(inputs, action), normal.log_prob(action["action"]).sum(-1))
+    taken = action["action"]
+    low, high = normal.cdf(torch.tensor(-2.0)).log(), (1 - normal.cdf(torch.tensor(4.0))).log()
+    wanted = torch.where(taken == -2.0, low, torch.where(taken == 4.0, high, normal.log_prob(taken))).sum(-1)
+    assert ((taken == -2.0) | (taken == 4.0)).any()
+    torch.testing.assert_close(dist.logp(inputs, action), wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(dist.entropy(inputs), normal.entropy().sum(-1))
     to: Any = Normal(1.0 + 3.0 * torch.tanh(other), 0.6)
     torch.testing.assert_close(dist.kl(inputs, other), torch.distributions.kl_divergence(normal, to).sum(-1))
+
+
+def test_weighted_actions_of_one_policy_have_the_mean_of_another_although_many_are_clipped() -> None:
+    dist = NoisyTanh(spaces.Box(-1.0, 1.0, (1,), np.float32), "action", std=0.1)
+    noise = torch.randn((100_000, 1), generator=torch.Generator().manual_seed(0))
+    behind, other = (torch.full((100_000, 1), math.atanh(mean)) for mean in (0.95, 0.85))
+    taken = dist.act(behind, noise)
+    weight = (dist.logp(other, taken) - dist.logp(behind, taken)).exp()
+    assert weight.mean().item() == pytest.approx(1.0, abs=0.02)
+    wanted = dist.act(other, noise)["action"].mean().item()
+    assert (weight * taken["action"][:, 0]).mean().item() == pytest.approx(wanted, abs=0.02)
+
+
+def test_random_actions_are_recorded_with_the_density_of_their_box() -> None:
+    algorithm = td3(learning_starts=600, iteration_steps=600)
+    (exp,) = algorithm.collect(num_steps=16).values()
+    np.testing.assert_allclose(exp.steps["logp"], -math.log(4.0), rtol=1e-6)
 
 
 def test_actions_are_uniform_until_learning_starts() -> None:

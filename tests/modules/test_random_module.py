@@ -13,7 +13,7 @@ def drawn(action_space, rows, obs_space=SEEN, obs=None, seed=0, explore=True):
     actor = RandomModule(obs_space, action_space).actor(explore=explore)
     actor.start(np.random.default_rng(seed), rows)
     action, extras = actor.step({"obs": np.zeros((rows, 2), np.float32)} if obs is None else obs)
-    assert (extras, actor.logp(None, action)) == ({}, None)
+    assert extras == {}
     return action
 
 
@@ -63,3 +63,26 @@ def test_equal_seeds_draw_equally():
 def test_it_must_be_started():
     with pytest.raises(ModuleError, match="was not started"):
         RandomModule(SEEN, spaces.Discrete(2)).actor(explore=True).step({"obs": np.zeros((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("space", "size"),
+    [
+        (spaces.Dict({"a": spaces.Discrete(9, start=3), "b": spaces.Box(-3, 1, (2,))}), 9 * 4.0**2),
+        (spaces.MultiBinary([2, 3]), 2**6),
+        (spaces.MultiDiscrete([3, 5]), 15),
+    ],
+)
+def test_each_action_has_its_share_of_the_space_as_probability(space, size):
+    actor = RandomModule(SEEN, space).actor(explore=True)
+    actor.start(np.random.default_rng(0), 3)
+    action, _ = actor.step({"obs": np.zeros((3, 2), np.float32)})
+    np.testing.assert_allclose(actor.logp(None, action), [-np.log(size)] * 3, rtol=1e-6)
+
+
+def test_without_bounds_or_with_masks_probabilities_are_unknown():
+    unbounded = RandomModule(SEEN, spaces.Box(-np.inf, 1, (1,))).actor(explore=True)
+    seen = spaces.Dict({"action_mask": spaces.MultiBinary(3)})
+    masked = RandomModule(seen, spaces.Discrete(3)).actor(explore=True)
+    assert unbounded.logp(None, {"action": np.zeros((2, 1), np.float32)}) is None
+    assert masked.logp(None, {"action": np.zeros(2, np.int64)}) is None
