@@ -467,7 +467,26 @@ def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]],
 def _fitted(exp: Experience, dtypes: Mapping[str, np.dtype[Any]], ids: Mapping[str, str]) -> Experience:
     if ids:
         exp = exp.with_segments(episode_id=[ids.get(name, name) for name in exp.segments.episode_id])
-    return exp.with_steps(**{n: np.asarray(exp.steps[n]).astype(dtype, copy=False) for n, dtype in dtypes.items()})
+    return exp.with_steps(**{name: _as_dtype(name, exp.steps[name], dtype) for name, dtype in dtypes.items()})
+
+
+def _as_dtype(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values of a column as a dtype.
+
+    Raises:
+        DataError: they are whole numbers that it can't hold.
+    """
+    column = np.asarray(values)
+    fitted = column.astype(dtype, copy=False)
+    if column.dtype.kind in "iu" and dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            changed = np.flatnonzero(fitted.astype(column.dtype) != column)
+        if len(changed):
+            raise DataError(
+                f"column `{name}` holds the whole number {column.reshape(-1)[changed[0]]}, which {dtype} can't hold, "
+                "the dtype that the recordings share. Convert one of them, so that both have whole numbers of one kind."
+            )
+    return fitted
 
 
 def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:

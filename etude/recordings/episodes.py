@@ -81,9 +81,11 @@ class EpisodeTable:
             if self._where is not None:
                 columns = step_values(exp, [col.T_INDEX, *self._where.columns])
                 for text, reduction in self._reductions.items():
-                    values = self._where.of_steps(text, columns)
+                    values = np.asarray(self._where.of_steps(text, columns))
+                    if reduction.how in ("any", "all"):
+                        values = values.astype(bool)
                     with np.errstate(invalid="ignore"):  # NaN stays NaN
-                        part[text] = _MERGES[reduction.how].reduceat(np.asarray(values), exp.offsets[:-1])
+                        part[text] = _MERGES[reduction.how].reduceat(values, exp.offsets[:-1])
             self._parts.append(part)
         return codes
 

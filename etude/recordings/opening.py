@@ -207,6 +207,9 @@ class Units:
         member, k_there = self._at(k)
         format, contents, _ = self.members[member]
         unit, names = contents.units[k_there], self.columns if columns is None else columns
+        if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
+            # Joined recordings have other episode ids here than on disk.
+            return filtered(self._read(k, None, None, True, problems), where, names)
         try:
             if isinstance(format, OwnFormat):
                 exp = format.read(unit, names, problems, where=where, finals=finals)

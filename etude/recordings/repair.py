@@ -73,13 +73,16 @@ def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
         lost: The steps to remove, bool ``[num_steps]``.
         faults: The faults of ``exp``. Final observations among them are treated as unknown.
     """
-    known = exp.segments.has_final_obs.copy()
+    known, is_bad = exp.segments.has_final_obs.copy(), np.zeros(exp.num_steps, bool)
     for fault in faults:
         if fault.is_final:
             known[np.searchsorted(exp.offsets, fault.rows, side="right") - 1] = False
+        else:
+            is_bad[_steps_lost(exp, fault)] = True
     pieces, start, stop, parent = cut_where(with_known_finals(exp, known), ~lost)
     # If only what followed a truncation is unknown, the episode counts as truncated one step earlier.
-    early = (stop == exp.offsets[1:][parent] - 1) & exp.segments.truncated[parent] & ~known[parent]
+    last = exp.offsets[1:][parent] - 1
+    early = (stop == last) & exp.segments.truncated[parent] & ~known[parent] & ~is_bad[last]
     return pieces.with_segments(truncated=pieces.segments.truncated | early).select(~lost[start])
 
 

@@ -220,7 +220,7 @@ class Screened:
         where = RowFilter(where) if isinstance(where, str) else where
         if self._timeline is not None:
             return self._checked(k, columns, where, clashes, finals)
-        exp = self._load_repaired(k, columns if where is None else None)
+        exp = self._load_repaired(k, columns if where is None else None, finals or where is not None)
         if isinstance(where, RowFilter):
             return where.chosen(exp, looks_ahead=False).only(columns)
         return exp if where is None else filtered(exp, where, columns)
@@ -242,7 +242,7 @@ class Screened:
                 self.count(-1, Findings(harmless=self._plan.harmless))
             return self._plan
 
-    def _load_repaired(self, k: int, columns: Sequence[str] | None) -> Experience:
+    def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool) -> Experience:
         plan = self._repair_plan()
         try:
             exp, problems = self._units.load_rest(k, columns)
@@ -256,6 +256,8 @@ class Screened:
                     found.lost[problem.kind] += problem.count
                     found.fault_counts[problem.kind] += 1
         exp = plan.applied(k, exp)
+        if not finals:  # nobody reads them, so that nothing is left out for them
+            exp = Experience(exp.steps, exp.offsets, exp.segments, {})
         faults = list(find(exp, self._leaves))
         for fault in faults:
             found.fault_counts[fault.kind] += len(fault.rows)

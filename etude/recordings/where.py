@@ -78,7 +78,7 @@ class Expression:
 
     def __init__(self, text: str, *, of_steps: bool = False) -> None:
         self.text, self._of_steps = text, of_steps
-        self._written = {"return_": "return"}  # names as written, by their replacements in Python's grammar
+        self._written = {"_etude_return": "return"}  # names as written, by their replacements in Python's grammar
         self.reductions: dict[str, Reduction] = {}
         """By their text."""
         self.names: set[str] = set()
@@ -101,8 +101,8 @@ class Expression:
 
     def _token(self, match: re.Match[str]) -> str:
         if match[1] is None:
-            return "return_" if match[0] == "return" else match[0]
-        name = f"_column_{len(self._written)}"
+            return "_etude_return" if match[0] == "return" else match[0]
+        name = f"_etude_column_{len(self._written)}"
         self._written[name] = match[1]
         return name
 

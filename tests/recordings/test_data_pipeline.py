@@ -184,7 +184,7 @@ def test_connectors_are_applied_by_all_workers_alike(recording: Recording) -> No
         connectors.spaces(recording.obs_space, recording.action_space)
         prepare = Preparation(connectors, Pipeline([]))
         for k in range(recording.num_parts):
-            prepare.learn(recording.part(k))
+            prepare.learn(0, recording.part(k))
         return prepare
 
     batches = [taken(make(recording, 28, prepare=filtered(), num_workers=n), 17) for n in (0, 2)]

@@ -608,7 +608,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         )
     elif source.preset != ETUDE and (late := index.num_late()) > 1:
         _log.warning(
-            f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {int(index.is_from_one)}, so "
+            f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "
             f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
             "steps of each episode, leave it out where the rows of each episode are in order."
         )
@@ -670,7 +670,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
     if plan.is_propensity:
         inferred[col.LOGP] = f"the logarithm of `{plan.mapped[col.LOGP][0]}`"
-    if counts := [f"from {index.stride}"] * index.is_from_one + [f"by {index.stride}"] * (index.stride > 1):
+    if counts := [f"from {index.first}"] * (index.first > 0) + [f"by {index.stride}"] * (index.stride > 1):
         inferred[col.T_INDEX] = f"counts {' and '.join(counts)} in the table"
     if index.is_clock:
         inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"

@@ -42,8 +42,8 @@ class TableIndex:
     """Bounds of parts, as indices of segments."""
     stride: int
     """By how much the table's ``t`` increases per step."""
-    is_from_one: bool
-    """Whether the table's ``t`` counts from 1: no episode has a step 0, and some have a step 1."""
+    first: int
+    """The table's ``t`` of steps that are numbered 0: the smallest one from 1 to the stride, or 0."""
     is_clock: bool
     """Whether the table's ``t`` holds points in time."""
 
@@ -170,6 +170,7 @@ class _Cut:
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
         self._starts: list[Ints] = []
         self._firsts: list[Ints] = []
+        self._bases: list[Ints] = []  # the first ``t`` of each segment's track, if ``t`` counts steps
         self._heads: list[Keys] = []  # the keys of each segment's first row
         self._before: list[Keys] = []  # and of the row before it
 
@@ -205,7 +206,7 @@ class _Cut:
         same = _are_alike(_tracks(both))
         same[0] &= not is_first
         head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1 if it is in earlier rows
-        t = self._steps(keys, both, same, head)
+        t, bases = self._steps(keys, both, same, head)
         breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both[col.TERMINATED] | both[col.TRUNCATED])[:-1]
         if col.MODULE_ID in both:
             breaks |= ~_are_alike([both[col.MODULE_ID]])
@@ -213,25 +214,28 @@ class _Cut:
         starts = np.flatnonzero(breaks)
         self._starts.append(starts + self._num)
         self._firsts.append(t[starts])
+        self._bases.append(bases[starts])
         self._heads.append({name: values[starts] for name, values in keys.items()})
         self._before.append({name: both[name][starts] for name in (col.TERMINATED, col.TRUNCATED)})
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
-    def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> Ints:
-        """The step of each row: ``t`` if it counts steps, else counted from the first row of its track."""
+    def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> tuple[Ints, Ints]:
+        """The step of each row: ``t`` if it counts steps, else counted from the first row of its track; and the first
+        ``t`` of its track, or the same again if steps are counted."""
         before, t = head < 0, keys.get(col.T_INDEX)
         if t is None or self._reader.is_clock:
             counted = np.cumsum(np.ones(len(same), bool) if t is None else np.diff(both[col.T_INDEX]) != 0)
-            return np.where(before, self._t + counted, counted - counted[head])
+            steps = np.where(before, self._t + counted, counted - counted[head])
+            return steps, steps
         if self._by_one:
-            return t
+            return t, t
         rises = np.diff(both[col.T_INDEX])[same]
         self.found = int(np.gcd.reduce(rises, initial=self.found))
         if not self._num:
             self.stride = max(1, self.found)
         first = np.where(before, self._first, t[head])
         self._first = int(first[-1])
-        return t if self.stride == 1 else (t - first) // self.stride + first // self.stride
+        return t if self.stride == 1 else (t - first) // self.stride + first // self.stride, first
 
     def index(self, most: int) -> TableIndex:
         """Return the segments of all rows, in parts of at most ``most`` rows."""
@@ -244,16 +248,19 @@ class _Cut:
             last_rows = np.concatenate([*(keys[name] for keys in self._before), self._last[name]])[1:]
             ends[name] = last_rows[parent] & ~goes_on
         ids = {n: np.concatenate([keys[n] for keys in self._heads])[parent] for n in KEYS if n in self._last}
-        firsts = np.concatenate(self._firsts)
-        is_from_one = not self._by_one and int(firsts.min()) == 1
+        firsts, bases = np.concatenate(self._firsts), np.concatenate(self._bases)
+        least = int(bases.min())
+        first = least if 1 <= least <= self.stride and not self._by_one else 0
+        # Agents that act in turns begin at ``first``, the number after it and so on.
+        firsts += (bases - first) // self.stride - bases // self.stride
         return TableIndex(
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
-            t_start=firsts[parent] - is_from_one + start - offsets[:-1][parent],
+            t_start=firsts[parent] + start - offsets[:-1][parent],
             ids={name: self._reader.names_of(name, codes) for name, codes in ids.items()},
             parts=grouped(stop - start, most),
             stride=self.stride,
-            is_from_one=is_from_one,
+            first=first,
             is_clock=self._reader.is_clock,
             **ends,
         )
@@ -399,6 +406,8 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
             f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: different "
             "ids may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
         )
+    if most is not None:
+        array = pc.add(array, pa.scalar(0.0, array.type))  # 0.0 and -0.0 are one id
     try:
         encoded = array.dictionary_encode(null_encoding="encode")
     except pa.ArrowException as error:
