@@ -199,7 +199,7 @@ class ActingAlgorithm(Algorithm[C]):
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
     ) -> None:
         self.prepare()
-        self.engine.pull()  # a remote update may be under way
+        self._pull()  # a remote update may be under way
         old = self.config.agents
         trained = old.modules_to_train
         agents = dataclasses.replace(
@@ -216,6 +216,7 @@ class ActingAlgorithm(Algorithm[C]):
 
     def _recast(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
+        self._trained = self._counts().trained
         self.engine.push()
 
     # -- acting -------------------------------------------------------------------------------------------------

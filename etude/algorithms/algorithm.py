@@ -186,6 +186,8 @@ class Algorithm(Generic[C]):
         self.left_out: dict[str, str] = {}
         """Parts that could not be saved in the last checkpoint, and why."""
         self._resumed: str | None = None
+        self._trained: dict[str, int] = {}
+        """By module id: the steps that it was trained on and that are counted in `metrics`."""
         self._run: dict[str, Any] = {}
         """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
         self.setup()
@@ -414,10 +416,22 @@ class Algorithm(Generic[C]):
             counts.trained[name] = learner.steps_trained
         return counts
 
+    def _log_trained(self, before: Counts) -> None:
+        now = self._counts()
+        log_trained(self.metrics, before._replace(trained=self._trained), now)
+        self._trained = now.trained
+
+    def _pull(self) -> None:
+        """Fetch what remote learners have learned, before something is saved or changed here."""
+        before = self._counts()
+        self.engine.pull()
+        if self._counts() != before:
+            self._log_trained(before)
+
     def _result(self, update: Update, before: Counts | None = None) -> Result:
         """The result of an iteration that began at ``before``; None: the current state, without an iteration."""
         if before is not None:
-            log_trained(self.metrics, before, self._counts())
+            self._log_trained(before)
         logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
         if before is not None:
             self.times = dict.fromkeys(times, 0.0)
@@ -852,7 +866,7 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there is no such component; the message lists those that exist.
         """
-        self.engine.pull()
+        self._pull()
         parts = self.components()
         return {name: parts[name].get() for name in checkpoint.chosen(parts, components, not_components)}
 
@@ -867,6 +881,7 @@ class Algorithm(Generic[C]):
         parts = self.components()
         # whether a run is recorded does not change the rest of its state
         checkpoint.put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
+        self._trained = self._counts().trained
         self.engine.push()
 
     @arguments_checked
@@ -894,7 +909,7 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there is no such component, or the folder can't be written.
         """
-        self.engine.pull()
+        self._pull()
         parts = self.components()
         wanted = {name: parts[name] for name in checkpoint.chosen(parts, components, not_components)}
         failures = checkpoint.write_components(path, wanted, self._description(result), self.left_out)

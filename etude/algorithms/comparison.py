@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs compared: those that differ in nothing but their seed are one group, with a mean and an interval."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from etude.errors import DataError, SettingsError
 from etude.metrics import read_jsonl
 from etude.metrics.plot import METRICS_FILE, Band, Panel, plot_panels
 from etude.settings import choice
+
+_log = logging.getLogger("etude.algorithms")
 
 Floats = NDArray[np.float64]
 
@@ -127,6 +130,12 @@ def _run(path: Path, given: Path, by: str, y: str, x: str) -> RunCurve:
         there = choice(y.partition("/")[0], fields) if y.partition("/")[0] not in fields else "It has no number there."
         raise DataError(f"{path}: no line has `{x}` with `{y}`. {there}")
     at = np.array(sorted(known), np.float64)
+    lost = [time for time, value in pairs if _is_number(time) and time > at[-1] and isinstance(value, float)]
+    if lost:
+        _log.warning(
+            f"{path}: `{y}` is not a finite number from {x} {lost[0]:,} on: the run has diverged. What it has before, "
+            f"at {at[-1]:,.0f}, counts as its last value."
+        )
     meta = load_meta(path) if (path / MANIFEST).exists() else {}
     settings = _settings(meta)
     return RunCurve(

@@ -92,10 +92,16 @@ def trained(**parts: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
-    """Move the module's target network if as many gradient steps were made as the settings ask for."""
-    own = next(own for own in learner.modules.values() if own.module is module)
-    if target.interval is not None and own.updates % target.interval == 0:
-        of_kind(module, FollowedModule).follower.follow(target.tau)
+    """Move the module's target network if as many gradient steps were made as the settings ask for; if that step was
+    skipped, after the next one."""
+    if target.interval is None:
+        return
+    updates = next(own for own in learner.modules.values() if own.module is module).updates
+    followed = of_kind(module, FollowedModule)
+    before = updates - 1 if followed.seen_updates is None else followed.seen_updates
+    followed.seen_updates = updates
+    if updates // target.interval > before // target.interval:
+        followed.follower.follow(target.tau)
 
 
 def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:

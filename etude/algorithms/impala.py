@@ -102,11 +102,25 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         rho = log_ratio.clamp(max=math.log(config.vtrace.rho_bar)).exp()
         return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)
 
+    def setup(self) -> None:
+        """Also keep what modules saw, for as long as they learn from it."""
+        super().setup()
+        self._seen: dict[str, tuple[Experience, Experience]] = {}  # by module: what it learns from, and what it saw
+
+    def prepared(self, name: str, seen: Experience) -> Experience:
+        """What a module learns from: the output of the learner's connectors on what it saw."""
+        exp = super().prepared(name, seen)
+        self._seen[name] = exp, seen
+        return exp
+
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """Update one module as every on-policy algorithm does; the learner's connectors run again before each further
-        epoch."""
+        epoch, on what the module saw."""
+        prepared, seen = self._seen.pop(learner.name, (exp, exp))
+        if prepared is not exp:  # experience that a user prepared
+            seen = exp
         updates = [self.go_over(learner, exp, epochs=1)]
         for _ in range(self.config.epochs - 1):
-            exp = self.learner.modules[learner.name].connectors.offline(exp, learner.module)
+            exp = self.learner.modules[learner.name].connectors.offline(seen, learner.module)
             updates.append(self.go_over(learner, exp, epochs=1))
         return mean_of(updates)

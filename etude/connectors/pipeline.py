@@ -138,6 +138,8 @@ class Pipeline(Connector):
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
         """Whether `act` does anything; if not, the env gets the module's actions."""
+        self.learns = bool(self._learning)
+        """Whether `update` does anything."""
         self.hindsight = any(connector.hindsight for connector in self.connectors)
         self.takes_tensors = all(connector.takes_tensors for connector in self.connectors)
 

@@ -602,6 +602,8 @@ class Learner:
     ) -> None:
         self.modules = dict(modules or {})
         self.modules_to_train = modules_to_train
+        self.env_steps = 0
+        """What was last given to `set_env_steps`."""
 
     def __repr__(self) -> str:
         return short(self, modules=[*self.modules], updates=self.updates if self.modules else 0)
@@ -626,6 +628,7 @@ class Learner:
 
     def set_env_steps(self, env_steps: int) -> None:
         """Set all schedules that count env steps to their values after ``env_steps`` over the lifetime of the run."""
+        self.env_steps = env_steps
         for learner in self.modules.values():
             learner.set_env_steps(env_steps)
 

@@ -95,6 +95,8 @@ class FollowedModule(TargetedModule):
         self.target = Module(frozen_copy(net), obs_space, action_space, dist)
         self.target.eval()
         self.follower = TargetNetwork(self.target.net, net)
+        self.seen_updates: int | None = None
+        """The number of gradient steps when one was last made, and not skipped; None: none was made yet here."""
 
 
 class Scaled(nn.Module):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LearnerActor: one learner on a cluster, with its own replica of the algorithm."""
 
+import copy
 import datetime
 import os
 import time
@@ -33,10 +34,14 @@ class Standing(NamedTuple):
     """The progress of the trained algorithm, as far as losses may depend on it."""
 
     env_steps: int
+    scheduled_at: int
+    """The env steps for which schedules have their values."""
     rates: Mapping[str, Mapping[str, float]]
     """The learning rates of each module, by optimizer."""
     plain: Mapping[str, Any]
     """The algorithm's attributes that are numbers, texts or booleans."""
+    connectors: Mapping[str, Mapping[str, Any]]
+    """The states of the learner's connectors, by module id, if they work at the learners and learn from experience."""
 
 
 class TrainedShare(NamedTuple):
@@ -64,7 +69,6 @@ class LearnerActor:
     ) -> None:
         self._rank, self._arguments = rank, (kind, config, spaces)
         self._feeds: dict[str, Feed] = {}
-        self._connects = False  # connectors that need the module work here
         self._store: Any = None
 
     def build(self) -> tuple[str, int]:
@@ -103,21 +107,20 @@ class LearnerActor:
 
     def state(self) -> dict[str, Any]:
         """The state of the learner of each module, including its connectors if they learn here."""
-        is_here = self._connects or bool(self._feeds)
-        return {name: learner_state(own, connectors=is_here) for name, own in self._algorithm.learner.modules.items()}
+        return {
+            name: learner_state(own, connectors=bool(self._feeds))
+            for name, own in self._algorithm.learner.modules.items()
+        }
 
     # -- learning -----------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience], standing: Standing, connects: bool) -> dict[str, Update]:
         """Learn from this learner's share of experience, one module at a time; ``connects``: prepare it here first."""
-        self._connects |= connects
         algorithm = self._stand(standing)
         assert isinstance(algorithm, OnPolicyAlgorithm)
         updates = {}
         for name, exp in parts.items():
             updates[name] = algorithm.learn(name, algorithm.prepared(name, exp) if connects else exp)
-            if connects:
-                algorithm.learner.modules[name].connectors.update(exp)
         return updates
 
     def update_from(
@@ -156,10 +159,13 @@ class LearnerActor:
 
     def _stand(self, standing: Standing) -> Algorithm[Any]:
         algorithm = self._algorithm
-        algorithm.learner.set_env_steps(standing.env_steps)
+        algorithm.learner.set_env_steps(standing.scheduled_at)
         for name, rates in standing.rates.items():
             algorithm.learner.modules[name].lr.update(rates)
+        for name, state in standing.connectors.items():
+            algorithm.learner.modules[name].connectors.load_state_dict(copy.deepcopy(dict(state)))
         algorithm.env_steps = standing.env_steps
-        algorithm.before_update(standing.env_steps)
         vars(algorithm).update(standing.plain)
+        algorithm.before_update(standing.env_steps)
+        vars(algorithm).update(standing.plain)  # again, as the trained algorithm has called `before_update`, too
         return algorithm

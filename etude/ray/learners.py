@@ -176,8 +176,9 @@ class Learners:
     algorithm's state here, and the update is repeated with the same shares.
 
     Connectors run here, on all data, with two exceptions: learner connectors while updates run beside collecting, and
-    offline connectors that process each batch just before learning. These run at the learners, on their shares; if they
-    learn from the data, the state of the first learner's is kept.
+    offline connectors that process each batch just before learning. These run at the learners, on their shares. The
+    former learn from the data here, and the learners get their states; of the latter, if they learn from the data, the
+    state of the first learner's is kept.
 
     Args:
         algorithm: The algorithm whose modules learn.
@@ -238,11 +239,14 @@ class Learners:
         some = {name: shares_of(exp.numpy(), num, max_seq_len=sys.maxsize) for name, exp in seen.items()}
         ask = self._update_of(some, env_steps, connects=True)
         self._running = ask, self._insist(ask, waits=False)
+        for name, exp in seen.items():
+            self._algorithm.learner.modules[name].connectors.update(exp)
         return before
 
     def _update_of(self, shares: Mapping[str, list[Experience]], env_steps: int, *, connects: bool = False) -> _Ask:
         """What begins an update of each module from the learners' shares; with ``connects``, their connectors work."""
-        standing = self._standing(env_steps)
+        # put at once, as connectors learn on while the update runs
+        standing = ray.put(self._standing(env_steps, connectors=connects))
         refs = [ray.put({name: own[i] for name, own in shares.items()}) for i in range(self._settings.num_learners)]
         return lambda group: group.begin("update", standing, connects, own=refs)
 
@@ -326,10 +330,11 @@ class Learners:
             if None not in sizes:
                 algorithm.epoch_sizes[name] = sum(size for size in sizes if size is not None)
 
-    def _standing(self, env_steps: int) -> Standing:
-        algorithm = self._algorithm
-        rates = {name: dict(own.lr) for name, own in algorithm.learner.modules.items()}
-        return Standing(env_steps, rates, plain_of(algorithm))
+    def _standing(self, env_steps: int, *, connectors: bool = False) -> Standing:
+        algorithm, learners = self._algorithm, self._algorithm.learner.modules
+        rates = {name: dict(own.lr) for name, own in learners.items()}
+        states = {n: own.connectors.state_dict() for n, own in learners.items() if connectors and own.connectors.learns}
+        return Standing(env_steps, algorithm.learner.env_steps, rates, plain_of(algorithm), states)
 
     # -- the learners' state ------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """APPO against its formulas written out, its target network, and learning, from steps of older weights too."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,30 @@ def test_advantages_are_normalized_where_asked_for(normalize: bool) -> None:
 
 def weights_of(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1).clone() for parameter in module.parameters()])
+
+
+def test_the_target_network_follows_after_the_next_step_if_one_was_skipped() -> None:
+    class Skips(APPO):
+        calls = 0
+
+        def loss(self, module: Any, batch: Any) -> Any:
+            self.calls += 1
+            found = super().loss(module, batch)
+            return Loss(**{name: part * (math.nan if self.calls == 6 else 1.0) for name, part in found.parts.items()})
+
+    algorithm, moved = Skips(config(target_interval=6, epochs=2, lr=0.01)), []
+    follow = algorithm.after_step
+
+    def after_step(module: Any) -> None:
+        before = weights_of(module.target)
+        follow(module)
+        if not torch.equal(before, weights_of(module.target)):
+            moved.append(algorithm.learner.updates)
+
+    algorithm.learner.only.after_step = after_step
+    for _ in range(2):
+        algorithm.train()
+    assert moved == [7, 12]
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])

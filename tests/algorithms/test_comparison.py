@@ -112,6 +112,14 @@ def test_rows_without_the_figure_are_left_out(tmp_path):
     assert found.y.tolist() == [1.0, 2.0]
 
 
+def test_a_run_that_has_diverged_is_told(tmp_path, caplog):
+    path = run(tmp_path / "a", [1.0, 2.0])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "env_steps": 300, "return_mean": NaN}\n')
+    assert compare([path])[0].value == 2.0
+    assert "`return_mean` is not a finite number from env_steps 300 on: the run has diverged" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "error", "word"),
     [

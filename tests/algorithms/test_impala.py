@@ -114,6 +114,31 @@ def test_v_trace_is_computed_anew_before_each_epoch(epochs: int, num_minibatches
         assert np.abs(before - after).max() > 0.01
 
 
+class AddsToRewards(Connector):
+    needs = ("reward",)
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.with_steps(reward=exp.steps["reward"] + 1)
+
+
+def test_connectors_of_the_learner_are_applied_to_the_same_experience_before_each_epoch() -> None:
+    class Noting(IMPALA):
+        def learner_connectors(self) -> list[Any]:
+            return [AddsToRewards(), *super().learner_connectors()]
+
+        def go_over(self, learner: Any, exp: Experience, **how: Any) -> Any:
+            seen.append(exp.steps["reward"])
+            return super().go_over(learner, exp, **how)
+
+    seen: list[Any] = []
+    algorithm = Noting(config(epochs=3))
+    for _ in range(2):
+        algorithm.train()
+    for before, after in ((0, 1), (0, 2), (3, 4), (3, 5)):
+        np.testing.assert_array_equal(seen[before], seen[after])
+    assert not np.array_equal(seen[0], seen[3])
+
+
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 @pytest.mark.parametrize("max_seq_len", [2, 32])
 def test_unchanged_weights_say_what_they_said_while_acting(memory: Any, max_seq_len: int) -> None:

@@ -4,7 +4,9 @@
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from etude import APPO, APPOConfig, Ray
+import etude
+from etude import APPO, IMPALA, PPO, APPOConfig, IMPALAConfig, PPOConfig, Ray
 from etude.experience import Experience, Segments
-from etude.modules import NetworkConfig
-from etude.ray.learners import Learners
+from etude.learners import Batch, Loss
+from etude.modules import Module, NetworkConfig
+
+ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
+
+from etude.ray.learners import Learners  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -103,3 +110,93 @@ def test_an_iteration_tells_of_the_update_before(cluster: None) -> None:
         assert state["counters"]["env_steps"] == second.env_steps
     finally:
         algorithm.close()
+
+
+class Scaled(IMPALA):
+    """Its rewards are normalised where it learns."""
+
+    Config = IMPALAConfig
+
+    def learner_connectors(self) -> list[Any]:
+        return ["normalize_reward", *super().learner_connectors()]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_connectors_of_learners_learn_from_all_that_they_see(killed: bool, cluster: None) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    config = IMPALAConfig(seed=3, network=NetworkConfig(hidden=(8,)), epochs=2, num_minibatches=1)
+    algorithm, one = (Scaled(config, saved_spaces={"main": (OBS, ACT)}) for _ in range(2))
+    learners = Learners(algorithm, Ray(num_learners=2))
+    try:
+        for i in range(4):
+            exp = seen(i)
+            learners.update_next({"main": exp}, 5)
+            if killed and i == 2:
+                os.kill(learners.pids[1], signal.SIGKILL)
+            one.learn("main", one.prepared("main", exp))
+            one.learner.modules["main"].connectors.update(exp)
+        learners.pull()
+    finally:
+        learners.close()
+    check_alike(algorithm, one)
+    own, wanted = (of.learner.modules["main"].connectors for of in (algorithm, one))
+    assert own.metrics() == wanted.metrics()
+
+
+class Weighted(PPO):
+    """Its losses use what `before_update` makes of a number that is set from outside."""
+
+    Config = PPOConfig
+    beta = 0.0
+
+    def before_update(self, env_steps: int) -> None:
+        self.scale = torch.tensor(self.beta)
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        return Loss(**super().loss(module, batch).parts).log(beta=torch.tensor(self.beta), scale=self.scale)
+
+
+def test_learners_have_the_schedules_and_attributes_of_one_in_this_process(cluster: None) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    def played(engine: Any) -> tuple[list[dict[str, float]], Any]:
+        config = PPOConfig(env="CartPole-v1", num_envs=4, num_steps=400, seed=1, engine=engine, epochs=1, lr=1e-3)
+        schedules: Any = {"entropy_weight": ((0, 1.0), (800, 0.0)), "clip": ((0, 0.5), (800, 0.01))}
+        algorithm = Weighted(dataclasses.replace(config, **schedules))
+        told = []
+        try:
+            for i in range(3):
+                algorithm.beta = 10.0**i
+                result = algorithm.train()
+                metrics = {name: result.metrics[name] for name in ("beta", "scale", "entropy_weight", "clip")}
+                told.append(result.losses | metrics)
+            return told, algorithm.module.state_dict()
+        finally:
+            algorithm.close()
+
+    (here, weights), (there, moved) = played("local"), played(Ray(num_runners=1, fragment_steps=400, num_learners=1))
+    for own, wanted in zip(there, here, strict=True):
+        assert own == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert [own["scale"] for own in here] == [1.0, 10.0, 100.0]
+    for name, value in weights.items():
+        torch.testing.assert_close(moved[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_steps_that_learners_trained_on_are_counted_although_the_run_is_saved(cluster: None, tmp_path: Path) -> None:
+    engine = Ray(num_runners=1, num_learners=1)
+    algorithm = IMPALA(IMPALAConfig(env="CartPole-v1", num_envs=4, num_steps=256, seed=1, engine=engine))
+    try:
+        trained = 0.0
+        for i in range(5):
+            result = algorithm.train()
+            trained += result.metrics["env_steps_trained"]
+            if i in (1, 3):
+                algorithm.save(tmp_path / "run")
+        # the update that goes on meanwhile was counted when it was fetched
+        assert result.metrics["env_steps_trained_lifetime"] == trained == 256 * result.updates
+    finally:
+        algorithm.close()
+    loaded = etude.load(tmp_path / "run", engine="local")
+    before = 256 * loaded.updates
+    result = loaded.train()
+    assert result.metrics["env_steps_trained_lifetime"] == before + 256
