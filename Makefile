@@ -21,8 +21,7 @@ demo: $(VENV)/installed
 	$(BIN)/etude demo
 
 test: lint
-	@$(call suite,)
-	@$(call suite,-m "(slow or learning) and not mistake and not cluster")
+	@$(call suite,-m "not mistake and not cluster")
 	@$(call suite,-m cluster)
 
 # What Etude needs is taken from $(VENV); Etude itself from the wheel alone.
