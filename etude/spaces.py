@@ -184,13 +184,27 @@ def leaf_shape(space: Space) -> tuple[int, ...]:
     return tuple(space.shape or ())
 
 
-def channels_come_first(shape: tuple[int, ...]) -> bool:
-    """Whether the first axis of an image's shape, three numbers, holds its channels; otherwise the last one does.
+def channels_come_first(leaf: Space) -> bool:
+    """Whether the first axis of a Box with three axes holds the channels of an image; otherwise the last one does.
 
-    Channels are the axis beside two equal ones; if that says nothing, the last, or the first if that is shorter.
+    `with_channels` may have said so. Else channels are the axis beside two equal ones; if that says nothing, the last,
+    or the first if that is shorter.
     """
-    first, middle, last = shape
+    known: bool | None = getattr(leaf, _CHANNELS_FIRST, None)
+    if known is not None:
+        return known
+    first, middle, last = leaf_shape(leaf)
     return middle == last if (first == middle) != (middle == last) else first < last
+
+
+_CHANNELS_FIRST: Final = "_etude_channels_first"
+
+
+def with_channels(made: Space, *, first: bool) -> Space:
+    """The same space, which says from now on where images of its own shape have their channels; see
+    `channels_come_first`."""
+    setattr(made, _CHANNELS_FIRST, first)
+    return made
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:

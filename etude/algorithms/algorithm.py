@@ -843,16 +843,20 @@ class Algorithm(Generic[C]):
         recorder, figures = self.recorder, self.figures
         return {name: component for parts in own for name, component in parts.items()} | {
             **({"recorder": Component(recorder.state_dict, recorder.load_state_dict)} if recorder.is_on else {}),
-            "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
+            "counters": Component(self._counters, self._set_counters),
             "figures": Component(figures.state_dict, figures.load_state_dict),
             "seed": Component(
                 lambda: self.runner_seed, lambda seed: setattr(self, "runner_seed", operator.index(seed))
             ),
         }
 
+    def _counters(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in _COUNTERS}, "evaluation": dict(self.evaluation)}
+
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
         found = {name: counters[name] for name in _COUNTERS}
         found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
+        self.evaluation = {str(name): float(value) for name, value in counters.get("evaluation", {}).items()}
         for name, value in found.items():
             setattr(self, name, value)
 

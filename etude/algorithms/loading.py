@@ -97,7 +97,7 @@ def _config(
         raise CheckpointError(f"{path}: {error}") from error
 
 
-_NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "replay", "compute")
+_NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "compute")
 """Settings that don't affect policies; code that they name is not needed to load one."""
 
 

@@ -35,7 +35,7 @@ from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
-from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, without
+from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, with_channels, without
 from etude.stateful import Stateful
 
 
@@ -58,8 +58,7 @@ class _FrameLayout:
         shape = leaf_shape(leaf)
         grows = len(shape) in (0, 2)
         frame = (*shape, 1) if grows else shape
-        channels_first = len(frame) == 3 and channels_come_first(frame)
-        at = 0 if channels_first and not grows else len(frame) - 1
+        at = 0 if len(shape) == 3 and channels_come_first(leaf) else len(frame) - 1
         stack = (*frame[:at], k * frame[at], *frame[at + 1 :])
         return cls(k, grows, at + 1, frame[at], stack, leaf_dtype(leaf))
 
@@ -124,7 +123,9 @@ class FrameStack(MemoryConnector):
         self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
 
         def stacked(name: str, leaf: Space) -> Space:
-            return stacked_space(leaf, lambda bound: self._layouts[name].repeated(np.asarray(bound)[None])[0])
+            layout = self._layouts[name]
+            made = stacked_space(leaf, lambda bound: layout.repeated(np.asarray(bound)[None])[0])
+            return with_channels(made, first=layout.axis == 1) if len(layout.shape) == 3 else made
 
         return map_leaves(obs_space, stacked, col.OBS), action_space
 
@@ -214,7 +215,10 @@ class NormalizeObs(ObservationMap):
         self._freeze()
 
         def change(name: str, leaf: Space) -> Space:
-            return spaces.Box(-self.clip, self.clip, leaf_shape(leaf), np.float32) if name in found else leaf
+            if name not in found:
+                return leaf
+            made = spaces.Box(-self.clip, self.clip, leaf_shape(leaf), np.float32)
+            return with_channels(made, first=channels_come_first(leaf)) if len(leaf_shape(leaf)) == 3 else made
 
         return map_leaves(obs_space, change, col.OBS), action_space
 

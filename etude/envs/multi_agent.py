@@ -283,7 +283,7 @@ class ManyAgentsAdapter(EnvAdapter):
         self.max_steps: int | None = None
         """The number of steps after which whoever steps the env truncates its episodes."""
         self.ends: list[AgentStep] = []
-        """If a step fails: the rows of agents that had ended in it before."""
+        """If a step fails: the rows of agents that had ended in it before; else empty."""
         self._is_checked = False
 
     def reset(self, seed: int | None) -> list[AgentStep]:
@@ -375,11 +375,11 @@ class DictAdapter(ManyAgentsAdapter):
         self.ends = []
         for _ in range(MAX_IDLE):
             new = self._rows(*self._step_dicts(actions))
-            if self._who.waiting or self.over:
-                return self.ends + new
+            rows = self.ends + new
+            if self._who.waiting or self.over or self.env_t == self.max_steps:
+                self.ends = []
+                return rows
             self.ends += copy.deepcopy(new)  # the env may reuse its arrays
-            if self.env_t == self.max_steps:
-                return self.ends
             actions = {}
         raise EnvError(
             f"{self._who.env_name}: no agent has acted for {MAX_IDLE} steps, and the episode is not over. Return an "
@@ -506,6 +506,7 @@ class AECAdapter(ManyAgentsAdapter):
                     "call self._was_dead_step(action) in step() for agents that have ended."
                 )
             who.pay(env.rewards)
+        self.ends = []
         if there != self._there:
             self._there = list(there)
             rows += self._vanished()

@@ -286,4 +286,4 @@ class TwinCritic(nn.Module):
             x = torch.bmm(x, weight).add_(bias)
             if i + 1 < self._num_layers:
                 x = self.activation(x)
-        return x.squeeze(-1)
+        return x.squeeze(-1).float()

@@ -149,6 +149,11 @@ class Module(nn.Module):
                 # [B, T] with T = 1 has one axis less than the inputs, and is not squeezed.
                 axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
                 result.value = value.squeeze(-1) if value.dim() == axes else value
+            if inputs is not None and inputs.dtype == torch.bfloat16:  # densities would lose most of their digits
+                result.dist_inputs = inputs = inputs.float()
+            if value is not None and value.dtype == torch.bfloat16:
+                assert result.value is not None
+                result.value = result.value.float()
             if inputs is not None and self.mask is not None:
                 result.dist_inputs = self.mask.apply(inputs, obs[ACTION_MASK])
             result.dist = self.dist

@@ -198,7 +198,7 @@ class Image(nn.Module):
     def __init__(self, space: spaces.Box, conv: Sequence[Conv] | None, width: int) -> None:
         super().__init__()
         shape = space.shape
-        self._channels_first = channels_come_first(shape)
+        self._channels_first = channels_come_first(space)
         channels, *size = shape if self._channels_first else (shape[2], *shape[:2])
         self._scale = 1.0 / 255.0 if space.dtype == np.uint8 else None
         self.width = width
@@ -231,7 +231,7 @@ def is_image(leaf: Space) -> bool:
     """Whether a simple space is encoded by convolutions: a Box with three axes and at least 5 pixels per side."""
     if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
         return False
-    height, width = leaf.shape[1:] if channels_come_first(leaf.shape) else leaf.shape[:2]
+    height, width = leaf.shape[1:] if channels_come_first(leaf) else leaf.shape[:2]
     return min(height, width) >= _SMALLEST_IMAGE
 
 

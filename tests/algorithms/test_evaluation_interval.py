@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from etude.algorithms import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
+from etude.algorithms import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig, load
 from etude.algorithms.play import play
 from etude.errors import SettingsError
 
@@ -32,6 +32,16 @@ def test_every_so_many_iterations_an_evaluation_is_in_the_result(cls, config):
         expected.length_mean,
         expected.updates,
     )
+
+
+def test_a_resumed_run_tells_the_latest_evaluation_on(tmp_path):
+    algorithm = PPO(PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, seed=3, evaluation_interval=3))
+    for _ in range(4):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    resumed = load(tmp_path)
+    for _ in range(3):
+        assert resumed.train().evaluation == algorithm.train().evaluation != {}
 
 
 def test_training_is_the_same_with_evaluations_and_without():

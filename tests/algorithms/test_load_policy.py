@@ -65,6 +65,18 @@ def env() -> Any:
     return Echo()
 
 
+@pytest.mark.parametrize("learning_starts", [100, 5000])
+@pytest.mark.parametrize("kind", ["SAC", "TD3"])
+def test_it_acts_at_random_as_long_as_the_run_does(kind: str, learning_starts: int, tmp_path: Path) -> None:
+    small: Any = {"iteration_steps": 300, "updates_per_step": 0.01, "network": etude.NetworkConfig(hidden=(8,))}
+    config = getattr(etude, f"{kind}Config")(env="Pendulum-v1", seed=1, learning_starts=learning_starts, **small)
+    algorithm = getattr(etude, kind)(config)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    policy = etude.load_policy(tmp_path)
+    assert policy.module.acts_at_random is algorithm.module.acts_at_random is (learning_starts > 300)
+
+
 def test_neither_the_env_nor_callbacks_nor_optimizers_are_needed(tmp_path: Path) -> None:
     class Own(etude.Callback):
         pass

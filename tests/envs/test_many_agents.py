@@ -56,6 +56,7 @@ def play(copy: ManyAgentsAdapter, *, stop_at: int | None = None, limit: int = 20
             return dict(seen)
         assert waiting
         rows = copy.step(waiting)
+        assert not copy.ends, "kept although nothing failed: snapshots would hold it"
         assert not any(row.first and row.reward for row in rows)
         if copy.env_t == stop_at and not copy.over:
             rows = copy.truncate(rows)

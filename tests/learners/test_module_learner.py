@@ -612,6 +612,8 @@ def test_half_precision_in_the_forward_pass_only() -> None:
 
     def noting(module: Module, batch: Batch) -> Loss:
         dtypes.add(module.net.policy_head(torch.zeros(1, 16)).dtype)
+        output = batch.forward(module)
+        assert output.dist_inputs.dtype == output.value.dtype == torch.float32  # so are probabilities and losses
         return loss(module, batch)
 
     learner = ModuleLearner(module, noting, lr=0.01, compute=ComputeConfig(precision="bfloat16"))

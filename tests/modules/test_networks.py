@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from etude.connectors import Pipeline
 from etude.errors import SettingsError
 from etude.modules import Network, NetworkConfig, distribution_for
 from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, is_image
@@ -87,7 +88,20 @@ def test_images(shape, dtype):
      ((60, 80, 3), False), ((20, 20, 20), False), ((4, 84, 84), True)],
 )  # fmt: skip
 def test_where_the_channels_are(shape, is_first):
-    assert channels_come_first(shape) is is_first
+    assert channels_come_first(spaces.Box(0, 1, shape)) is is_first
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "is_first"),
+    [((2, 8, 8), 2, True), ((3, 8, 10), 3, True), ((10, 9, 3), 3, False), ((8, 8, 2), 2, False), ((5, 6), 1, False)],
+)
+@pytest.mark.parametrize("connectors", [("frame_stack:4",), ("frame_stack:2", "frame_stack:2", "normalize_obs")])
+def test_stacks_have_their_channels_where_their_frames_have_them(shape, channels, is_first, connectors):
+    space, _ = Pipeline(connectors).spaces(spaces.Box(0, 1, shape), TWO)
+    size = shape[1:] if is_first else shape[:2]
+    assert space.shape == ((4 * channels, *size) if is_first else (*size, 4 * channels))
+    assert is_image(space)
+    assert Image(space, None, 16).layers[0].in_channels == 4 * channels
 
 
 def test_channels_may_come_first_or_last():
