@@ -4,7 +4,7 @@
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
@@ -201,18 +201,18 @@ class ActingAlgorithm(Algorithm[C]):
         self.prepare()
         self._pull()  # a remote update may be under way
         old = self.config.agents
-        trained = old.modules_to_train
+        trained, now = old.modules_to_train, self.learner.modules_to_train
         agents = dataclasses.replace(
             old,
             modules=modules,
             module_of=old.module_of if module_of is None else module_of,
             overrides={name: own for name, own in (old.overrides or {}).items() if name in modules} or None,
-            modules_to_train=tuple(n for n in trained if n in modules) if isinstance(trained, tuple) else trained,
+            modules_to_train=_those_in(modules, trained),
         )
         config = dataclasses.replace(self.config, agents=agents)
         self.spaces = self.engine.spaces(list(modules), config.agents.module_of, known)
         self.config = self._built_from = config
-        self.learner.modules_to_train = config.agents.modules_to_train
+        self.learner.modules_to_train = _those_in(modules, now)  # which may have been set since
 
     def _recast(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
@@ -302,3 +302,8 @@ class ActingAlgorithm(Algorithm[C]):
         if not is_whole:
             self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}
         self._go_on()
+
+
+def _those_in(modules: Collection[str], trained: Any) -> Any:
+    """``modules_to_train`` without what is not in ``modules``."""
+    return trained if trained is None or callable(trained) else tuple(name for name in trained if name in modules)

@@ -394,10 +394,10 @@ class Algorithm(Generic[C]):
             self.prepare()
             begin, apart = time.perf_counter(), self._seconds_apart
             self.histograms, self.media = {}, {}
-            before = self._counts()
+            before, updates = self._counts(), self.updates
             self.learner.set_env_steps(self.env_steps)
             update = self.training_step()
-            if not self.engine.is_asked:
+            if not self.engine.is_asked and self.updates > updates:
                 raise SettingsError(
                     f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step "
                     "made its gradient steps in this process, without asking self.engine: leave `num_learners` out, "

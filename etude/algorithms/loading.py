@@ -63,6 +63,8 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
+    fields = {field.name for field in dataclasses.fields(config)} - {"engine", "record"}
+    algorithm.recorder.has_new_settings = any(saving.to_plain(getattr(config, n)) != saved.get(n) for n in fields)
     saving.drop_other_episodes(tree, saved, config.env)
     try:
         lacks = [part for part in algorithm.components() if part not in tree and part not in left_out]

@@ -238,6 +238,14 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""
+        restores = any(name.partition("/")[0] == "connectors" for name in state) and "data" not in state
+        if restores and self.config.data is not None and not self.has_seen_data:
+            # What connectors learn from the recording must not be added later to what they are given now.
+            from etude.algorithms.feed import plan_of
+
+            for name in self.policies:
+                plan_of(self, name, {}, loads_here=False)
+            self.has_seen_data = True
         super().set_state(state)
         self._close_feeds()  # they reopen at the restored position
 

@@ -269,6 +269,8 @@ class Recorder:
         self.settings: RecordConfig = algorithm.config.record
         self.is_on = self.settings.path is not None
         """Whether anything is recorded."""
+        self.has_new_settings = False
+        """Whether a loaded run goes on with other settings than it was saved with."""
         self._writers: ModuleWriters | None = None
         self._state: Mapping[str, Any] | None = None
         """The state of a loaded run's writers, or of this one's when they were closed."""
@@ -295,6 +297,7 @@ class Recorder:
             append=own.append,
             state=self._state,
             new_episodes=new_episodes,
+            new_settings=self.has_new_settings,
             env=None if algorithm.config.env is None else env_name(algorithm.config.env),
             meta=self._meta(),
             compression=own.compression,

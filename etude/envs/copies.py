@@ -233,7 +233,10 @@ class CopiesArena:
             self._count(envs[~has_failed], status[~has_failed])
         self._turns, self._open, self._early_turns, self._cut = [], [], [], []
         self._failures.reset_counts()
-        self._buffers.episode += self._turn_builder.running.any(axis=1)
+        # Seeded envs are as new; others go on with what they have.
+        self._buffers.episode[:] = (
+            0 if seed is not None else self._buffers.episode + self._turn_builder.running.any(axis=1)
+        )
         self._turn_builder.running[:] = False
         self._begin(self._all, np.full(self.num_envs, NO_SEED) if seed is None else self._seeds.start(seed))
         self._broken.clear()

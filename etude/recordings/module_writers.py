@@ -55,6 +55,14 @@ class _Series:
             exp = exp.without_first(ends - exp.segments.t_start)
         self.writer.write(exp)
 
+    def go_on_as(self, suffix: str) -> None:
+        """Give the running episodes that are held other ids, and write what comes next whatever is there."""
+        self.there = {}
+        held = None if self.held is None else self.held.state_dict()
+        if self.held is not None and held is not None:
+            held["segments"]["episode_id"] = [name + suffix for name in held["segments"]["episode_id"]]
+            self.held.load_state_dict(held)
+
     def close(self) -> None:
         try:
             for part in self.held.rest() if self.held is not None else []:
@@ -82,6 +90,8 @@ class ModuleWriters:
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
         new_episodes: The run resumes in new episodes: their ids get a suffix, since those that were written after
             ``state`` was saved may have the same ids.
+        new_settings: The run resumes with other settings. Its running episodes then go on in another way than in steps
+            that were written after ``state`` was saved: if there are any, ids get a suffix, too.
         is_run: Whether episodes are of training runs, of which several may give the same ids: these get a suffix,
             which is random behind a URL. Otherwise the ids are unique.
         options: Other arguments of each `RecordingWriter`.
@@ -100,6 +110,7 @@ class ModuleWriters:
         append: bool = False,
         state: Mapping[str, Any] | None = None,
         new_episodes: bool = False,
+        new_settings: bool = False,
         is_run: bool = True,
         **options: Any,
     ) -> None:
@@ -126,7 +137,11 @@ class ModuleWriters:
             # Also called on garbage collection and interpreter exit; what was created last is finished first.
             self._finish = weakref.finalize(self, opened.pop_all().close)
         newest = max(series.writer.next_file for series in self._series.values())
-        if is_run and (new_episodes if state is not None else newest and not self._tag):
+        if new_settings and not new_episodes and any(series.there for series in self._series.values()):
+            self._tag += f"+{newest}"
+            for series in self._series.values():
+                series.go_on_as(f"+{newest}")
+        elif is_run and (new_episodes if state is not None else newest and not self._tag):
             self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
         """The number of rows since the metadata was set."""

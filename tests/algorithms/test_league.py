@@ -299,3 +299,37 @@ def test_a_copy_has_the_network_of_what_it_copies_and_a_failed_one_leaves_nothin
         assert torch.equal(own, other)
         assert own is not other
     assert algorithm.train().module_returns.keys() == {"first", "last", "third"}
+
+
+def test_what_is_trained_stays_as_it_was_set_when_modules_come_and_go() -> None:
+    algorithm = PPO(config())
+    algorithm.learner.modules_to_train = ("first",)
+    algorithm.train()
+    algorithm.add_module("third", like="last", module_of=all_three)
+    algorithm.train()
+    assert {name: learner.updates > 0 for name, learner in algorithm.learner.modules.items()} == {
+        "first": True,
+        "last": False,
+        "third": False,
+    }
+    algorithm.learner.modules_to_train = ("first", "third")
+    algorithm.remove_module("third", module_of=first_and_last)
+    assert algorithm.learner.modules_to_train == ("first",)
+
+
+def test_evaluations_of_offline_training_number_their_episodes_from_0(tmp_path: Path) -> None:
+    def by_number(agent: Any, episode: Any) -> str:
+        numbers.append(episode.number)
+        return "first" if (agent == "left") == (episode.number % 2 == 0) else "last"
+
+    numbers: list[int] = []
+    PPO(config()).record(tmp_path, 4, seed=1)
+    given: Any = {"env": Duel, "modules": ("first", "last"), "module_of": by_number, "evaluation_episodes": 3}
+    algorithm = etude.BC(etude.BCConfig(data=str(tmp_path), updates_per_iteration=2, batch_size=16, seed=0, **given))
+    found = []
+    for _ in range(3):
+        numbers.clear()
+        algorithm.train()
+        found.append(sorted(set(numbers)))
+    assert found[0][0] == 0
+    assert found[0] == found[1] == found[2]

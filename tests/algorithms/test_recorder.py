@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is recorded while an algorithm trains, against what its `collect` gave, step by step."""
 
+import dataclasses
 import gc
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -342,3 +344,48 @@ def test_a_recording_that_is_removed_during_a_run_is_an_error(tmp_path: Path) ->
     with pytest.raises(DataError, match="removed or moved"):
         algorithm.close()
     assert not (tmp_path / "r").exists()
+
+
+class Tells(gym.Env[Any, Any]):
+    """Observations show the step and the action before; episodes have 50 steps."""
+
+    observation_space = gym.spaces.Box(-1, 99, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.array([0, -1], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.array([self.t, action], np.float32), float(action == 1), False, self.t == 50, {}
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+def test_a_run_that_resumes_with_other_settings_is_not_mixed_with_what_it_did_before(
+    layout: Any, tmp_path: Path
+) -> None:
+    config = PPOConfig(env=Tells, num_envs=2, num_steps=140, epochs=20, seed=1)
+    record = RecordConfig(path=str(tmp_path / "data"), layout=layout)
+    algorithm = PPO(dataclasses.replace(config, record=record))
+    algorithm.train()
+    algorithm.save(tmp_path / "run")
+    for _ in range(2):  # what a killed run did after its checkpoint
+        algorithm.train()
+    algorithm.close()
+    same = etude.load(tmp_path / "run", env=Tells)
+    assert not same.recorder.has_new_settings
+    same.close()
+    resumed = etude.load(tmp_path / "run", env=Tells, lr=0.05)
+    for _ in range(3):
+        resumed.train()
+    resumed.close()
+    assert validate(tmp_path / "data").ok
+    exp = Recording.open(tmp_path / "data").read()
+    twice = 0 if layout == "table" else 40  # the first steps of the running episodes, in both courses
+    assert exp.num_steps == 2 * 3 * 140 + twice
+    for i in range(exp.num_segments):
+        one = exp[i]
+        np.testing.assert_array_equal(one.steps["obs"][1:, 1], one.steps["action"][:-1])
+        if layout == "episodes" and one.segments.done[0]:
+            assert one.num_steps == 50

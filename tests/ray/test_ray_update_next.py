@@ -200,3 +200,32 @@ def test_steps_that_learners_trained_on_are_counted_although_the_run_is_saved(cl
     before = 256 * loaded.updates
     result = loaded.train()
     assert result.metrics["env_steps_trained_lifetime"] == before + 256
+
+
+def test_an_iteration_without_a_gradient_step_needs_no_learners(cluster: None) -> None:
+    engine = Ray(num_learners=1)
+    algorithm = etude.DQN(etude.DQNConfig(env="CartPole-v1", seed=0, learning_starts=5000, engine=engine))
+    try:
+        result = algorithm.train()
+        assert (result.env_steps >= 1000, result.updates) == (True, 0)
+    finally:
+        algorithm.close()
+
+
+def test_statistics_that_are_loaded_are_not_those_of_the_recording(cluster: None, tmp_path: Path) -> None:
+    ppo = PPO(PPOConfig(env="CartPole-v1", seed=0))
+    for i, name in enumerate(("first", "more")):
+        ppo.record(tmp_path / name, num_episodes=10 + 10 * i, seed=i, explore=True)
+    given: dict[str, Any] = {"connectors": ("normalize_obs",), "batch_size": 32, "updates_per_iteration": 5, "seed": 0}
+    before = etude.BC(etude.BCConfig(data=str(tmp_path / "first"), **given))
+    before.train()
+    before.save(tmp_path / "run")
+    engines: list[Any] = ["local", Ray(num_learners=1)]
+    for engine in engines:
+        algorithm = etude.BC(etude.BCConfig(data=str(tmp_path / "more"), engine=engine, **given))
+        try:
+            algorithm.load(tmp_path / "run", ["modules", "connectors"])
+            algorithm.train()
+            assert algorithm.connectors.metrics() == before.connectors.metrics()
+        finally:
+            algorithm.close()
