@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs compared: those that differ in nothing but their seed are one group, with a mean and an interval."""
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.algorithms.saving import saved_env_name
 from etude.checkpoints import MANIFEST, load_meta
 from etude.errors import DataError, SettingsError
 from etude.metrics import read_jsonl
@@ -141,7 +143,7 @@ def _run(path: Path, given: Path, by: str, y: str, x: str) -> RunCurve:
     return RunCurve(
         str(path),
         str(given) if by == "folder" else _group(path, settings, by),
-        str(settings.get("env")),
+        _env_of(path, meta),
         at,
         np.array([known[t] for t in at.tolist()], np.float64),
     )
@@ -155,6 +157,16 @@ def _figure(row: Mapping[str, Any], name: str) -> Any:
     root, _, part = name.partition("/")
     value = row.get(root)
     return value.get(part) if part and isinstance(value, Mapping) else value
+
+
+def _env_of(path: Path, meta: Any) -> str:
+    """What runs of one env have in common; an env that has no name in the checkpoint is that of its run alone."""
+    config = meta.get("config") if isinstance(meta, Mapping) else None
+    env = config.get("env") if isinstance(config, Mapping) else None
+    name = saved_env_name({"env": env})
+    if env is None or env == name:
+        return str(name)
+    return f"{name} {json.dumps(env)}" if name and len(env) > 1 else name or f"the env of {path}"
 
 
 def _settings(meta: Any) -> dict[str, Any]:
@@ -192,6 +204,11 @@ def _grouped(runs: Sequence[RunCurve]) -> dict[tuple[str, str], list[RunCurve]]:
 def band_of(runs: Sequence[RunCurve]) -> Band:
     """The interquartile mean of runs over time, where all of them have been, with its 95 % interval."""
     first, last = max(run.x[0] for run in runs), min(run.x[-1] for run in runs)
+    if not last:
+        raise DataError(
+            f"{runs[0].group}: the clock of its runs stands still, as that of env steps where training is offline: "
+            "take another as `x` (--x updates)."
+        )
     if last < first:
         raise DataError(f"{runs[0].group}: its runs have no time in common: {', '.join(run.path for run in runs)}.")
     x = np.linspace(first, last, NUM_POINTS if last > first else 1)

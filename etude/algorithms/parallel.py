@@ -113,6 +113,14 @@ class Outcome(NamedTuple):
     is_interrupted: bool = False
 
 
+def _others(out: Path, folders: Sequence[Path]) -> list[Path]:
+    """The runs in ``out`` with names such as ``seed-2`` or ``trial-2/seed-0`` that are in none of these folders."""
+    kinds = {folder.relative_to(out).parts for folder in folders}
+    patterns = {"/".join(f"{part.rpartition('-')[0]}-*" for part in parts) for parts in kinds}
+    found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    return [path for path in found if path not in folders and holds_run(path)]
+
+
 def cores_of(config: AlgorithmConfig) -> int:
     """The number of cores that a run keeps busy on this machine: its threads plus its worker processes."""
     workers = 0
@@ -174,6 +182,9 @@ def train_all(
         for job in jobs:
             job.check()
             check_logs(job.log)
+        if jobs[0].overwrite:
+            for left in _others(out, [job.out for job in jobs]):
+                clear(left)
         sent = [_sendable(job) for job in jobs]
         signals.conclude = lambda: INTERRUPTED
         board.open()

@@ -7,6 +7,7 @@ value. A trial maps dotted names to values.
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -61,12 +62,17 @@ _RANGES: Final = {
 _LISTS: Final = {"choice": Choice, "grid": Grid}
 
 
+_POINT: Final = re.compile(r"[\d.eE+-]+:[\d.eE+-]+")
+"""A point of a schedule."""
+
+
 def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
     """Parse the search space of one setting from a text.
 
     Args:
         text: ``0.1,0.2,0.3`` or ``grid:0.1,0.2,0.3``, ``choice:relu,tanh``, or a range such as ``loguniform:1e-4,1e-2``
-            (the keywords are ``uniform``, ``loguniform``, ``randint`` and ``lograndint``); or a single fixed value.
+            (the keywords are ``uniform``, ``loguniform``, ``randint`` and ``lograndint``); or a single fixed value,
+            such as a schedule (``0:1e-3,100000:0``).
         name: The name of the setting, for messages.
         value_of: Parses one value of a list.
 
@@ -92,6 +98,8 @@ def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
         return Range(low, high, is_log, is_whole)
     if colon and head in _LISTS:
         return _LISTS[head]([value_of(word) for word in tail.split(",")])
+    if head == "cosine" or ("," in text and all(_POINT.fullmatch(word) for word in text.split(","))):
+        return value_of(text)  # a schedule
     near = nearest(head, (*_RANGES, *_LISTS)) if colon else None
     if near:
         raise SettingsError(f"the search space of `{name}` is {text!r}: unknown keyword `{head}`. Nearest: `{near}`.")

@@ -167,6 +167,8 @@ class FlagNames:
             if word.startswith("--") and leaf is None:
                 name = re.sub(r"(^|\.)no-", r"\1", name)
                 leaf = found if (found := self.find(name)) is not None and found.hint is bool else None
+                if leaf is not None and equals:
+                    raise SettingsError(f"{owner}: {word.partition('=')[0]} takes no value: write --{name}={value}.")
             if leaf is None:
                 fits = room >= 1 and not word.startswith("--")
                 (words if fits else rest).append(word)
@@ -174,7 +176,8 @@ class FlagNames:
                 continue
             if (before := flags.setdefault(leaf.path, _canonical(name))) != _canonical(name):
                 raise SettingsError(f"{owner}: --{before} and --{name} are one setting: leave out one of them.")
-            if leaf.path in given and values.is_one_or_many(leaf.hint):  # else the last one counts
+            is_one = values.is_one_or_many(leaf.hint) or values.is_by_name(leaf.hint)
+            if leaf.path in given and is_one:  # else the last one counts
                 raise SettingsError(f"{owner} has --{name} twice: put all its values behind one, as A B.")
             words = given[leaf.path] = [value] if equals else [truth] if leaf.hint is bool else []
             room = 0 if words else float("inf") if values.takes_many(leaf.hint) else 1

@@ -21,6 +21,7 @@ from etude.algorithms import Algorithm, AlgorithmConfig, Stop
 from etude.algorithms.checkpoint import check_metric, score_of
 from etude.algorithms.comparison import interval_of
 from etude.algorithms.parallel import Outcome, TrainingJob, train_all
+from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
 from etude.algorithms.seeds import failures, seeds_of, title_of
@@ -468,29 +469,40 @@ def _trials(
         jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")
         for job in jobs:
             if job.goes_on:
-                _check_same(job, drawn)
+                _check_same(job)
+        others = numbered(out / name, "seed-").keys() - {int(seed) for seed in seeds}
+        if options.resume and others:
+            raise SettingsError(
+                f"{out / name} has the seeds {sorted(others)}, too: a sweep goes on with the --seed, and at least the "
+                "--seeds, that it began with. Or give another --out."
+            )
         found.append(Trial(number, drawn, jobs))
     return found
 
 
-def _check_same(job: TrainingJob, values: Mapping[str, Any]) -> None:
-    """Refuse to go on with a trial of other settings, which another command has drawn."""
+_MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
+
+
+def _check_same(job: TrainingJob) -> None:
+    """Refuse to go on with a trial of other settings, which another command has given or drawn."""
     plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
     meta = load_meta(job.out)
     saved = meta.get("config") if isinstance(meta, Mapping) else None
-    for name in values:
-        was, now = (_at(place, name) for place in (saved, plain))
-        if was != now:
-            raise SettingsError(
-                f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the "
-                "--space, --seed and --samples that it began with (more samples are fine). Or give another --out."
-            )
+    for name, was, now in _differences(saved, {n: value for n, value in plain.items() if n not in _MAY_DIFFER}):
+        raise SettingsError(
+            f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the settings, "
+            "and the --space, --seed and --samples, that it began with (more samples are fine). Or give another --out."
+        )
 
 
-def _at(place: Any, name: str) -> Any:
-    for part in name.split("."):
-        place = place.get(part) if isinstance(place, Mapping) else None
-    return place
+def _differences(saved: Any, plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """What settings differ in: names, saved values and new ones."""
+    for name, now in plain.items():
+        was = saved.get(name) if isinstance(saved, Mapping) else None
+        if isinstance(now, Mapping) and isinstance(was, Mapping):
+            yield from _differences(was, now, f"{path}{name}.")
+        elif was != now:
+            yield path + name, was, now
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -63,7 +63,7 @@ def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converter
         return made(hint, words[0], converters)
     if [word.lower() for word in words] == ["none"]:
         return None if type(None) in _kinds(hint) else ()
-    if not _is_by_name(hint) or not any("=" in word for word in words):
+    if not is_by_name(hint) or not any("=" in word for word in words):
         return made(hint, tuple(words), converters)
     pairs = [word.partition("=") for word in words]
     if max(Counter(key for key, _, _ in pairs).values()) > 1:
@@ -73,7 +73,7 @@ def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converter
 
 def made(hint: Any, value: Any, converters: Converters) -> Any:
     """A value from a settings file, with `none` and the names of Python objects replaced by what they stand for."""
-    by_name = _is_by_name(hint)
+    by_name = is_by_name(hint)
     if isinstance(value, str) and value.lower() == "none" and type(None) in _kinds(hint):
         return None
     if isinstance(value, Mapping) and by_name:
@@ -112,7 +112,8 @@ def is_one_or_many(hint: Any) -> bool:
     return {str, tuple[Any, ...]} <= {*_kinds(hint)}
 
 
-def _is_by_name(hint: Any) -> bool:
+def is_by_name(hint: Any) -> bool:
+    """Whether a flag takes NAME=VALUE: its type is a mapping, or also one."""
     return any(typing.get_origin(kind) is Mapping for kind in _kinds(hint))
 
 

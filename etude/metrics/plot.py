@@ -49,7 +49,7 @@ def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str
 
     Args:
         paths: Run folders with a ``metrics.jsonl`` (keys ``env_steps``, ``updates``, ``return_mean``, ``return_min``,
-            ``return_max``, ``eval_return_mean``, ``losses``), or such files.
+            ``return_max``, ``evaluation``, ``losses``), or such files.
         to: The image file; its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
 
     Returns:
@@ -103,8 +103,8 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
     x = _numbers(rows, clock)
     later = np.minimum.accumulate(np.where(np.isnan(x), np.inf, x)[::-1])[::-1]
     kept = x <= np.append(later[1:], np.inf)  # a resumed run writes some steps again: the newer rows count
-    names = ("return_mean", "return_min", "return_max", "eval_return_mean")
-    quantity, (mean, low, high, evaluated) = "episode return", (_numbers(rows, name) for name in names)
+    quantity, evaluated = "episode return", _evaluations(rows)
+    mean, low, high = (_numbers(rows, name) for name in ("return_mean", "return_min", "return_max"))
     if np.isnan(mean[kept]).all() and np.isnan(evaluated[kept]).all():
         quantity, mean = "loss", np.array([_total_loss(row) for row in rows])
     bands = []
@@ -116,7 +116,7 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
         bands.append(Band(name, x[known], evaluated[known], none, none, line))
     if not bands:
         raise DataError(
-            f"{path} holds nothing to draw: no line has {clock} with return_mean, eval_return_mean or losses. "
+            f"{path} holds nothing to draw: no line has {clock} with return_mean, evaluation or losses. "
             "Let the run finish an episode or an update first."
         )
     return clock, quantity, bands
@@ -125,6 +125,13 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
 def _numbers(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
     values = (row.get(key) for row in rows)
     return np.array([v if isinstance(v, int | float) else np.nan for v in values], np.float64)
+
+
+def _evaluations(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """The mean return of each evaluation in the first row that has it; later rows repeat it until the next."""
+    each = [row.get("evaluation") or {} for row in rows]
+    is_new = [own != before for own, before in zip(each, [{}, *each], strict=False)]
+    return np.where(is_new, _numbers(each, "return_mean"), np.nan)
 
 
 def _total_loss(row: Mapping[str, Any]) -> float:

@@ -12,11 +12,12 @@ from urllib.parse import quote
 import numpy as np
 
 from etude import columns as col
-from etude.errors import SettingsError
+from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
 from etude.recordings.episodes import Assembler
+from etude.recordings.files import data_files
 from etude.recordings.layout import PREFIX, number_of
 from etude.recordings.recording import Recording
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter, recorded
@@ -149,6 +150,12 @@ class ModuleWriters:
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""
         where = self._root / folder if folder else self._root
+        if before is not None and int(before["next_file"]) and not (where.exists() and data_files(where)):
+            raise DataError(
+                f"{where}: the recording that this run writes is not there. A relative path begins at the folder in "
+                "which the run is resumed: resume it where it was begun, or set `record.path` to where the recording "
+                "is, or to a new folder."
+            )
         writer = RecordingWriter(where, obs_space=kind[0], action_space=kind[1], **options)
         series = _Series(kind, writer, Assembler(together=True) if layout == "episodes" else None, {})
         if before is not None:

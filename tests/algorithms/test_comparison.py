@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import functools
 import json
 import math
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 import etude
+from etude.algorithms import PPO, PPOConfig, Stop
 from etude.algorithms.comparison import band_of, bootstrap_interval, compare, interquartile_mean, plot_groups, read_runs
 from etude.checkpoints import save_tree
 from etude.cli.main import main
@@ -171,3 +174,15 @@ def test_runs_of_etude_itself(tmp_path):
     assert np.isfinite(group.value)
     plot_groups([tmp_path], tmp_path / "x.png", by="lr", x="updates")
     assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", [functools.partial, lambda make, **given: lambda: make(**given)])
+def test_envs_that_were_given_in_python_are_not_mixed_either(tmp_path, kind):
+    for i, scale in enumerate((1.0, 100.0)):
+        config = PPOConfig(env=kind(scaled, scale=scale), num_envs=2, num_steps=64, epochs=1, seed=1)
+        PPO(config).fit(Stop(env_steps=128), out=tmp_path / f"run-{i}", log=("jsonl",))
+    assert [group.num_runs for group in compare([tmp_path])] == [1, 1]
+
+
+def scaled(scale):
+    return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: scale * reward)

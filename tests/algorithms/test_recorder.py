@@ -389,3 +389,18 @@ def test_a_run_that_resumes_with_other_settings_is_not_mixed_with_what_it_did_be
         np.testing.assert_array_equal(one.steps["obs"][1:, 1], one.steps["action"][:-1])
         if layout == "episodes" and one.segments.done[0]:
             assert one.num_steps == 50
+
+
+def test_a_recording_that_is_not_there_when_a_run_resumes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = PPO(PPOConfig(**SMALL, record=RecordConfig(path="data")))
+    algorithm.train()
+    algorithm.save("run")
+    algorithm.close()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="data: the recording that this run writes is not there"):
+        etude.load(tmp_path / "run").train()
+    assert [*Path().iterdir()] == []

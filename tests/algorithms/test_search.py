@@ -44,6 +44,11 @@ def test_lists_in_words():
     assert written("module:f,module:g", "env", str) == Grid(["module:f", "module:g"])
 
 
+@pytest.mark.parametrize("text", ["0:1e-3,100000:0", "0:0.3,5e4:0.1", "cosine:0:1e-3,100:0"])
+def test_a_schedule_is_one_value(text):
+    assert written(text, "lr", str) == text
+
+
 def test_tried_settings_go_into_those_that_are_there():
     config = etude.PPOConfig(network=etude.NetworkConfig(hidden=(8,), activation="relu"))
     found = applied(config, {"network.hidden": [4, 4], "lr": 1e-4, "engine.num_runners": 3}, "ppo")

@@ -15,6 +15,7 @@ import pytest
 from cli_runs import SMALL
 
 import etude
+from etude.algorithms.comparison import compare
 from etude.checkpoints import MANIFEST, load_meta
 from etude.cli.main import main
 from etude.metrics import read_jsonl
@@ -291,3 +292,11 @@ def test_a_killed_sweep_goes_on(tmp_path, start, capsys):
     assert main([*words, "--resume", str(out), "--json"]) == 0
     assert [trial["updates"] for trial in json.loads(capsys.readouterr().out)["trials"]] == [4, 4, 4]
     assert (out / "trial-0" / "seed-1" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_runs_that_are_overwritten_leave_none_behind(tmp_path, capsys):
+    words = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "32", "--epochs", "1", "--quiet"]
+    words += ["--stop.env-steps", "32", "--max-concurrent", "1", "--out", str(tmp_path / "s")]
+    assert main([*words, "--seeds", "2"]) == 0
+    assert main([*words, "--seeds", "1", "--overwrite"]) == 0
+    assert [group.num_runs for group in compare([tmp_path / "s"])] == [1]

@@ -68,6 +68,8 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
         (["ppo", "--space.lr"], "--space.lr needs what to try, such as"),
         (["ppo", "--space.lr", "--samples", "2"], "--space.lr needs what to try, such as"),
         (["ppo", "--space.lr", "1", "--space.lr", "2"], "--space.lr is there twice"),
+        (["ppo", "--no-normalize-advantages=yes"], "--no-normalize-advantages takes no value: write --normalize-advan"),
+        (["ppo", "--overrides", "a={}", "--overrides", "b={}"], "ppo has --overrides twice: put all its values behind"),
         (["ppo"], "ppo has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE."),
         (["ppo", "--space.lr", "1e-3,1e-4"], "`stop` is not set, but trials need to know when to end"),
         (["ppo", "--space.lr", "1e-3,1e-4", "--metric", "returns"], "`metric` is 'returns', but results have no such"),

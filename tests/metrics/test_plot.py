@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
+from etude.algorithms import PPO, PPOConfig, Stop
 from etude.errors import DataError
-from etude.metrics import JSONLines, plot_runs
+from etude.metrics import JSONLines, plot_runs, read_jsonl
 from etude.metrics.plot import Band, Panel, _curves, _labels, plot_panels
 
 
@@ -30,7 +31,11 @@ def _online(path, n=20):
 def _offline(path, n=20):
     return _run(
         path,
-        [{"updates": i, "losses": {"a": 1 / i}} | ({"eval_return_mean": i} if i % 5 == 0 else {}) for i in range(1, n)],
+        [
+            {"updates": i, "losses": {"a": 1 / i}}
+            | ({"evaluation": {"return_mean": i, "updates": i}} if i % 5 == 0 else {})
+            for i in range(1, n)
+        ],
     )
 
 
@@ -86,10 +91,16 @@ def test_online_curves_stand_over_env_steps_and_offline_ones_over_updates(tmp_pa
 
 
 def test_an_evaluation_is_a_second_curve(tmp_path):
-    rows = [{"env_steps": i, "return_mean": 1.0 * i} | ({"eval_return_mean": 7.0} if i == 2 else {}) for i in (1, 2)]
-    _, _, (mean, evaluation) = _curves(_run(tmp_path / "a", rows), "a")
-    assert (mean.label, mean.x.tolist(), mean.value.tolist()) == ("a", [1, 2], [1, 2])
-    assert (evaluation.label, evaluation.x.tolist(), evaluation.value.tolist()) == ("a, evaluation", [2], [7])
+    """Rows repeat the latest one until the next; these are a run's."""
+    settings = {"num_envs": 2, "num_steps": 32, "epochs": 1, "seed": 1, "evaluation_interval": 2}
+    algorithm = PPO(PPOConfig(env="CartPole-v1", evaluation_episodes=2, **settings))
+    algorithm.fit(Stop(env_steps=5 * 32), out=tmp_path / "a")
+    _, _, (mean, evaluation) = _curves(tmp_path / "a", "a")
+    assert (mean.label, evaluation.label) == ("a", "a, evaluation")
+    assert mean.x[-1] == 5 * 32
+    assert evaluation.x.tolist() == [2 * 32, 4 * 32]
+    rows = read_jsonl(tmp_path / "a" / "metrics.jsonl")
+    assert evaluation.value.tolist() == [rows[i]["evaluation"]["return_mean"] for i in (1, 3)]
     plot_runs([tmp_path / "a"], tmp_path / "c.png")
 
 

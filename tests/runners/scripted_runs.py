@@ -179,7 +179,7 @@ class Ledger:
         seen = self.changed = set()
         for module_id, exp in parts.items():
             exp.validate()
-            if "logp" in exp.steps:
+            if "dist_inputs" in exp.steps:
                 logp = logp_of(self.runner.rollouts[module_id].module, exp.steps)
                 np.testing.assert_allclose(exp.steps["logp"], logp, rtol=1e-5, atol=1e-6)
             for i in range(exp.num_segments):
