@@ -354,3 +354,18 @@ def guard() -> None:
 
 if __name__ == "__main__":
     guard()
+
+
+def end_with_parent(seconds: float = 1.0) -> None:
+    """End this process when its parent has ended, whatever its threads wait for; looked at every so many ``seconds``.
+
+    At its exit, Python waits for threads, and one of them may wait for data that never comes.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="etude-parent", daemon=True).start()

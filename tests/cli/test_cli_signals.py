@@ -266,3 +266,16 @@ def test_ctrl_c_in_a_program_leaves_nothing_behind(start):
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert err.count("Traceback") == 1
     assert_ends(pid)
+
+
+def test_a_process_ends_with_its_parent_although_a_thread_waits_for_ever():
+    child = (
+        "import os, threading; from concurrent.futures import ThreadPoolExecutor\n"
+        "from etude.interruption import end_with_parent\n"
+        "end_with_parent(0.1); ThreadPoolExecutor().submit(threading.Event().wait); print(os.getpid(), flush=True)"
+    )
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    os.kill(int(parent.stdout.readline()), 0)  # it is there, and waits for its thread
+    parent.kill()
+    parent.communicate(timeout=60)  # ends when nobody holds the output any more
