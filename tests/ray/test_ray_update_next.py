@@ -115,8 +115,6 @@ def test_an_iteration_tells_of_the_update_before(cluster: None) -> None:
 class Scaled(IMPALA):
     """Its rewards are normalised where it learns."""
 
-    Config = IMPALAConfig
-
     def learner_connectors(self) -> list[Any]:
         return ["normalize_reward", *super().learner_connectors()]
 
@@ -146,7 +144,6 @@ def test_connectors_of_learners_learn_from_all_that_they_see(killed: bool, clust
 class Weighted(PPO):
     """Its losses use what `before_update` makes of a number that is set from outside."""
 
-    Config = PPOConfig
     beta = 0.0
 
     def before_update(self, env_steps: int) -> None:
