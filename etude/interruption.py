@@ -29,6 +29,8 @@ MERGED: Final = 0.05
 """Seconds in which several SIGTERMs or SIGHUPs count as one: ``timeout`` sends them to a process and its group."""
 SILENCE: Final = 2.0
 """A process that sends its guard nothing for this many seconds is not alive."""
+PARENT: Final = 0.25
+"""Seconds between two looks at whether the parent process is still there."""
 GUARD_MERGED: Final = 0.25
 """As `MERGED`, for the guard."""
 
@@ -356,16 +358,16 @@ if __name__ == "__main__":
     guard()
 
 
-def end_with_parent(seconds: float = 1.0) -> None:
-    """End this process when its parent has ended, whatever its threads wait for; looked at every so many ``seconds``.
+def when_parent_ends(do: Callable[[], Any], parent: int | None = None) -> None:
+    """Call ``do`` in a thread when this process has another parent than ``parent``, the present one by default.
 
-    At its exit, Python waits for threads, and one of them may wait for data that never comes.
+    With ``os._exit``, a process ends whatever its threads wait for: at its exit, Python waits for threads.
     """
-    parent = os.getppid()
+    before = os.getppid() if parent is None else parent
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(seconds)
-        os._exit(1)
+        while os.getppid() == before:
+            time.sleep(PARENT)
+        do()
 
     threading.Thread(target=watch, name="etude-parent", daemon=True).start()

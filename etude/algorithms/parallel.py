@@ -7,7 +7,6 @@ import pickle
 import shlex
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections import deque
@@ -31,7 +30,7 @@ from etude.algorithms.saving import name_of
 from etude.checkpoints import MANIFEST, load_meta
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError, described
-from etude.interruption import INTERRUPTED, Signals
+from etude.interruption import INTERRUPTED, Signals, when_parent_ends
 from etude.threads import for_acting, usable_cores
 
 OUTPUT: Final = "log.txt"
@@ -319,7 +318,7 @@ def run_job() -> None:
     os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it, and sends a SIGTERM
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM), parent)  # to save and end
     sender: Connection[Any, Any] = Connection(fd, readable=False)
     with sender:
         try:
@@ -334,13 +333,6 @@ def run_job() -> None:
             traceback.print_exc()
         with contextlib.suppress(OSError):  # the other process is gone
             sender.send(outcome)
-
-
-def _end_after(parent: int) -> None:
-    """Wait until the process ``parent`` has ended, then let this one save and end, as after a SIGTERM."""
-    while os.getppid() == parent:
-        time.sleep(_POLL)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Reports:

@@ -281,7 +281,7 @@ class ManyAgentsAdapter(EnvAdapter):
         self._who = who = AgentStates(env, name)
         super().__init__(env, who.names, who.obs_spaces, who.action_spaces)
         self.max_steps: int | None = None
-        """The number of steps after which whoever steps the env truncates its episodes."""
+        """The longest episode. The caller truncates it; here, it only ends a wait for an agent to act."""
         self.ends: list[AgentStep] = []
         """If a step fails: the rows of agents that had ended in it before; else empty."""
         self._is_checked = False

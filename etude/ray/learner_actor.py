@@ -16,7 +16,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.experience import Experience
-from etude.interruption import end_with_parent
+from etude.interruption import when_parent_ends
 from etude.learners import Update
 from etude.learners.distributed import Team
 from etude.ray.policies import as_arrays, learner_state, set_learner_state
@@ -68,7 +68,7 @@ class LearnerActor:
     def __init__(
         self, rank: int, kind: type[Algorithm[Any]], config: AlgorithmConfig, spaces: dict[str, Spaces]
     ) -> None:
-        end_with_parent()
+        when_parent_ends(lambda: os._exit(1))  # a thread may wait for data for ever
         self._rank, self._arguments = rank, (kind, config, spaces)
         self._feeds: dict[str, Feed] = {}
         self._store: Any = None

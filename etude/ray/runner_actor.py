@@ -19,7 +19,7 @@ from etude.algorithms.play import dropped_by, make_runner, played, runner_for, w
 from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
-from etude.interruption import end_with_parent
+from etude.interruption import when_parent_ends
 from etude.policies import Policy
 from etude.ray.fragments import FragmentReport
 from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
@@ -44,7 +44,7 @@ class RunnerActor:
     """
 
     def __init__(self, config: AlgorithmConfig, device: str, step_timeout: float | None) -> None:
-        end_with_parent()
+        when_parent_ends(lambda: os._exit(1))  # a thread may wait for data for ever
         hold(for_acting(config.compute.threads))
         self._config, self._device, self._step_timeout = config, device, step_timeout
         self._callbacks = [callback_from(spec) for spec in config.callbacks]

@@ -115,6 +115,14 @@ def test_rows_without_the_figure_are_left_out(tmp_path):
     assert found.y.tolist() == [1.0, 2.0]
 
 
+def test_a_clock_that_stands_still_is_told(tmp_path):
+    path = run(tmp_path / "a", [1.0])
+    (path / "metrics.jsonl").write_text('{"env_steps": 0, "updates": 5, "return_mean": 1.0}\n')
+    with pytest.raises(DataError, match="the clock of its runs stands still"):
+        plot_groups([path], tmp_path / "c.png")
+    assert plot_groups([path], tmp_path / "c.png", x="updates").exists()
+
+
 def test_a_run_that_has_diverged_is_told(tmp_path, caplog):
     path = run(tmp_path / "a", [1.0, 2.0])
     with (path / "metrics.jsonl").open("a") as file:

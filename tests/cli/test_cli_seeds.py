@@ -130,6 +130,12 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     assert trained == [out / "trial-1" / "seed-2"]
     assert found["trials"][0]["clip"] != found["trials"][2]["clip"]
 
+    for other, message in (
+        (["--epochs", "3"], "was trained with `epochs`"),
+        (["--seeds", "1"], "has the seeds [2], too: a sweep goes on with the --seed"),
+    ):
+        assert main([*words, *other, "--resume", str(out)]) == 2
+        assert message in capsys.readouterr().err
     words[words.index("0.001,0.01")] = "0.001,0.02"
     assert main([*words, "--resume", str(out)]) == 2
     assert "trial-1/seed-1 was trained with `lr` 0.01, but is now to have 0.02" in capsys.readouterr().err

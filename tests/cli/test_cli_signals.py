@@ -271,8 +271,9 @@ def test_ctrl_c_in_a_program_leaves_nothing_behind(start):
 def test_a_process_ends_with_its_parent_although_a_thread_waits_for_ever():
     child = (
         "import os, threading; from concurrent.futures import ThreadPoolExecutor\n"
-        "from etude.interruption import end_with_parent\n"
-        "end_with_parent(0.1); ThreadPoolExecutor().submit(threading.Event().wait); print(os.getpid(), flush=True)"
+        "from etude.interruption import when_parent_ends\n"
+        "when_parent_ends(lambda: os._exit(1)); ThreadPoolExecutor().submit(threading.Event().wait)\n"
+        "print(os.getpid(), flush=True)"
     )
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
