@@ -5,6 +5,7 @@ import dataclasses
 import operator
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
@@ -120,6 +121,8 @@ class Algorithm(Generic[C]):
         self.recorder = Recorder(self)
         """Records the experience of training if `record` is set."""
         check_device(config.compute.device)
+        for message in config.without_effect():
+            warnings.warn(message, stacklevel=3)
         if config.compute.compile:
             load_triton(torch.device(config.compute.device))  # before an env draws
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)

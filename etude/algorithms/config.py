@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from etude.algorithms.nested import (
     AgentsConfig,
@@ -68,6 +68,7 @@ ONE_RATE = dict.fromkeys(
     ("optimizer.actor_lr", "optimizer.critic_lr"), "all that is learned has one learning rate, `lr`"
 )
 NO_VALUE = {"network.separate": "the network has no value function that could share layers with the policy"}
+SEQUENCES = dict.fromkeys(("sequences.max_len", "sequences.burn_in", "sequences.start"), "network.recurrent")
 SINGLE_STEPS = dict.fromkeys(
     ("sequences.max_len", "sequences.burn_in", "network.recurrent_size"),
     "it learns from single steps, without a memory",
@@ -122,6 +123,13 @@ class AlgorithmConfig:
     unused: ClassVar[Mapping[str, str]] = {}
     """Settings without effect on this algorithm, by dotted path (such as `network.separate`), and the reason: they are
     refused. Those of base classes are added."""
+
+    needs: ClassVar[Mapping[str, str]] = {
+        "network.recurrent_size": "network.recurrent",
+        "optimizer.grad_clip_by": "optimizer.grad_clip",
+    }
+    """Settings that have an effect only with another one, by dotted path: an algorithm warns where that one is not
+    set. Those of base classes are added."""
 
     env: EnvLike | None = None
     """The env to act in: a registered id, `module:factory`, a function that makes an env; an Env, VectorEnv or
@@ -191,18 +199,40 @@ class AlgorithmConfig:
             raise SettingsError(f"`agents.modules_to_train` is {trained!r}, but the `modules` are {there}.")
 
     def _refuse_unused(self) -> None:
-        known = defaults(type(self))
-        unused: dict[str, str] = {}
+        for path, why in self._of_classes("unused").items():
+            if self._is_changed(path):
+                raise SettingsError(f"`{path}` is {self.at(path)!r}, but has no effect here: {why}. Leave it out.")
+
+    def without_effect(self) -> list[str]:
+        """What to warn of: settings without effect, as the one that they need is not set.
+
+        Where you give networks of your own, or several modules, nothing is known about what they use: [].
+        """
+        if self.module is not None or self.agents.modules is not None:
+            return []
+        return [
+            f"`{path}` is {self.at(path)!r}, but has no effect, as `{needed}` is {self.at(needed)!r}."
+            for path, needed in self._of_classes("needs").items()
+            if not self.at(needed) and self._is_changed(path)
+        ]
+
+    def at(self, path: str) -> Any:
+        """The setting at a dotted path, such as `network.hidden`."""
+        return functools.reduce(getattr, path.split("."), cast("Any", self))
+
+    def _of_classes(self, name: str) -> dict[str, str]:
+        found: dict[str, str] = {}
         for base in type(self).__mro__:
-            unused |= base.__dict__.get("unused", {})
-        for path, why in unused.items():
-            outer, _, inner = path.partition(".")
-            value, usual = getattr(self, outer), [known[outer]]
-            if inner:
-                usual = [getattr(known[outer], inner), defaults(type(value))[inner]]
-                value = getattr(value, inner)
-            if value not in usual:
-                raise SettingsError(f"`{path}` is {value!r}, but has no effect here: {why}. Leave it out.")
+            found |= base.__dict__.get(name, {})
+        return found
+
+    def _is_changed(self, path: str) -> bool:
+        """Whether a setting differs from its default here, and, if it is nested, from that of its own class."""
+        known = defaults(type(self))
+        outer, _, inner = path.partition(".")
+        if not inner:
+            return bool(self.at(path) != known[outer])
+        return self.at(path) not in [getattr(known[outer], inner), defaults(type(self.at(outer)))[inner]]
 
     def with_overrides(self, module_id: str, given: Mapping[str, Any]) -> Self:
         """These settings, with one module's overrides applied.
@@ -222,10 +252,7 @@ class AlgorithmConfig:
 def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
     """The settings that may be schedules and are not None, by dotted path."""
     leaves = [leaf for leaf in leaves_of(type(config)) if leaf.hint in (Schedule, Schedule | None)]
-    whole: Any = config
-    found: dict[str, Schedule | None] = {
-        ".".join(leaf.path): functools.reduce(getattr, leaf.path, whole) for leaf in leaves
-    }
+    found: dict[str, Schedule | None] = {path: config.at(path) for path in (".".join(leaf.path) for leaf in leaves)}
     return {path: value for path, value in found.items() if value is not None}
 
 
@@ -269,6 +296,8 @@ class OnPolicyConfig(ActingConfig):
 
     everyday: ClassVar[tuple[str, ...]] = ("epochs", "minibatch_size", "lambda_")
 
+    needs: ClassVar[Mapping[str, str]] = SEQUENCES
+
     lr: Schedule = 1e-3
     """Learning rate of Adam, or a schedule: points of (env_steps, rate) with straight lines between. Default: the best
     of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
@@ -311,6 +340,8 @@ class OfflineConfig(AlgorithmConfig):
         "record.layout": "evaluations record whole episodes",
         "metrics.window": "results are over the episodes of the latest evaluation",
     }
+
+    needs: ClassVar[Mapping[str, str]] = {"sequences.burn_in": "network.recurrent"}
 
     lr: Schedule = 3e-4
     """Learning rate of Adam, or a schedule: points of (gradient steps, rate) with straight lines between, or half a

@@ -10,7 +10,7 @@ import numpy as np
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import ActingConfig
+from etude.algorithms.config import SEQUENCES, ActingConfig
 from etude.algorithms.nested import MetricsConfig, ReplayConfig, SequenceConfig
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import joined, together
@@ -37,6 +37,10 @@ class OffPolicyConfig(ActingConfig):
     unused: ClassVar[Mapping[str, str]] = {
         "trajectories.whole_episodes": "steps are learned from as soon as the replay has them"
     }
+
+    needs: ClassVar[Mapping[str, str]] = SEQUENCES | dict.fromkeys(
+        ("replay.priority_alpha", "replay.priority_beta"), "replay.prioritized"
+    )
 
     num_envs: int = 1
     """Copies of the env that step together, at least 1."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,24 @@ from some_envs import make_lending
 from test_saving import facts, ppo
 from toy_envs import Echo, OwnNet, Switchboard, Toil
 
-from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, OnPolicyConfig, PPOConfig, Result, Stop
+from etude.algorithms import (
+    PPO,
+    Algorithm,
+    AlgorithmConfig,
+    DQNConfig,
+    OnPolicyAlgorithm,
+    OnPolicyConfig,
+    PPOConfig,
+    Result,
+    Stop,
+)
+from etude.algorithms.nested import ReplayConfig, SequenceConfig
 from etude.connectors import Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.learners import ComputeConfig, Loss, ModuleLearner
-from etude.modules import Output, make_module
+from etude.learners import ComputeConfig, Loss, ModuleLearner, OptimizerConfig
+from etude.modules import NetworkConfig, Output, make_module
 from etude.recordings import Recording
 from etude.settings import settings
 
@@ -446,3 +458,35 @@ def test_seeds_and_budgets_below_zero() -> None:
         PPO(PPOConfig(env=Echo)).evaluate(1, seed=-1)
     with pytest.raises(SettingsError, match="`env_steps` is -4"):
         Stop(env_steps=-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"network": NetworkConfig(recurrent_size=8)}, "`network.recurrent_size` is 8, but has no effect, as "),
+        (
+            {"sequences": SequenceConfig(max_len=8)},
+            "`sequences.max_len` is 8, but has no effect, as `network.",
+        ),
+        (
+            {"optimizer": OptimizerConfig(grad_clip=None, grad_clip_by="norm")},
+            "`optimizer.grad_clip_by` is 'norm', but has no effect, as `optimizer.grad_clip` is None",
+        ),
+    ],
+)
+def test_a_setting_without_the_one_that_it_needs_warns(given: dict[str, Any], said: str) -> None:
+    config = PPOConfig(env="CartPole-v1", **given)
+    with pytest.warns(UserWarning, match=re.escape(said)) as warned:
+        PPO(config).close()
+    assert len(warned) == 1
+    PPO(dataclasses.replace(config, module=OwnNet)).close()  # which may be recurrent
+
+
+def test_defaults_without_the_setting_that_they_need_do_not_warn() -> None:
+    config = DQNConfig(env="CartPole-v1", replay=ReplayConfig(capacity=100), network=NetworkConfig())
+    assert config.without_effect() == []
+    changed = dataclasses.replace(config, replay=ReplayConfig(capacity=100, priority_alpha=0.5))
+    assert len(changed.without_effect()) == 1
+    assert (
+        dataclasses.replace(config, replay=dataclasses.replace(changed.replay, prioritized=True)).without_effect() == []
+    )
