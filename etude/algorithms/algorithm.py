@@ -68,7 +68,8 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
 _REST: Final = 20.0
-"""Checkpoints of better results come at the earliest after this many times as long as saving one takes."""
+"""Checkpoints of better results come at the earliest after this many times as long as saving one takes, but for those
+of weights that were evaluated."""
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 
@@ -182,6 +183,7 @@ class Algorithm(Generic[C]):
         self._seconds_apart = 0.0
         self.evaluation: dict[str, float] = {}
         """See `Result.evaluation`."""
+        self._evaluating: int | None = None
         self.data_flow: dict[str, float] = {}
         """See `Result.data`."""
         self.bottleneck = ""
@@ -466,6 +468,7 @@ class Algorithm(Generic[C]):
             faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
             evaluation=self.evaluation,
+            evaluating=self._evaluating,
             data=self.data_flow,
             bottleneck=self.bottleneck,
         )
@@ -479,7 +482,10 @@ class Algorithm(Generic[C]):
         interval = self.config.evaluation.interval
         if self.config.env is not None and interval and self.iteration % interval == 0:
             with self.untimed(), self.timed("evaluate"):
-                self.take_evaluation(*self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed))
+                evaluation, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
+                is_done = evaluation is not None and evaluation.updates == self.updates
+                self._evaluating = None if is_done else self.updates
+                self.take_evaluation(evaluation, finished)
 
     def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
         """Take what `Engine.evaluate` returned: results show this evaluation from now on."""
@@ -646,7 +652,8 @@ class Algorithm(Generic[C]):
                         break
                     since = time.monotonic() - saved
                     is_best = checkpoints is not None and checkpoints.would_be_best(result)
-                    if since >= save_interval or (is_best and since >= _REST * took):
+                    is_last_chance = result.evaluation.get("updates") == result.updates
+                    if since >= save_interval or (is_best and (is_last_chance or since >= _REST * took)):
                         begin = time.monotonic()
                         save()
                         saved = time.monotonic()

@@ -21,6 +21,7 @@ from etude.checkpoints import (
     load_meta,
     load_tree,
     remove_tree,
+    replace_meta,
     save_tree,
 )
 from etude.checkpoints.codec import Encoder
@@ -232,6 +233,10 @@ def read_components(path: Where, components: Names, not_components: Names) -> tu
 # -- which are kept ---------------------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
+_EVALUATED: Final = "evaluated"
+"""Key in the description of a checkpoint: the later result that has the figures of its evaluation."""
+_OF_EPISODES = ("return", "length_", "duration_", "custom/", "agent_returns", "module_returns")
+"""What the names of figures of episodes begin with; offline, these are of evaluations."""
 
 
 class Saved(Protocol):
@@ -249,9 +254,11 @@ class KeptCheckpoint(NamedTuple):
     time: float
     """When it was saved, in seconds since 1970."""
     score: float
-    """The metric's value in the result that was saved with it; NaN if there is none."""
+    """The metric's value for its weights; NaN if there is none."""
     path: str
     """Its folder or URL, for ``etude.load``."""
+    updates: int = 0
+    """The gradient steps that its weights had made."""
 
 
 class Checkpoints:
@@ -267,7 +274,9 @@ class Checkpoints:
         keep_best: Number of checkpoints with the best scores to keep beside them, at least 0.
         metric: The field of `Result` that is the score, such as ``return_mean``, or an entry of one, such as
             ``losses/policy``. A checkpoint whose result lacks it, or has NaN, is never among the best; of equal ones,
-            the newer is better.
+            the newer is better. If it is a figure of evaluations (``evaluation/return_mean``; offline, all figures of
+            episodes), only checkpoints of weights that were evaluated have a score. With evaluations beside training,
+            it comes later: such a checkpoint is kept until then.
         best_is: Whether large or small scores are good.
 
     Raises:
@@ -312,11 +321,14 @@ class Checkpoints:
                 meta = load_meta(path)
                 meta = meta if isinstance(meta, dict) else {}
                 result, saved = meta.get("result"), meta.get("time")
+                evaluated = meta.get(_EVALUATED, result)  # a later result, if the evaluation ran beside training
                 if not (isinstance(result, dict) and isinstance(saved, int | float)):
                     raise CheckpointError(
                         f"{redacted(path)} was saved without a result: take it out of {redacted(self.folder)}."
                     )
-                found.append(KeptCheckpoint(int(match[1]), saved, score_of(result, self.metric), path))
+                updates = int(result.get("updates", 0))
+                score = self._score(evaluated if isinstance(evaluated, dict) else result, updates)
+                found.append(KeptCheckpoint(int(match[1]), saved, score, path, updates))
         return found
 
     def save(self, algorithm: Saved, result: Result) -> str:
@@ -350,8 +362,11 @@ class Checkpoints:
         return self._keep(path, result)
 
     def would_be_best(self, result: Result) -> bool:
-        """Whether a checkpoint with this result would be among the best."""
-        score = score_of(result.to_dict(), self.metric)
+        """Whether a checkpoint with this result would be among the best, or might be: if its evaluation began now."""
+        self._take_late(result)
+        if self.keep_best and self._will_be_scored(result, result.updates):
+            return True
+        score = self._score(vars(result), result.updates)
         if not self.keep_best or math.isnan(score):
             return False
         best = self.ranked()[: self.keep_best]
@@ -368,8 +383,8 @@ class Checkpoints:
 
     def _keep(self, path: str, result: Result) -> str:
         """Register the checkpoint at ``path``, remove those no longer kept, and return ``path``."""
-        score = score_of(result.to_dict(), self.metric)
-        if self.keep_best and math.isnan(score) and "/" in self.metric and not self._has_warned:
+        score, is_evaluated = self._score(vars(result), result.updates), self._is_evaluated(vars(result))
+        if self.keep_best and math.isnan(score) and "/" in self.metric and not (is_evaluated or self._has_warned):
             self._has_warned = True
             warnings.warn(
                 f"the result has no `{self.metric}`, so {redacted(path)} can't be among the best. It has "
@@ -377,12 +392,45 @@ class Checkpoints:
                 f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
                 stacklevel=3,
             )
-        self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path)
+        self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path, result.updates)
+        self._take_late(result)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
-        for kept in set(self._kept.values()) - {*newest, *self.ranked()[: self.keep_best]}:
-            remove_tree(kept.path)
-            del self._kept[kept.iteration]
+        stays = {*newest, *self.ranked()[: self.keep_best]}
+        for kept in set(self._kept.values()) - stays:
+            if not (self.keep_best and self._will_be_scored(result, kept.updates)):
+                remove_tree(kept.path)
+                del self._kept[kept.iteration]
         return path
+
+    def _score(self, result: Mapping[str, Any], updates: int) -> float:
+        """The score of weights after so many gradient steps; NaN if the metric is of an evaluation of others."""
+        if self._is_evaluated(result) and result["evaluation"].get("updates", updates) != updates:
+            return math.nan
+        return score_of(result, self.metric)
+
+    def _is_evaluated(self, result: Mapping[str, Any]) -> bool:
+        """Whether the metric is a figure of evaluations."""
+        is_offline = not result.get("env_steps")
+        return isinstance(result.get("evaluation"), dict) and (
+            self.metric.startswith("evaluation/") or (is_offline and self.metric.startswith(_OF_EPISODES))
+        )
+
+    def _will_be_scored(self, result: Result, updates: int) -> bool:
+        """Whether an evaluation of weights after so many gradient steps is running."""
+        return result.evaluating == updates and self._is_evaluated(vars(result))
+
+    def _take_late(self, result: Result) -> None:
+        """Give a checkpoint the score of an evaluation that ran beside training and has ended."""
+        updates = int(result.evaluation.get("updates", result.updates))
+        score = self._score(vars(result), updates)
+        if updates == result.updates or not self._is_evaluated(vars(result)) or math.isnan(score):
+            return
+        of_these = [kept for kept in self.all() if kept.updates == updates]
+        if of_these and math.isnan((kept := of_these[-1]).score):
+            meta = load_meta(kept.path)
+            assert isinstance(meta, dict)
+            replace_meta(kept.path, {**meta, _EVALUATED: result.to_dict()})
+            self._kept[kept.iteration] = kept._replace(score=score)
 
     def all(self) -> list[KeptCheckpoint]:
         """All checkpoints in the order of saving, which need not be that of iterations: a run may resume from an older

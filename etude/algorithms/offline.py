@@ -199,11 +199,13 @@ class OfflineAlgorithm(Algorithm[C]):
             if last is None:
                 return None, None
             played = last
-        self.recorder.take(played.parts, tag=f"@{played.updates}")  # evaluations give their episodes equal ids
-        return None, played.finished
+        evaluation = played.evaluation
+        self.recorder.take(played.parts, tag=f"@{evaluation.updates}")  # evaluations give their episodes equal ids
+        return evaluation, played.finished
 
     def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
-        """Add the episodes of an evaluation to the figures of results."""
+        """Also add the episodes of an evaluation to the figures of results."""
+        super().take_evaluation(evaluation, finished)
         if finished is not None:
             self.take_finished(finished)
 

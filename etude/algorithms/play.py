@@ -212,14 +212,17 @@ class Played(NamedTuple):
     """Their experience, by module id."""
     finished: Finished
     """Their returns."""
-    updates: int
-    """Gradient steps that the modules had made."""
+    evaluation: Evaluation
+    """The figures of the evaluation."""
 
 
 def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
     """Play whole episodes without exploration, with modules that have made so many updates."""
-    parts = by_module(runner.collect_each(num_episodes=num_episodes, explore=False))
-    return Played(parts, runner.take_finished(), updates)
+    begin = time.perf_counter()
+    parts, finished = by_module(runner.collect_each(num_episodes=num_episodes, explore=False)), runner.take_finished()
+    faulty = int(runner.stats().get("faulty_episodes", 0))
+    seconds = time.perf_counter() - begin
+    return Played(parts, finished, evaluation_of(finished, faulty, updates=updates, seconds=seconds))
 
 
 class Beside(Future[Played]):

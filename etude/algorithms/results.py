@@ -92,8 +92,10 @@ class Result:
     env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
     """The latest evaluation during training: ``return_mean``, ``return_min``, ``return_max``, ``length_mean``,
-    ``episodes``, and ``updates``, the gradient steps made before it. {} if there is none yet; always {} offline, where
-    all returns are of evaluations."""
+    ``episodes``, and ``updates``, the gradient steps made before it. {} if there is none yet."""
+    evaluating: int | None = None
+    """The gradient steps made before an evaluation that runs beside training, with figures in a later result. None if
+    there is none."""
     data: dict[str, float] = dataclasses.field(default_factory=dict)
     """Offline, data flow in this iteration: seconds in ``load``, ``connectors`` (prelearner included) and ``shuffle``,
     summed over all workers; seconds of ``wait``, in which the learner had no data; ``steps_per_s`` out of the

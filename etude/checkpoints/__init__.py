@@ -10,6 +10,7 @@ from etude.checkpoints.tree import (
     load_meta,
     load_tree,
     remove_tree,
+    replace_meta,
     save_tree,
     state_name,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "load_meta",
     "load_tree",
     "remove_tree",
+    "replace_meta",
     "save_tree",
     "state_name",
 ]

@@ -156,6 +156,23 @@ def load_meta(folder: Where) -> Tree:
     return _decoded(_read_manifest(at)["meta"], {}, at)
 
 
+def replace_meta(folder: Where, meta: Tree) -> None:
+    """Replace only ``meta`` of a checkpoint, as atomically as `save_tree`.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or the checkpoint is broken or of another version; or it can't
+            be written.
+    """
+    at = folder_at(folder)
+    document = _read_manifest(at) | {"meta": Encoder(arrays_allowed=False).encode(meta)}
+    document["crc32"] = _checksum(document)
+    try:
+        _mend(at)
+        _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
+    except _FAILED as error:
+        raise CheckpointError(f"can't change the checkpoint at {at}: {error}.") from error
+
+
 def state_name(folder: Where) -> str:
     """Return the name of the file with the checkpoint's arrays, which changes with each save.
 

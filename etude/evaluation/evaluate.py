@@ -119,7 +119,9 @@ def evaluate_on(
 
     Args:
         algorithm: An algorithm with one module; for several, see `evaluate_each_on`.
-        data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory.
+        data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory. Experience has no spaces:
+            its actions must be in the units in which the module acts, such as [-1, 1] with `rescale_action`, which
+            can't be checked.
         config: Settings of the evaluation.
         settings: Fields of ``config`` to override, such as ``methods=("wis", "dr")``.
 
@@ -239,7 +241,13 @@ def _result(
         figures, config.methods, confidence=config.confidence, resamples=config.resamples, seed=config.seed
     )
     notes = notes_on(figures, config.methods, config.gamma, explore=config.explore)
-    if len({*first.segments.episode_id.tolist()}) < first.num_segments:
+    if len(np.unique(first.segments.tracks())) < first.num_segments:
+        notes.append(
+            "several episodes have the same id and agent, as where recordings of equal seeds are joined, and the "
+            "intervals take them for one: open recordings together, with Recording.open([a, b]), or give each episode "
+            "an id"
+        )
+    elif len({*first.segments.episode_id.tolist()}) < first.num_segments:
         notes.append(
             "the policy acts for several agents in an episode: the part of each agent counts as an episode, in which "
             "the others act as they did when it was recorded"

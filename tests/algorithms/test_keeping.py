@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from toy_envs import Echo
 
 import etude
-from etude.algorithms import PPO, Checkpoints, PPOConfig, Result
+from etude.algorithms import BC, PPO, BCConfig, Checkpoints, PPOConfig, Result
 from etude.algorithms.checkpoint import score_of
 from etude.checkpoints import load_meta, remove_tree, save_tree
 from etude.errors import CheckpointError, SettingsError
 from etude.metrics import read_jsonl
+from etude.modules import NetworkConfig
 
 
 @pytest.fixture(scope="module")
@@ -230,3 +231,72 @@ def test_a_score_that_no_result_has_is_told_of(tmp_path: Path) -> None:
     ):
         kept.save(algorithm, algorithm.train())
     assert kept.best() is None
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A recording of CartPole-v1."""
+    folder = tmp_path_factory.mktemp("played") / "data"
+    algorithm = PPO(PPOConfig(env="CartPole-v1", seed=0, num_envs=2, num_steps=64))
+    algorithm.record(folder, 20, explore=True)
+    algorithm.close()
+    return str(folder)
+
+
+def erratic(played: str, **given: Any) -> BC:
+    """An algorithm whose weights are another policy after each update."""
+    small = NetworkConfig(hidden=(8,))
+    return BC(BCConfig(data=played, env="CartPole-v1", seed=1, lr=0.5, network=small, batch_size=64, **given))
+
+
+def earned(checkpoint: str | None) -> float:
+    """What the policy of a checkpoint earns in the evaluations of its run."""
+    assert checkpoint is not None
+    algorithm = etude.load(checkpoint)
+    try:
+        return algorithm.evaluate(algorithm.config.evaluation.episodes, seed=algorithm.runner_seed).return_mean
+    finally:
+        algorithm.close()
+
+
+@pytest.mark.parametrize("save_interval", [0.0, 3600.0])
+@pytest.mark.parametrize(("interval", "beside"), [(1, False), (3, False), (1, True), (3, True)])
+def test_the_best_offline_earned_its_score(
+    played: str, tmp_path: Path, interval: int, beside: bool, save_interval: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.algorithms.algorithm._REST", 0.0)  # however long saving takes
+    given = {"updates_per_iteration": 1, "evaluation_interval": interval, "evaluate_beside": beside}
+    algorithm = erratic(played, evaluation_episodes=4, **given)
+    kept = Checkpoints(tmp_path / "checkpoints", keep_last=1, keep_best=2)
+    algorithm.fit(etude.Stop(updates=12), out=tmp_path, checkpoints=kept, save_interval=save_interval)
+    algorithm.close()
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    scores = {row["evaluation"]["updates"]: row["evaluation"]["return_mean"] for row in rows if row["evaluation"]}
+    assert len(scores) == 12 // interval - beside
+    assert [each.score for each in kept.ranked()[:2]] == sorted(scores.values(), reverse=True)[:2]
+    for each in kept.ranked()[:2]:
+        assert each.score == scores[each.iteration] == earned(each.path)
+    assert [*map(str, Checkpoints(tmp_path / "checkpoints").ranked())] == [*map(str, kept.ranked())]
+
+
+def test_the_best_of_evaluations_online_earned_its_score(tmp_path: Path) -> None:
+    config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, seed=1, lr=0.1, evaluation_interval=3)
+    algorithm, kept = PPO(config), Checkpoints(tmp_path, keep_last=1, metric="evaluation/return_mean")
+    results = []
+    for _ in range(11):
+        results.append(algorithm.train())
+        kept.save(algorithm, results[-1])
+    algorithm.close()
+    assert kept.ranked()[0].score == max(result.evaluation["return_mean"] for result in results[2:])
+    assert kept.ranked()[0].iteration % 3 == 0
+    assert kept.ranked()[0].score == earned(kept.best())
+
+
+def test_an_evaluation_that_never_ends_leaves_its_checkpoint_without_a_score(played: str, tmp_path: Path) -> None:
+    algorithm, kept = erratic(played, updates_per_iteration=1, evaluate_beside=True), Checkpoints(tmp_path)
+    kept.save(algorithm, result := algorithm.train())
+    algorithm.close()
+    assert (result.evaluation, result.evaluating) == ({}, 1)
+    again = Checkpoints(tmp_path)
+    assert again.best() is None
+    assert [each.iteration for each in again.all()] == [1]

@@ -13,7 +13,7 @@ import torch
 from checkpoint_documents import at, places, read, replaced, write
 from safetensors.numpy import load_file
 
-from etude.checkpoints import copy_tree, load_meta, load_tree, remove_tree, save_tree, tree
+from etude.checkpoints import copy_tree, load_meta, load_tree, remove_tree, replace_meta, save_tree, tree
 from etude.errors import CheckpointError
 
 STATE = {
@@ -73,6 +73,17 @@ def test_an_unfit_tree_leaves_the_old_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="can't save `w`"):
         save_tree(tmp_path, {"w": object()})
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_description_that_can_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError("no space left on device")
+
+    save_tree(tmp_path, STATE, meta=1)
+    monkeypatch.setattr(tree, "replace", refuse)
+    with pytest.raises(CheckpointError, match=r"can't change the checkpoint at .*: no space left on device\."):
+        replace_meta(tmp_path, 2)
+    assert load_meta(tmp_path) == 1
 
 
 def test_a_failed_write_leaves_the_old_checkpoint_and_no_litter(tmp_path, monkeypatch):
@@ -324,6 +335,19 @@ def test_a_copy_is_a_checkpoint_of_its_own(tmp_path):
     assert load_meta(tmp_path / "b") == 2
     with pytest.raises(CheckpointError, match="a is not a checkpoint: there is no such folder"):
         copy_tree(tmp_path / "a", tmp_path / "c")
+
+
+def test_only_the_description_is_replaced(tmp_path):
+    save_tree(tmp_path / "a", {"w": np.arange(5)}, meta={"score": None})
+    copy_tree(tmp_path / "a", tmp_path / "b")
+    state = _state_file(tmp_path / "a").name
+    replace_meta(tmp_path / "a", {"score": 1.5})
+    assert load_tree(tmp_path / "a")[1] == {"score": 1.5}
+    assert load_tree(tmp_path / "a")[0]["w"].tolist() == [0, 1, 2, 3, 4]
+    assert _state_file(tmp_path / "a").name == state
+    assert load_meta(tmp_path / "b") == {"score": None}
+    with pytest.raises(CheckpointError, match="c is not a checkpoint: there is no such folder"):
+        replace_meta(tmp_path / "c", None)
 
 
 def test_a_copy_where_files_can_have_one_name_only(tmp_path, monkeypatch):

@@ -278,6 +278,14 @@ def test_agents_of_an_episode_are_drawn_together():
     assert (two.behaviour.low, two.behaviour.high) == pytest.approx((one.behaviour.low, one.behaviour.high))
 
 
+def test_episodes_of_one_id_and_agent_are_named():
+    exp = played(20, seed=4)
+    found = evaluate_on(policy(PLAYS), type(exp).concat([exp, exp]), methods=["wis"])
+    assert found.episodes == 40
+    assert [note for note in found.notes if note.startswith("several episodes have the same id and agent")]
+    assert not [note for note in found.notes if "several agents" in note]
+
+
 def test_data_of_another_kind(tmp_path):
     echo = PPO(PPOConfig(env=Echo, seed=0))
     path = own_recording(tmp_path, echo)
