@@ -79,9 +79,11 @@ class Trainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Run one iteration; it is the last one if the goal is reached or a budget is used up."""
         self._algorithm()
-        self.newest = next(self.results)
+        self.newest = result = next(self.results)
         is_due = time.monotonic() - self.saved >= self.interval
-        return flat(self.newest.to_dict()) | {"done": self.goal.now(self.newest), "should_checkpoint": is_due}
+        if result.evaluation:  # Tune keeps checkpoints by figures that must be of their own weights
+            is_due &= result.updates in (result.evaluation["updates"], result.evaluating)
+        return flat(result.to_dict()) | {"done": self.goal.now(result), "should_checkpoint": is_due}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that `etude.load` can load."""

@@ -252,6 +252,13 @@ def test_a_trial_saves_as_often_as_it_is_told(cluster, tmp_path):
     seldom.stop()
 
 
+def test_a_trial_saves_weights_that_were_evaluated(cluster):
+    config = dataclasses.replace(TINY, evaluation_interval=3, evaluation_episodes=1)
+    trial = Trainable({"shared": Shared(config=config, save_interval=0.0)})
+    assert [trial.train()["should_checkpoint"] for _ in range(6)] == [True, True, True, False, False, True]
+    trial.stop()
+
+
 def test_a_trial_wants_what_is_shared():
     with pytest.raises(SettingsError, match=r"`shared` is None, but must be an etude.ray.Shared\(config=...\)"):
         Trainable.default_resource_request({"lr": 1e-3})
