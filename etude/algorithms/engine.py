@@ -97,7 +97,8 @@ class Engine:
             with algorithm.timed("update"):
                 updates[name] = algorithm.learn(name, batch)
             algorithm.policies[name].connectors.update(exp)
-            algorithm.learner.modules[name].connectors.update(seen)
+            learner = algorithm.learner.modules[name]
+            learner.connectors.update(seen, learner.module)
         return updates
 
     def update_from(self, module_id: str, batches: Iterable[Any], learned: Learned | None = None) -> Update:

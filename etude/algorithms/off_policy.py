@@ -19,7 +19,7 @@ from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.connectors.rewards import with_summed_rewards
 from etude.errors import SettingsError
-from etude.experience import Experience, Segments
+from etude.experience import Experience
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
@@ -134,6 +134,13 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         for name in self.policies:
             with self.settings_of(name):
                 self.replays[name] = held[name] if name in held else self._new_replay(name)
+        for learner in self.learner.modules.values():
+            if users := [connector.name for connector in learner.connectors.connectors if connector.uses_module]:
+                raise SettingsError(
+                    f"learner_connectors() of {type(self).__name__} has {users[0]}, which uses the module. Here they "
+                    "run once, when steps are stored, with weights and observations that are not those of later "
+                    "updates: compute it in `loss`."
+                )
         parts = {name: split(policy.connectors) for name, policy in self.policies.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
@@ -269,7 +276,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
             return {}, looked_ahead(exp, config.n_step, config.gamma)
         batch = replay.sample(config.batch_size)
-        return batch, seen(behind, batch, config.n_step) if behind.connectors else batch
+        return batch, seen(behind, batch, replay, config.n_step) if behind.connectors else batch
 
     def _set_priorities(self, replay: Replay, batch: Columns, kept: Figures) -> None:
         if replay.priorities is None:
@@ -334,9 +341,8 @@ def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
     return summed.with_steps(**{col.STEPS_AHEAD: sums.steps})
 
 
-def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
-    """A batch from a replay as the module sees it: each row is treated as a segment of one step, at the start of an
-    episode without a name.
+def seen(connectors: Pipeline, batch: Columns, replay: Replay, n_step: int) -> Columns:
+    """A batch from a replay as the module sees it: each row is treated as a segment of one step.
 
     Raises:
         SettingsError: a connector changes rewards that are already n-step sums.
@@ -344,13 +350,18 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
     size = len(batch[col.REWARD])
     following = col.renamed(batch, col.NEXT_OBS, col.OBS)
     steps = {name: column for name, column in batch.items() if not col.is_under(name, col.NEXT_OBS)}
-    segments = Segments.of(size, episode_id=[""] * size, terminated=batch[col.TERMINATED])
-    exp = Experience(steps, np.arange(size + 1), segments, following)
-    exp = connectors.offline(exp)
+    segments = replay.places(batch["index"]).replace(terminated=batch[col.TERMINATED])
+    raw = Experience(steps, np.arange(size + 1), segments, following)
+    exp = connectors.offline(raw)
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
         names = [connector.name for connector in connectors.connectors]
         raise SettingsError(
             f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
             f"applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards before it."
         )
-    return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}
+    ends = exp
+    if n_step > 1 and not all(type(connector).__module__.startswith("etude.") for connector in connectors.connectors):
+        # your own connectors may use `t`, and the observation after n steps is not that of the next step
+        later = segments.replace(t_start=segments.t_start + replay.steps_ahead(batch["index"]) - 1)
+        ends = connectors.offline(Experience(steps, raw.offsets, later, following))
+    return {**exp.numpy().steps, **col.renamed(ends.numpy().final_obs, col.OBS, col.NEXT_OBS)}

@@ -295,7 +295,7 @@ class Task(ActingAlgorithm[C]):
             with self.timed("update"), self.settings_of(name):
                 updates[name] = self._update(learner, dataset)
             connectors.update(exp)
-            learner.connectors.update(seen)
+            learner.connectors.update(seen, learner.module)
         return joined(updates, self.counts, several=len(self.policies) > 1)
 
     def _postprocessed(self, exp: Experience) -> Experience:

@@ -140,7 +140,8 @@ class Head(ReadCommand):
 
 @settings
 class Describe(ReadCommand):
-    """Print statistics of each column: count, missing and distinct values, mean, std, min and max; counts of names."""
+    """Print statistics of each column: count, missing and distinct values, mean, std, min and max of those that are
+    finite; counts of names."""
 
     def execute(self) -> int:
         """Print the statistics."""
@@ -148,7 +149,8 @@ class Describe(ReadCommand):
 
         view = RecordingView(self.recording())
         found = view.describe()
-        names = ("steps", "missing", "distinct", "mean", "std", "min", "max")
+        infinite = ("infinite",) if any(figures.get("infinite") for figures in found.values()) else ()
+        names = ("steps", "missing", *infinite, "distinct", "mean", "std", "min", "max")
         rows = [["column", *names]]
         rows += [[name, *(_cell(figures.get(figure)) for figure in names)] for name, figures in found.items()]
         if any("counts" in figures for figures in found.values()):

@@ -292,11 +292,16 @@ class Pipeline(Connector):
                 self._check_shapes("offline", columns, {n: s for n, s in self._obs_shapes.items() if n in columns})
         return exp
 
-    def update(self, exp: Experience) -> None:
-        """Let each connector that learns do so, from the output of those before it, computed before they learn."""
+    def update(self, exp: Experience, module: Module | None = None) -> None:
+        """Let each connector that learns do so, from the output of those before it, computed before they learn.
+
+        Args:
+            exp: What the first of them gets.
+            module: The module, for connectors of a learner that use it (`GAE`).
+        """
         last = self._learning[-1] if self._learning else -1
         for i, connector in enumerate(self.connectors[: last + 1]):
-            seen = connector.offline(exp) if i < last else exp
+            seen = connector.offline(exp, module) if i < last else exp
             connector.update(exp)
             exp = seen
 

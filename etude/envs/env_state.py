@@ -9,6 +9,7 @@ implemented in C, only the simulators below are supported. An env that holds any
 world), or that raises an error meanwhile, can't be captured, and the reason is given.
 """
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -57,8 +58,9 @@ _STATELESS = tuple(
 )
 """Modules whose objects are for drawing only, or have no state of their own."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_SELF = "__self__"
 _DETAILS = frozenset(
-    ("id", "class", "maxlen", "shape", "rng", "below", "order", "dtype", "offset", "strides", "memory")
+    ("id", "class", "maxlen", "shape", "rng", "below", "order", "dtype", "offset", "strides", "memory", "code")
 )
 """The keys of a node besides its kind."""
 _ANY = "any"  # stands for an object that never changes, or is for drawing only
@@ -127,17 +129,46 @@ def _class_name(thing: type) -> str:
     return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # SWIG's classes may have no module
 
 
+def _held(value: Any) -> dict[str, Any] | None:
+    """What a function refers to and may change: the variables of an enclosing function that it uses, the object of a
+    method, or the arguments of a partial; None for all else, and for functions that the whole program uses."""
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, types.MethodType | types.BuiltinFunctionType):
+        own = getattr(value, "__self__", None)
+        return None if own is None or isinstance(own, types.ModuleType | type) else {_SELF: own}
+    if not (isinstance(value, types.FunctionType) and value.__closure__):
+        return None
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is value:
+        return None
+    held = {}
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+        with contextlib.suppress(ValueError):  # the variable has no value yet
+            held[name] = cell.cell_contents
+    return held
+
+
 def _static(value: Any) -> str | None:
     """A name for a value without state of its own; None for all others."""
+    if _held(value):
+        return None
     if isinstance(value, _FUNCTIONS):
         name = value.__qualname__
         return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
     if isinstance(value, types.ModuleType):
         return value.__name__
-    fixed = isinstance(value, EnvSpec | functools.partial | logging.Logger | pathlib.PurePath)
+    fixed = isinstance(value, EnvSpec | logging.Logger | pathlib.PurePath)
     if fixed or f"{getattr(type(value), '__module__', '')}.".startswith(_STATELESS):
         return _ANY
     return _ANY if callable(value) and not hasattr(value, "__dict__") else None
+
+
+def _code_of(function: Any) -> str:
+    """The name of a function's code, which is the same in each new env."""
+    return "partial" if isinstance(function, functools.partial) else f"{function.__module__}:{function.__qualname__}"
 
 
 def _is_env(value: Any) -> bool:
@@ -237,6 +268,9 @@ class _Capture:
             return {"dict": self._items(value, path, plain), "class": _class_name(kind)}
         if plain:
             raise CannotCaptureError(f"{_short(path)} is a {_class_name(kind).lstrip(':')}, not plain data")
+        if held := _held(value):
+            parts = {name: self.node(part, f"{path}.{name}") for name, part in held.items()}
+            return {"function": parts, "code": _code_of(value)}
         return self._object(value, path)
 
     def _items(self, value: dict[Any, Any], path: str, plain: bool) -> list[Any]:
@@ -404,6 +438,8 @@ class _Restore:
                 return python_random
             case "dict":
                 return self._dict(current, node, path)
+            case "function":
+                return self._function(current, node, path)
             case "own":
                 own = _own_state(current)
                 if own is None:
@@ -437,6 +473,24 @@ class _Restore:
             raise CannotRestoreError(f"{path} holds objects")
         memory = self._memories[node["view"]]
         return np.ndarray(tuple(node["shape"]), dtype, memory.data, node["offset"], tuple(node["strides"]))
+
+    def _function(self, current: Any, node: Node, path: str) -> Any:
+        held, stored = _held(current), node["function"]
+        if held is None or _code_of(current) != node["code"] or not stored.keys() <= held.keys():
+            raise CannotRestoreError(f"{path} was a function {node['code']}, but a new env has none there")
+        if isinstance(current, functools.partial):
+            parts = {name: self.value(held[name], part, f"{path}.{name}") for name, part in stored.items()}
+            return functools.partial(parts["func"], *parts["args"], **parts["keywords"])
+        if _SELF in held:
+            own = self.value(held[_SELF], stored[_SELF], f"{path}.{_SELF}")
+            if type(own) is not type(held[_SELF]):
+                raise CannotRestoreError(f"{path} was a method of another class")
+            return current if own is held[_SELF] else getattr(own, current.__name__)
+        self._made[node["id"]] = current  # it may refer to itself
+        for name, cell in zip(current.__code__.co_freevars, current.__closure__, strict=True):
+            if name in stored:
+                cell.cell_contents = self.value(held[name], stored[name], f"{path}.{name}")
+        return current
 
     def _dict(self, current: Any, node: Node, path: str) -> Any:
         old = current if isinstance(current, dict) else {}

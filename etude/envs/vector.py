@@ -292,6 +292,10 @@ class VectorArena:
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
         end.obs, end.infos = self._final_columns(info["final_obs"], rows), info.get("final_info", {})
+        if OFF_POLICY_ACTION in end.infos:
+            which, columns = self._taken(end.infos)
+            there = np.isin(which, rows)
+            end.taken = np.searchsorted(rows, which[there]), {name: c[there] for name, c in columns.items()}
         self._check_choices(end.obs)
         return end
 

@@ -13,7 +13,7 @@ from etude.columns import Columns
 from etude.display import short
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Index
-from etude.experience.experience import Experience, offsets_of, without_lookback
+from etude.experience.experience import Experience, Segments, offsets_of, without_lookback
 from etude.experience.priorities import Priorities, Prioritized, checked
 from etude.experience.trajectories import TrajectoryStore
 
@@ -193,6 +193,20 @@ class Replay:
             following[ends] = final.take(own, axis=0)
             batch[col.moved(name, col.OBS, col.NEXT_OBS)] = following
         batch[col.TERMINATED], batch[col.DISCOUNT] = terminated, discount
+
+    def places(self, index: Index) -> Segments:
+        """Where stored steps are in their episodes, as segments ``[num]`` of one step each that has not ended.
+
+        Args:
+            index: int64 ``[num]``, as just returned by `sample`.
+        """
+        return self._stored.places(index % self.capacity)
+
+    def steps_ahead(self, index: Index) -> Index:
+        """The number of rewards, int64 ``[num]``, that `sample` sums for stored steps, given as for `places`."""
+        walk, _ = self._stored.walk(index % self.capacity, self.n_step)
+        steps: Index = np.sum(walk != self.capacity, axis=0)
+        return steps
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Set the priorities of steps, such as absolute TD errors.

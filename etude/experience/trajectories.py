@@ -255,13 +255,8 @@ class TrajectoryStore:
         rows = walk[inside]
         own = self.trajectory.take(starts)
         ended = after == self.capacity
-        table = {name: column.take(own) for name, column in self.table.items()}
-        segments = Segments.of(
-            len(starts),
-            episode_id=table["episode_id"],
-            agent_id=table["agent_id"],
-            module_id=table["module_id"],
-            t_start=self.t.take(starts).astype(np.int64),
+        table = {name: self.table[name].take(own) for name in ("terminated", "truncated", "known")}
+        segments = self.places(starts).replace(
             lookback=lookback,
             terminated=ended & table["terminated"],
             truncated=ended & table["truncated"],
@@ -273,6 +268,12 @@ class TrajectoryStore:
             final_obs[name][ended] = final.take(own[ended], axis=0)
         steps = {name: column.take(rows, axis=0) for name, column in self.columns.items()}
         return Experience(steps, offsets_of(np.count_nonzero(inside, axis=1)), segments, final_obs)
+
+    def places(self, rows: Index) -> Segments:
+        """The names and times of segments that start at ``rows``."""
+        own = self.trajectory.take(rows)
+        names = {name: self.table[name].take(own) for name in ("episode_id", "agent_id", "module_id")}
+        return Segments.of(len(rows), **names, t_start=self.t.take(rows).astype(np.int64))
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
@@ -125,7 +126,7 @@ class Policy:
         self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         parts = leaves(self.action_space, col.ACTION).items()
         self._named = {name: leaf for name, leaf in parts if isinstance(leaf, NamedDiscrete)}
-        self._actors: dict[bool, Actor] = {}
+        self._actors: dict[tuple[bool, int], Actor] = {}  # by whether it explores, and by thread: it has buffers
         self._rng = np.random.default_rng()
 
     def __repr__(self) -> str:
@@ -284,11 +285,12 @@ class Policy:
         return Chosen(action, chosen, after, logp)
 
     def _actor(self, explore: bool, rng: np.random.Generator | None) -> Actor:
-        if explore not in self._actors:
-            self._actors[explore] = self._acting.actor(explore=explore)
+        own = explore, threading.get_ident()
+        if own not in self._actors:
+            self._actors[own] = self._acting.actor(explore=explore)
         if self.module.training:
             self.module.eval()  # no dropout while acting; the learner switches back to training mode
-        actor = self._actors[explore]
+        actor = self._actors[own]
         actor.start(self._rng if rng is None else rng, 0)  # no random numbers are drawn in advance
         return actor
 

@@ -113,7 +113,8 @@ class RayEngine(Engine):
             with algorithm.timed("update"):
                 updates = learners.update(batches, algorithm.env_steps)
             for name, exp in seen.items():
-                algorithm.learner.modules[name].connectors.update(exp)
+                learner = algorithm.learner.modules[name]
+                learner.connectors.update(exp, learner.module)
         for name, exp in parts.items():
             algorithm.policies[name].connectors.update(exp)
         return updates

@@ -240,7 +240,8 @@ class Learners:
         ask = self._update_of(some, env_steps, connects=True)
         self._running = ask, self._insist(ask, waits=False)
         for name, exp in seen.items():
-            self._algorithm.learner.modules[name].connectors.update(exp)
+            learner = self._algorithm.learner.modules[name]
+            learner.connectors.update(exp, learner.module)
         return before
 
     def _update_of(self, shares: Mapping[str, list[Experience]], env_steps: int, *, connects: bool = False) -> _Ask:

@@ -338,7 +338,8 @@ class Timeline:
             span = span_at(cut, int(cut["place"].argmin()))
             who, row = self._words(span), span.row + span.stop - span.start - 1
             place = self._units.place(span.part, row, self._names[span.part])
-            more = f" ({len(cut):,} episodes like it)" if len(cut) > 1 else ""
+            what = "episodes" if self._owner(span)[1] is None else "agents in episodes"
+            more = f" ({len(cut):,} {what} like it)" if len(cut) > 1 else ""
             text = (
                 f"{place.words}: {who} is neither terminated nor truncated after its last step{more}: it was cut off, "
                 "and the value of what follows must be estimated. If it ended there, its data should say how."

@@ -40,20 +40,31 @@ def statistics(values: Values) -> dict[str, Any]:
 
     Returns:
         ``steps``, ``missing`` and ``distinct``: how many values there are, how many of them are missing (NaN or None),
-        and how many different ones. For numbers also ``min``, ``max``, ``mean`` and ``std`` of the finite values
-        (float; None if no value is finite). For texts also ``counts``: how often the most frequent ones occur.
+        and how many different ones. For numbers also ``infinite``, how many are infinite; and ``min``, ``max``,
+        ``mean`` and ``std`` of the finite values (None if no value is finite). For texts also ``counts``: how often the
+        most frequent ones occur.
     """
     if values.dtype == object:
         counts = Counter(str(value) for value in values.tolist() if value is not None)
         missing, most = len(values) - counts.total(), dict(counts.most_common(MAX_LABELS))
         return {"steps": len(values), "missing": missing, "distinct": len(counts), "counts": most}
-    numbers = values.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
-    out: dict[str, Any] = {"steps": len(values), "missing": int(np.isnan(numbers).sum())}
-    out["distinct"] = len(np.unique(values[np.isfinite(numbers)]))
-    with np.errstate(over="ignore", invalid="ignore"):  # some columns mark missing values with the largest float
-        found = np.array([finite.min(), finite.max(), finite.mean(), finite.std()] if len(finite) else [np.nan] * 4)
-    return out | dict(zip(("min", "max", "mean", "std"), plain(found), strict=True))
+    if values.dtype.kind == "f":
+        numbers = values.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        missing = int(np.isnan(numbers).sum())
+    else:
+        finite, missing = values.astype(np.uint8) if values.dtype == bool else values, 0
+    out: dict[str, Any] = {"steps": len(values), "missing": missing, "infinite": len(values) - len(finite) - missing}
+    out["distinct"] = len(np.unique(finite))
+    if not len(finite):
+        return out | dict.fromkeys(("min", "max", "mean", "std"))
+    low, high = finite.min().item(), finite.max().item()
+    if finite.dtype.kind == "f":
+        scale = 2.0 ** max(np.frexp(max(-low, high))[1] - 500, 0)  # some columns mark missing values with the largest
+        scaled = finite / scale
+        return out | {"min": low, "max": high, "mean": float(scaled.mean()) * scale, "std": float(scaled.std()) * scale}
+    above = (finite.astype(np.uint64) - finite.min().astype(np.uint64)).astype(np.float64)  # modulo 2 ** 64
+    return out | {"min": low, "max": high, "mean": low + float(above.mean()), "std": float(above.std())}
 
 
 def histogram(columns: Sequence[Values]) -> dict[str, Any]:

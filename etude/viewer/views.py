@@ -69,7 +69,7 @@ class RecordingView:
         """
         recording, table = self.recording, EpisodeTable()
         rewards = [col.REWARD] if col.REWARD in recording.columns else []
-        codes = [np.unique(table.add(recording.part(k, rewards, finals=False))) for k in range(recording.num_parts)]
+        codes = [np.unique(table.add(self._read(k, rewards))) for k in range(recording.num_parts)]
         parts = np.repeat(np.arange(len(codes)), [len(own) for own in codes])
         episodes = np.concatenate([*codes, np.zeros(0, np.int64)])
         order = np.argsort(episodes, kind="stable")
@@ -150,12 +150,19 @@ class RecordingView:
         num = recording.num_parts
         stride = max(round(self.episodes.num_steps / SAMPLED_STEPS), 1)
         for k in sorted(range(num), key=lambda k: (k % stride, k)):
-            exp = recording.part(k, [name], finals=False)
+            exp = self._read(k, [name])
             found.append(with_names(self._leaves.get(name), np.array(exp.trained_steps()[name])))
             rows += len(found[-1])
             if rows >= SAMPLED_STEPS and sum(column.nbytes for column in found) >= num_bytes:
                 break
         return np.concatenate(found) if found else np.zeros(0)
+
+    def _read(self, k: int, names: Sequence[str]) -> Experience:
+        """These columns of a part. What ``on_bad`` leaves out depends on the columns read, so all of them are read
+        where it leaves something out."""
+        if self.recording.leaves_out:
+            return self._part(k, tuple(self.recording.columns))
+        return self.recording.part(k, names, finals=False)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """The statistics of each step column, by name: those of `figures.statistics`.
@@ -331,6 +338,8 @@ def _value(value: Any) -> Any:
     array = np.asarray(value)
     if array.ndim > 1:
         return f"{'x'.join(map(str, array.shape))} {array.dtype}"
+    if array.dtype.kind == "f" and array.ndim == 0 and np.isinf(array):
+        return str(float(array))
     return figures.plain(array.reshape(-1)) if array.ndim else figures.plain(array.reshape(1))[0]
 
 

@@ -26,7 +26,7 @@ from etude.algorithms import (
     Stop,
 )
 from etude.algorithms.nested import ReplayConfig, SequenceConfig
-from etude.connectors import Connector, NormalizeObs
+from etude.connectors import GAE, Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
@@ -353,6 +353,27 @@ def test_learner_connectors_learn_from_each_iteration_and_are_saved(tmp_path: Pa
     other = Counts(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
     other.set_state(algorithm.get_state())
     assert other.learner.only.connectors.connectors[0].state_dict() == {"total": counter.total}
+
+
+class Looks(Connector):
+    """Keeps what it learned from."""
+
+    def update(self, exp: Experience) -> None:
+        self.seen = exp
+
+
+def test_learner_connectors_learn_from_what_others_made_with_the_module() -> None:
+    class Looked(PPO):
+        def learner_connectors(self) -> list[Any]:
+            return [GAE(0.9, 0.0), Looks()]
+
+    algorithm = Looked(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
+    algorithm.train()
+    looks = algorithm.learner.only.connectors.connectors[1]
+    assert isinstance(looks, Looks)
+    exp, value_of = looks.seen, algorithm.module.value_of
+    expected = exp.steps["reward"] + 0.9 * value_of(exp.next_obs()) - value_of({"obs": exp.steps["obs"]})
+    np.testing.assert_allclose(exp.steps["advantage"], expected, rtol=1e-4)
 
 
 def test_learner_connectors_may_not_change_what_the_module_sees() -> None:

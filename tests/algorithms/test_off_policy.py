@@ -33,6 +33,7 @@ from etude import (
 )
 from etude.algorithms import Algorithm
 from etude.algorithms.dqn import QModule
+from etude.connectors import Inputs
 from etude.experience import Experience
 
 CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
@@ -194,6 +195,61 @@ def test_one_that_learns_is_applied_to_batches_as_it_is_now() -> None:
     going_on = ~batch["terminated"]
     after = batch["next_obs"][:, 0] * np.sqrt(squares / count) + mean
     np.testing.assert_allclose(after[going_on], raw[going_on] + 1, atol=1e-4)
+
+
+class Clock(Connector):
+    """Puts the time in the episode, and the number of the episode, in place of the observation's first number."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32), action_space
+
+    def start(self, num_slots: int) -> None:
+        self.t = np.zeros(num_slots)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        self.t[inputs.slots] = np.where(inputs.first, 0, self.t[inputs.slots] + 1)
+        return inputs.with_obs({"obs": np.column_stack([inputs.obs["obs"], self.t[inputs.slots]]).astype(np.float32)})
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        obs = np.column_stack([exp.steps["obs"], exp.t()]).astype(np.float32)
+        after = np.column_stack([exp.final_obs["obs"], exp.segments.t_start + exp.lengths]).astype(np.float32)
+        return Experience({**exp.steps, "obs": obs}, exp.offsets, exp.segments, {"obs": after})
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_connector_behind_one_that_learns_knows_when_a_step_was_made(n_step: int, prioritized: bool) -> None:
+    algorithm = dqn(env=Counts, n_step=n_step, prioritized=prioritized, connectors=(Still, Clock), capacity=70)
+    for _ in range(2):
+        algorithm.train()
+    _, batch = algorithm.drawn("main")
+    assert isinstance(batch, dict)
+    np.testing.assert_array_equal(batch["obs"][:, 1], batch["obs"][:, 0])  # which counts steps, too
+    np.testing.assert_array_equal(batch["next_obs"][:, 1], batch["next_obs"][:, 0])
+    assert batch["obs"][:, 1].max() > n_step
+    assert len(set(batch["next_obs"][:, 1] - batch["obs"][:, 1])) == n_step
+
+
+class Still(Connector):
+    """Learns, but changes nothing."""
+
+    def update(self, exp: Experience) -> None:
+        pass
+
+
+class Estimates(Connector):
+    uses_module = True
+
+
+def test_connectors_of_the_learner_that_use_the_module_are_refused() -> None:
+    class Estimating(DQN):
+        def learner_connectors(self) -> list[Any]:
+            return [Estimates()]
+
+    with pytest.raises(
+        SettingsError, match=r"learner_connectors\(\) of Estimating has estimates, which uses the module"
+    ):
+        Estimating(DQNConfig(env=Counts, **SMALL))
 
 
 class EndBonus(Connector):

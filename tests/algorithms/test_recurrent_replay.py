@@ -283,8 +283,9 @@ def earned(algorithm: type[DQN] | type[SAC], kind: Any, seed: int) -> float:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("algorithm", [DQN, SAC])
-@pytest.mark.parametrize("kind", ["lstm", "gru", mistaken(None)])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [(DQN, "lstm"), (SAC, "gru"), mistaken(DQN, None), mistaken(SAC, None)]
+)
 def test_with_a_memory_the_cue_is_recalled(algorithm: Any, kind: Any) -> None:
     found = median_over_seeds(lambda seed: earned(algorithm, kind, seed))
     most = 0.65 if algorithm is DQN else 0.3

@@ -2,6 +2,7 @@
 """What can't be captured of an env is a reason for new episodes, never an error; its own methods are used."""
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,6 +14,8 @@ from pool_envs import copies_of
 from some_envs import Numbered, Simulated, Stateful
 from test_pool_state import play
 from test_snapshot import through_a_file
+
+from etude.envs.env_state import CannotRestoreError, capture_env, restore_env
 
 
 def captured(make: Callable[[], Any], rounds: int = 5) -> dict[str, Any]:
@@ -334,3 +337,97 @@ def test_arrays_that_share_memory_still_do() -> None:
 
 def test_frames_that_are_one_thing_in_a_new_env_may_be_several() -> None:
     goes_on(lambda: gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 4), "snapshot", rounds=3)
+
+
+# -- functions that have a state --------------------------------------------------------------------------------------
+
+
+def counter(start: int) -> Callable[[], int]:
+    def count() -> int:
+        nonlocal start
+        start += 1
+        return start
+
+    return count
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def tick(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def first_of(numbers: Any) -> int:
+    numbers[0] += 1
+    return int(numbers[0])
+
+
+def counts_itself() -> Callable[[], int]:
+    """A function that refers to itself."""
+
+    def count(by: int = 1) -> int:
+        seen.append(count)
+        return by * len(seen)
+
+    seen: list[Any] = []
+    return count
+
+
+COUNTERS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "a variable of an enclosing function": lambda: counter(0),
+    "a method of another object": lambda: Counter().tick,
+    "arguments of a partial": lambda: functools.partial(first_of, [0]),
+    "an array in a partial": lambda: functools.partial(first_of, np.zeros(3, np.int64)),
+    "a generator's method": lambda: functools.partial(np.random.default_rng(3).integers, 1000),
+    "functions in functions": lambda: functools.partial(lambda count: count(), counter(0)),
+    "itself": counts_itself,
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_function_goes_on_where_it_was(name: str) -> None:
+    class Ticking(Numbered):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.tick = COUNTERS[name]()
+            self.again = self.tick
+            return super().reset(seed=seed)
+
+        def step(self, action: Any) -> Any:
+            obs, reward, *ends = super().step(action)
+            return obs, float(reward + self.tick() + 3 * self.again()), *ends
+
+    goes_on(Ticking, "snapshot", rounds=3)
+
+
+def test_a_functions_state_that_can_not_be_looked_at_is_a_reason() -> None:
+    class Drawing(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            numbers = iter(range(100))
+            self.draw = lambda: next(numbers)
+
+    state = captured(Drawing)
+    assert state["how"] == "new episodes"
+    assert "draw.numbers is a builtins:range_iterator, not plain data" in state["why"]
+
+
+def test_variables_of_functions_that_the_program_uses_stay_as_they_are() -> None:
+    class Parsing(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_the_program = shared
+            self.alone = lambda: shared
+
+    env = Parsing()
+    state = capture_env(env)
+    assert "function" not in str(state["env"]["object"]["of_the_program"])
+    state["env"]["object"]["of_the_program"] = {"id": 99, "function": {"start": {"value": 5}}, "code": "x"}
+    with pytest.raises(CannotRestoreError, match=r"of_the_program was a function x, but a new env has none there"):
+        restore_env(env, state)
+
+
+shared = counter(0)
+shared.__qualname__ = "shared"

@@ -233,3 +233,30 @@ def test_actions_that_the_env_took_itself() -> None:
     of_slot = np.array([int(name.split("-")[1]) for name in exp.segments.episode_id])[exp.segment_of_step()]
     assert (exp.steps["action"][of_slot < 3] == 2).all()
     assert not (exp.steps["action"][of_slot >= 3] == 2).all()
+
+
+class Guarded(gym.Env[Any, Any]):
+    """Takes action 1 in place of 0; the reward is the action that was taken."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        info = {"off_policy_action": 1} if action == 0 else {}
+        return np.zeros(2, np.float32), float(action or 1), False, self.t == 5, info
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_actions_that_the_env_took_itself_in_the_last_step(mode: AutoresetMode) -> None:
+    env = SyncVectorEnv([Guarded] * 3, autoreset_mode=mode)
+    space = env.single_action_space
+    module = make_module(None, env.single_observation_space, space)
+    exp = Runner(make_arena(env, 3), Policy(module), seed=1).collect(num_steps=300).numpy()
+    np.testing.assert_array_equal(exp.steps["action"], exp.steps["reward"])
+    assert set(exp.steps["action"].tolist()) == {1, 2}

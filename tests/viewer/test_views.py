@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -192,16 +193,52 @@ def test_large_integers_are_told_apart():
     assert figures.statistics(np.arange(2**53, 2**53 + 9))["distinct"] == 9
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int8, np.bool_, np.float32, np.float16])
+def test_statistics_of_numbers_of_all_kinds(dtype: Any) -> None:
+    few = np.array([0, 1, 1, 1], dtype)
+    found = figures.statistics(few)
+    assert (found["min"], found["max"], found["mean"], found["std"]) == (
+        0,
+        1,
+        0.75,
+        pytest.approx(np.std([0, 1, 1, 1])),
+    )
+    if np.dtype(dtype).itemsize == 8:
+        ends = np.iinfo(dtype)
+        found = figures.statistics(np.array([ends.max, ends.max - 1, ends.max - 2], dtype))
+        assert (found["min"], found["max"], found["std"]) == (ends.max - 2, ends.max, pytest.approx(np.std([0, 1, 2])))
+        both = figures.statistics(np.array([ends.min, ends.max], dtype))
+        assert (both["min"], both["max"], both["std"]) == (ends.min, ends.max, 2.0**63)
+
+
+def test_what_is_left_out_is_left_out_of_all_columns(tmp_path):
+    pieces = [episode(i, 5, reward=i) for i in range(3)]
+    spoiled = pieces[1].with_steps(reward=np.array([1, np.nan, 1, 1, 1], pieces[1].steps["reward"].dtype))
+    path = write(tmp_path / "data", [pieces[0], spoiled, pieces[2]])
+    view = RecordingView(Recording.open(path, on_bad="skip"))
+    assert {figure["steps"] for figure in view.describe().values()} == {10}
+    assert view.summary()["steps"] == 10
+    assert {len(view.sample(name)) for name in view.recording.columns} == {10}
+
+
+def test_infinity_is_shown(tmp_path):
+    piece = episode(0, 3, reward=1.0).with_steps(score=np.array([1.0, np.inf, -np.inf]))
+    view = RecordingView(Recording.open(write(tmp_path / "data", [piece])))
+    assert view.describe()["score"]["infinite"] == 2
+    assert [row["score"] for row in first_rows(view.recording, 3)] == [1.0, "inf", "-inf"]
+
+
 def test_statistics_and_histograms_leave_out_what_is_missing():
     values = np.array([1.0, np.nan, np.inf, 3.0])
     assert figures.statistics(values) == {
-        "steps": 4, "missing": 1, "distinct": 2, "min": 1.0, "max": 3.0, "mean": 2.0, "std": 1.0,
+        "steps": 4, "missing": 1, "infinite": 1, "distinct": 2, "min": 1.0, "max": 3.0, "mean": 2.0, "std": 1.0,
     }  # fmt: skip
     assert sum(figures.histogram([values])["counts"][0]) == 2
     assert figures.statistics(np.array([np.nan]))["mean"] is None
     assert figures.histogram([np.array([], np.float32)])["counts"] == [[0]]
     largest = np.array([1.0, 2.0, np.finfo(np.float64).max, np.finfo(np.float64).min])  # such as "no reading"
-    assert (figures.statistics(largest)["max"], figures.statistics(largest)["std"]) == (largest[2], None)
+    assert figures.statistics(largest)["max"] == largest[2]
+    assert figures.statistics(largest)["std"] == pytest.approx(largest[2] / 2**0.5)
     assert sum(figures.histogram([largest])["counts"][0]) == 4
     texts = np.array(["b", None, "a", "b"], object)
     assert figures.histogram([texts]) == {"labels": ["b", "a"], "counts": [[2, 1]]}
