@@ -347,7 +347,11 @@ class Algorithm(Generic[C]):
         """Called before the updates of each iteration, with the env steps sampled so far."""
 
     def on_gradients(self, module: Module) -> None:
-        """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place."""
+        """Called before a module's gradients are clipped and applied: read or change ``parameter.grad`` in place.
+
+        Where policy and value function share layers and are clipped separately (`grad_clip_by` ``loss_norm``), the sum
+        of their gradients exists only after clipping: it is called then.
+        """
 
     def after_step(self, module: Module) -> None:
         """Called after each gradient step of a module, under ``no_grad``: for target networks and the like."""

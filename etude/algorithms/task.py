@@ -40,6 +40,8 @@ class TaskModule(Module):
         task: The task.
     """
 
+    can_be_exported = False
+
     def __init__(self, made: Module, task: "Task[Any]") -> None:
         super().__init__(made.net, made.obs_space, made.action_space, made.dist)
         self._state, self.recurrent = {}, False

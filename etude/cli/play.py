@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from etude.cli import flags
 from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
-from etude.errors import SettingsError
+from etude.errors import CheckpointError, SettingsError
 from etude.settings import IntFrom1, defaults, settings
 from etude.urls import redacted
 
@@ -393,6 +393,13 @@ def serve_command() -> type[flags.Command]:
                 serve(self.run, ready=lambda url: show(f"{url} serves {redacted(self.run)}; Ctrl-C ends it."), **config)
             except KeyboardInterrupt:
                 say("ended.")
+            except CheckpointError as error:
+                if "--trust" not in str(error):
+                    raise
+                raise CheckpointError(
+                    f"{error} `etude serve` has no such option: in Python, `etude.serving.serve(policy)` serves a "
+                    "policy that you have loaded."
+                ) from None
             return 0
 
     return Serve

@@ -55,7 +55,12 @@ def where_rows(rows: Array, values: Array, others: Array) -> Array:
     """
     if isinstance(others, np.ndarray) and not rows.any():
         return others
-    return _library(others).where(rows.reshape(-1, *(1,) * (others.ndim - 1)), values, others)
+    library, at = _library(others), rows.reshape(-1, *(1,) * (others.ndim - 1))
+    if library is np or others.dtype not in (library.int16, library.uint16, library.uint64):
+        return library.where(at, values, others)
+    # runtimes of ONNX can't choose between numbers of these dtypes
+    wide = values if isinstance(values, int) else values.long()
+    return library.where(at, wide, others.long()).to(others.dtype)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:

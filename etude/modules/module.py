@@ -4,7 +4,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -107,6 +107,9 @@ class Module(nn.Module):
     def has_own_actor(self) -> bool:
         """Whether the module overrides `actor`, which must then be used for observations that are tensors, too."""
         return type(self).actor is not Module.actor
+
+    can_be_exported: ClassVar[bool] = True
+    """Whether `Policy.export` can write what `actor` does, in torch operations."""
 
     @property
     def own_loss(self) -> Callable[["Module", Any], Any] | None:

@@ -406,10 +406,15 @@ class Policy:
                 `torch.export.load`. An existing file is replaced, and the folder is created if there is none.
 
         Raises:
-            SettingsError: a connector can't be exported, a package is missing, or the path has another suffix or can't
-                be written.
+            SettingsError: the module or a connector can't be exported, a package is missing, or the path has another
+                suffix or can't be written.
             ModuleError: torch can't export the network.
         """
+        if not self.module.can_be_exported:
+            raise SettingsError(
+                f"{type(self.module).__name__} acts by code of your own, which can't be exported: export its network "
+                "(policy.module.net) with torch.export or torch.onnx, and write the rest where it runs."
+            )
         takes_reward = bool(self.readers(col.REWARD))
         traced = TracedPolicy(
             self._acting, self.connectors, self.obs_space, self.initial_state(1), takes_reward=takes_reward

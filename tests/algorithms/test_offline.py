@@ -384,9 +384,9 @@ def double(obs: Any) -> Any:
 
 
 @pytest.mark.usefixtures("forked_loaders")
-def test_functions_as_connectors_can_be_sent_to_processes(tmp_path: Path) -> None:
+def test_functions_as_connectors_and_filters_can_be_sent_to_processes(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 1, **SHORT}
+    how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 1, "filter": "t < 3", **SHORT}
     threads, processes = BC(BCConfig(**how)), BC(BCConfig(**how, worker_kind="processes"))
     assert threads.train().losses == processes.train().losses
     threads.close()

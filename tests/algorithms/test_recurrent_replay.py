@@ -283,9 +283,7 @@ def earned(algorithm: type[DQN] | type[SAC], kind: Any, seed: int) -> float:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(
-    ("algorithm", "kind"), [(DQN, "lstm"), (SAC, "gru"), mistaken(DQN, None), mistaken(SAC, None)]
-)
+@pytest.mark.parametrize(("algorithm", "kind"), [(DQN, "lstm"), (SAC, "gru"), mistaken(DQN, None), mistaken(SAC, None)])
 def test_with_a_memory_the_cue_is_recalled(algorithm: Any, kind: Any) -> None:
     found = median_over_seeds(lambda seed: earned(algorithm, kind, seed))
     most = 0.65 if algorithm is DQN else 0.3

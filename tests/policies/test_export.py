@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from onnx_alone import OnnxAlone
 
+import etude
 from etude.algorithms.cql import ConservativeModule
 from etude.algorithms.decision_transformer import DecisionTransformerConfig, ReturnTransformer
 from etude.algorithms.qr_dqn import QuantileGreedy, QuantileModule
@@ -32,6 +33,7 @@ pytest.importorskip("onnxscript")
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 WIDE = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 PIXELS = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+COUNTS = spaces.Box(-300, 300, (2,), np.int16)
 PUSH = spaces.Box(np.array([-2, 0], np.float32), np.array([5, 1], np.float32))
 NESTED = spaces.Dict(
     {
@@ -110,6 +112,8 @@ POLICIES: dict[str, Any] = {
     "td3": lambda: policy_of(VECTOR, PUSH, [], td3),
     "cql": lambda: policy_of(VECTOR, PUSH, [], cql),
     "qr_dqn": lambda: policy_of(MASKED, spaces.Discrete(5), [], qr_dqn),
+    "int16": lambda: policy_of(COUNTS, spaces.Discrete(3), ["frame_stack:2"]),
+    "uint16, steps before": lambda: policy_of(spaces.Box(0, 300, (2,), np.uint16), spaces.Discrete(3), ["history:2"]),
     "transformer": lambda: policy_of(VECTOR, PUSH, [ReturnToGo(20.0, 10.0), History(3)], transformer),
 }
 
@@ -161,6 +165,31 @@ class Doubles(Connector):
 
     def online(self, inputs: Any) -> Any:
         return inputs.with_obs({name: column * 2 for name, column in inputs.obs.items()})
+
+
+def test_actions_of_small_whole_numbers_are_exported(tmp_path: Path, onnx: OnnxAlone) -> None:
+    onnx.check(policy_of(VECTOR, spaces.MultiDiscrete([3, 2], dtype=np.int16), ["prev_action_reward"]), tmp_path)
+
+
+class Linear(etude.Task[etude.TaskConfig]):
+    def network(self, obs_space: Any, action_space: Any) -> Any:
+        return torch.nn.Linear(4, 2)
+
+    def act(self, module: Any, obs: Any, optimal: bool) -> Any:
+        return module(obs).argmax(-1)
+
+    def loss(self, module: Any, batch: Any, output: Any) -> Any:
+        return output.square().mean()
+
+
+def test_a_task_can_not_be_exported(tmp_path: Path) -> None:
+    task = Linear(etude.TaskConfig(env="CartPole-v1", num_steps=64, seed=1))
+    task.train()
+    with pytest.raises(
+        SettingsError, match=r"TaskModule acts by code of your own, which can't be exported: export its"
+    ):
+        task.policy.export(tmp_path / "task.pt2")
+    task.close()
 
 
 def test_what_can_not_be_exported_is_named(tmp_path: Path) -> None:

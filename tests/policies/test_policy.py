@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies by hand: what `act` gives is what a runner does with the same module, connectors and observations."""
 
+import threading
 from contextlib import closing
 from typing import Any
 
@@ -440,3 +441,29 @@ def test_a_connector_with_another_online_does_not_act_by_an_inherited_step() -> 
     policy = Policy(make_module(None, seen, chosen), pipeline, obs_space=box)
     _, state = policy.act(np.ones(2, np.float32), policy.initial_state())
     assert state["connectors"]["0"]["frames"]["obs"].tolist() == [[2, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("connectors", [[], [FrameStack(2)]])
+def test_several_threads_act_with_one_policy(connectors: list[Any]) -> None:
+    pipeline = Pipeline(connectors)
+    space = spaces.Box(-1, 1, (4,), np.float32)
+    module = make_module(None, *pipeline.spaces(space, spaces.Discrete(5)), NetworkConfig(hidden=(256, 256)))
+    policy = Policy(module, pipeline, obs_space=space)
+    obs = np.random.default_rng(0).normal(size=(4, 64, 4)).astype(np.float32)
+    expected = [policy.act(own, policy.initial_state(64))[0] for own in obs]
+    wrong: list[Any] = []
+
+    def act(own: Any, wanted: Any) -> None:
+        try:
+            for _ in range(400):
+                if (policy.act(own, policy.initial_state(64))[0] != wanted).any():
+                    wrong.append(own)
+        except Exception as error:  # noqa: BLE001
+            wrong.append(error)
+
+    threads = [threading.Thread(target=act, args=pair) for pair in zip(obs, expected, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from checkpoint_documents import read, write
 from gymnasium import spaces
 from http_clients import connected
 
@@ -290,3 +291,14 @@ def test_missing_packages_are_named(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(run)]) == 2
     assert "pip install '.[serve]'" in capsys.readouterr().err
+
+
+def test_a_run_that_names_code_of_its_own_hints_at_python(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    document = read(tmp_path / "run")
+    document["meta"]["algorithm"] = "mine:Mine"
+    write(tmp_path / "run", document)
+    assert main(["serve", str(tmp_path / "run")]) == 2
+    assert (
+        "`etude serve` has no such option: in Python, `etude.serving.serve(policy)` serves" in capsys.readouterr().err
+    )
