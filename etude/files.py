@@ -555,6 +555,11 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
 
 
+def anchored(path: AnyPath) -> AnyPath:
+    """The same place, wherever the program goes on working later: an env may change the current folder."""
+    return path.absolute() if isinstance(path, Path) else path
+
+
 def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     """The pyarrow file system that a URL names, and the path in it.
 

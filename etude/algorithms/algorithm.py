@@ -578,7 +578,7 @@ class Algorithm(Generic[C]):
                 for result in self.iterate(stop):
                     view.show(result)
             return result
-        folder = run.folder_of(out)
+        folder = run.folder_of(out).absolute()  # an env may change the current folder
         run.check_logs(log)
         with Signals(quiet=not progress, kill=kill_workers) as signals, run.claimed(folder):
             goes_on = run.is_run_of(folder, saving.name_of(type(self)), self.iteration)

@@ -106,12 +106,13 @@ def clip(
         check_fps(fps)
     with _seen(policy, env, "rgb_array") as shown, contextlib.ExitStack() as stack:
         rate = fps_of(shown) if fps is None else fps
-        reel = _Reel(None if to is None else stack.enter_context(ClipFile(to, rate)))
+        file = None if to is None else stack.enter_context(ClipFile(to, rate))
+        reel = _Reel(file)
         stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner binds the env's methods
         parts, returns = _play(policy, shown, episodes, explore, seed, max_steps, keep=experience)
     return Clip(
         frames=reel.episodes(),
-        fps=rate,
+        fps=rate if file is None else file.fps,
         num_frames=reel.num_frames,
         returns=returns,
         experience=Experience.concat(parts) if experience else None,

@@ -355,7 +355,13 @@ def _learn(
             f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
             "the data once to compute it."
         )
-    state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
+    own = stored.get(name) if config.agents.modules is not None else stored
+    if own is None:
+        raise DataError(
+            f"{shown(config.data)} stores no observation filter of module {name!r}: take obs_filter='data', which "
+            "reads the data once to compute it."
+        )
+    state_from_json(prepare.connectors, own)
 
 
 def parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:

@@ -42,7 +42,7 @@ class AgentsConfig:
 
     modules_to_train: TrainedLike | None = None
     """The modules that learn: their ids, or a function `(module_id, experience) -> bool`; None: all. The others act but
-    stay unchanged."""
+    stay unchanged. The experience is what was newly collected; None with offline algorithms."""
 
     def __post_init__(self) -> None:
         check_rules(

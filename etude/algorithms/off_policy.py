@@ -124,6 +124,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """The replay of each module, by module id."""
         self._owed: dict[str, float] = {}
         """Fraction of a gradient step carried over, by module id."""
+        self._learning: set[str] = set()
+        """The modules that are to learn from their newest experience."""
         self._fit_to_policies()
         super().setup()
 
@@ -220,6 +222,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def store(self, parts: dict[str, Experience]) -> None:
         """Add raw experience to the modules' replays, and update the connectors of those that are trained from it."""
         learning = self.learner.chosen(parts)
+        self._learning = self._learning - parts.keys() | learning.keys()
         with self.timed("store"):
             for name, exp in parts.items():
                 learner = self.learner.modules[name]
@@ -247,12 +250,17 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
         updates = {}
-        for name, replay in self.learner.chosen(self.replays).items():
+        for name, replay in self._replays_to_learn_from().items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.optimizer.accumulate
                     updates[name] = self._update_from_replay(name, num)
         return updates
+
+    def _replays_to_learn_from(self) -> dict[str, Replay]:
+        if callable(self.learner.modules_to_train):  # it was asked when there was new experience
+            return {name: replay for name, replay in self.replays.items() if name in self._learning}
+        return self.learner.chosen(self.replays)
 
     def _update_from_replay(self, name: str, num_batches: int) -> Update:
         drawn: deque[Columns] = deque()  # batches that were not yet learned from

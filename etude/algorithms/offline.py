@@ -155,8 +155,9 @@ class OfflineAlgorithm(Algorithm[C]):
         from etude.algorithms.feed import report
 
         begin, updates = time.perf_counter(), {}
-        for name, feed in self.learner.chosen(feeds).items():
+        for name in self.learner.chosen(dict.fromkeys(feeds)):
             with self.settings_of(name):
+                feed = feeds[name]
                 batches = feed.take(self.config.updates_per_iteration * self.config.optimizer.accumulate)
                 updates[name] = self.engine.update_from(name, batches)
         seconds = time.perf_counter() - begin

@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -352,6 +352,8 @@ class _Reports:
 
 
 def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
+    job = replace(job, out=job.out.absolute())  # an env may change the current folder
+
     def outcome(result: Result) -> Outcome:
         return Outcome(result, is_interrupted=signals.is_set() and not job.stop.now(result))
 

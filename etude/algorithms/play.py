@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -272,6 +273,7 @@ class Recorder:
         self.settings: RecordConfig = algorithm.config.record
         self.is_on = self.settings.path is not None
         """Whether anything is recorded."""
+        self._began_in = Path.cwd() if self.is_on else None  # an env may change the current folder
         self.has_new_settings = False
         """Whether a loaded run goes on with other settings than it was saved with."""
         self._writers: ModuleWriters | None = None
@@ -296,6 +298,7 @@ class Recorder:
             self.settings.path,
             algorithm.recorded_spaces(),
             columns=algorithm.recorded,
+            below=self._began_in,
             layout=own.layout,
             append=own.append,
             state=self._state,

@@ -348,5 +348,7 @@ def _broken(path: str, what: str) -> CheckpointError:
 
 def _what_is_there(at: AnyPath) -> str:
     if at.is_dir():
+        if several := [name for name in names_in(at) if name.startswith(("seed-", "trial-"))]:
+            return f"it has several runs. Give one of them, such as {at / min(several)}."
         return f"it has no {MANIFEST}. Give the folder that a checkpoint was saved to."
     return "a checkpoint is a folder, this is a file." if at.exists() else "there is no such folder."

@@ -124,20 +124,21 @@ def main(command: str, args: list[str]) -> int:
     if options.resume is not None:
         run.check_run_of(options.resume, name_of(cls), owner)
     out = options.folder(owner, given.get("env"))
+    folder = out.absolute()  # an env may change the current folder
     run.check_logs(options.log)
     # Claimed before a checkpoint is read: the folder's owner may save a newer one meanwhile.
-    with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(out):
+    with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(folder):
         goes_on = options.resume is not None and out.resolve() == Path(options.resume).resolve()
-        run.check_free(out, goes_on, overwrite=options.overwrite)
+        run.check_free(folder, goes_on, overwrite=options.overwrite)
         with closing(_made(cls, owner, given, options)) as algorithm:
             algorithm.check_stop(options.stop)  # before anything is replaced
             algorithm.prepare()
             if options.clip_interval:
                 check_clips(algorithm)
             if options.overwrite:
-                run.clear(out)
+                run.clear(folder)
             try:
-                return train(algorithm, out, options, signals)
+                return train(algorithm, folder, options, signals, shown=out)
             except SystemExit as error:  # it would end the command without a word
                 raise EtudeError(
                     f"the run was ended by {described(error)}. A callback, a connector or a network must raise an "
@@ -154,8 +155,9 @@ def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options:
     return cls(config_of(cls, given, owner))
 
 
-def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals) -> int:
-    """Train until ``options.stop`` is met or a signal comes, writing metrics and checkpoints to ``out``.
+def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals, *, shown: Path) -> int:
+    """Train until ``options.stop`` is met or a signal comes, writing metrics and checkpoints to ``out``, which is
+    ``shown`` to the user.
 
     Returns:
         0 if the goal was met or none was set, 3 if a budget ran out before, 130 if it was interrupted.
@@ -166,9 +168,9 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
         met = stop.goals_met(result)
         cut = signals.is_set() and not stop.now(result)
         if not options.quiet:
-            streams.say(_ending(algorithm, out, result, stop, cut=cut))
+            streams.say(_ending(algorithm, shown, result, stop, cut=cut))
         if options.json:
-            about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
+            about = {"algorithm": algorithm.name, "out": str(shown), "goal_met": met, "interrupted": cut}
             streams.print_json(result.to_dict() | about)
         return INTERRUPTED if cut else 0 if met else GOAL_MISSED
 

@@ -383,6 +383,11 @@ def state_from_json(pipeline: Pipeline, data: Any) -> None:
     Raises:
         DataError: the data is of other connectors or shapes, or is invalid; nothing has changed then.
     """
+    if isinstance(data, Mapping) and data and "connectors" not in data:
+        raise DataError(
+            f"the recording stores what the connectors of each of its modules learned ({', '.join(map(str, data))}), "
+            "and not of one for all of them. Let them learn from the data instead (`obs_filter` 'data')."
+        )
     try:
         state = json.loads(json.dumps(data), object_hook=_restored)
         pipeline.copy().load_state_dict(state)

@@ -151,6 +151,14 @@ class EnvValueError(EnvError):
     """A reward or a flag that a step returned is not a valid one; the next one may be."""
 
 
+def check_info(info: Any) -> None:
+    """Raise an EnvValueError if an info is no dict."""
+    if not isinstance(info, Mapping):
+        raise EnvValueError(
+            f"`info` is of type {type(info).__name__}, but must be a dict. Return {{}} if there is none."
+        )
+
+
 def check_reward(reward: Any) -> None:
     """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere."""
     number = np.asarray(reward)

@@ -274,6 +274,9 @@ class ClipFile:
         path: Ends in .mp4 (H.264), .webm (VP9) or .gif. Its folder is created.
         fps: Frames per second; a gif shows at most 50.
 
+    Attributes:
+        fps: The frames per second of the file.
+
     Raises:
         SettingsError: ``path`` has another suffix, or the encoder is not installed.
         DataError: the file can't be written.
@@ -281,10 +284,10 @@ class ClipFile:
 
     def __init__(self, path: str | os.PathLike[str], fps: float) -> None:
         self.path = Path(path)
-        self.fps = fps
         self.num_frames = 0
         check_fps(fps)
         check_path(self.path)
+        self.fps = min(fps, 100 / _LEAST_DELAY) if self.path.suffix.lower() == ".gif" else fps
         self._aside = self.path.with_name(f".{self.path.name}.tmp")
         self._stack = contextlib.ExitStack()
         self._append: Callable[[Frame], None] | None = None  # the encoder's, from the first frame on

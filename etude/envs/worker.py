@@ -20,6 +20,7 @@ from etude.envs.adapters import (
     EnvValueError,
     GymAdapter,
     check_flags,
+    check_info,
     check_reward,
     not_five,
     old_api,
@@ -295,14 +296,14 @@ class EnvWorker:
             view.show(env, obs)
             self._reward[env] = reward
             self.infos[env] = infos
-            return SHOWN | self._store_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else SHOWN
+            return SHOWN | self._taken_in(infos, env, view) if infos else SHOWN
         adapter.over = True
         view.end(env, obs)
         self._end_reward[env] = reward
         cut = not terminated and t >= self._last_step
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
         self.end_infos[env] = infos
-        taken = self._store_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else 0
+        taken = self._taken_in(infos, env, view) if infos else 0
         return self._begin_next(env, adapter, ENDED | OVER | flags | taken)
 
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
@@ -361,6 +362,11 @@ class EnvWorker:
         self._env_t[env] = adapter.env_t
         self.waiting[env] = waiting
         return status
+
+    def _taken_in(self, info: Any, env: int, view: AgentView) -> int:
+        if info.__class__ is not dict:
+            check_info(info)
+        return self._store_taken(env, view, info.get(OFF_POLICY_ACTION))
 
     def _store_taken(self, env: int, view: AgentView, action: Any) -> int:
         if action is None:

@@ -159,8 +159,8 @@ def value_error(episodes: Experience, name: str, row: int, place: str, remedy: s
 # -- whether the episodes fit a module -------------------------------------------------------------------------------
 
 
-def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> None:
-    """Raise a DataError if the data's spaces are not those of the module."""
+def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> str | None:
+    """Why the data's spaces are not those of a module; None if they are."""
     wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: algorithm.policies[name].module.action_space}
     for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
         found: Any
@@ -171,10 +171,11 @@ def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experie
             found = {column: tuple(c.shape[1:]) for column, c in col.subtree(data.steps, root).items()}
             fits = found == {column: leaf_shape(leaf) for column, leaf in leaves(wanted[root], root).items()}
         if not fits:
-            raise DataError(
+            return (
                 f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: use "
                 "episodes of the same env, with actions in the units in which the module acts."
             )
+    return None
 
 
 def _same_units(space: Space, other: Space) -> bool:

@@ -146,6 +146,8 @@ class EpisodeFigures:
     lengths: Ints
     truncated: NDArray[np.bool_]
     """Whether it was truncated, so that what would have followed has a value."""
+    blind: NDArray[np.bool_]
+    """Whether it was truncated, and the observation after its last step is unknown."""
     returns: Floats
     """Returns, discounted from each episode's first step on."""
     log_weight: Floats
@@ -221,6 +223,7 @@ def _figures(
         "episode_id": np.asarray(segments.episode_id),
         "lengths": episodes.lengths,
         "truncated": segments.truncated & ~segments.terminated,
+        "blind": segments.truncated & ~segments.terminated & ~segments.has_final_obs,
         "returns": np.add.reduceat(reward, first),
     }
     advantage = np.zeros(0)
@@ -445,6 +448,12 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
             "played. Fitted values (dm, dr, wdr, fqe) are then of actions that were not taken."
         )
     size = min(whole, figures.effective_by_step)
+    weight = float(figures.weight.mean())
+    if not 0.5 <= weight <= 2 and whole >= _KNOWN_FROM and abs(weight - 1) > _UNLIKELY * _error_of_weight(figures):
+        return (
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1, which is not by chance: the policy "
+            "takes actions that were never played, or the recorded probabilities are wrong."
+        )
     if size >= TRUSTED_FROM:
         return None
     return (
@@ -489,6 +498,11 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
         notes.append(
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy takes actions that were "
             "hardly ever played, or the episodes are too few for their length"
+        )
+    if figures.blind.any() and set(methods) & set(VALUING):
+        notes.append(
+            f"the observation after the last step of {int(figures.blind.sum()):,} truncated episodes was not recorded: "
+            "dm, dr, wdr and fqe take the last one in its place"
         )
     cut = figures.truncated & (gamma**figures.lengths > 0.01)
     if cut.any() and set(methods) & set(VALUING):

@@ -26,7 +26,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.progress import gauge
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
-from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, check_spaces, opened, where
+from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, opened, where, why_unfit
 from etude.evaluation.estimators import (
     PLAYED,
     VALUING,
@@ -157,7 +157,10 @@ def evaluate_each_on(
         )
     config = dataclasses.replace(config, **settings)
     held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))
-    found = {name: _evaluated(algorithm, name, held, config) for name in algorithm.policies}
+    misfits = {name: why_unfit(algorithm, name, held) for name in algorithm.policies}
+    if all(misfits.values()):
+        raise DataError(next(filter(None, misfits.values())))
+    found = {name: None if why else _evaluated(algorithm, name, held, config) for name, why in misfits.items()}
     absent = [name for name, result in found.items() if result is None]
     notes = [f"there is no whole episode of the modules {absent}"] if absent else []
     if isinstance(held, Recording) and held.left_out_report():
@@ -177,7 +180,6 @@ def _evaluated(
     """The result for one module; None if it has no whole episode."""
     policy = algorithm.policies[name]
     target = TargetPolicy(policy.module, policy.connectors, explore=config.explore)
-    check_spaces(algorithm, name, data)
     if config.weighs:
         target.check_density()
     if config.values and policy.module.recurrent:

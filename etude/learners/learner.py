@@ -633,7 +633,8 @@ class Learner:
             learner.set_env_steps(env_steps)
 
     def chosen(self, parts: Mapping[str, T]) -> dict[str, T]:
-        """The parts, by module id, that are to be trained on; see ``modules_to_train``.
+        """The parts, by module id, that are to be trained on; see ``modules_to_train``. Parts are the experience to
+        learn from, or None if it is not known yet.
 
         Raises:
             DataError: a part is of an unknown module.

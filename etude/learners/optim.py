@@ -446,7 +446,8 @@ class OptimizerConfig:
 
     accumulate: IntFrom1 = 1
     """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
-    Settings that count gradient steps still do: each step takes this many minibatches."""
+    Settings that count gradient steps still do: each step takes this many minibatches. What is left over at the end of
+    an update (with `kl_target`, of an epoch) makes a step of its own."""
 
     max_skipped: IntFrom1 = 10
     """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as

@@ -95,7 +95,11 @@ def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
         raise DataError(f"{run}: there is no such run.")
     path = run / METRICS_FILE if run.is_dir() else run
     if not path.exists():
-        raise DataError(f"{run} has no metrics: there is no {METRICS_FILE} in it. Give the folder of a training run.")
+        several = sorted(path.parent.name for path in run.glob(f"*/{METRICS_FILE}")) if run.is_dir() else []
+        hint = f" or several, such as {run}/*: it has {several[0]}" if several else ""
+        raise DataError(
+            f"{run} has no metrics: there is no {METRICS_FILE} in it. Give the folder of a training run{hint}."
+        )
     rows = read_jsonl(path)
     if not rows:
         raise DataError(f"{path} is empty: the run has not finished its first iteration.")

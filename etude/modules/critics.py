@@ -100,7 +100,8 @@ class FollowedModule(TargetedModule):
 
 
 class Scaled(nn.Module):
-    """Flattens a Box. Numbers with finite bounds are scaled to [-1, 1] and clipped, as the env clips them.
+    """Flattens a Box. Numbers are clipped to their bounds, as the env clips them, and scaled to [-1, 1] if both are
+    finite.
 
     Args:
         space: A Box of floats.
@@ -114,12 +115,14 @@ class Scaled(nn.Module):
         self.width = len(low)
         self.middle: Tensor
         self.scale: Tensor
-        self.limit: Tensor
+        self.least: Tensor
+        self.most: Tensor
         with np.errstate(invalid="ignore"):  # of infinite bounds
             numbers = {
                 "middle": np.where(bounded, (low + high) / 2, 0.0),
                 "scale": np.where(bounded, (high - low) / 2, 1.0),
-                "limit": np.where(bounded, 1.0, np.inf),
+                "least": np.where(bounded, -1.0, np.where(low < high, low, -np.inf)),
+                "most": np.where(bounded, 1.0, np.where(low < high, high, np.inf)),
             }
         for name, values in numbers.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32), persistent=False)
@@ -127,7 +130,7 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., *shape]`` to ``[..., width]``."""
         flat = x.reshape(*x.shape[: x.dim() - len(self._shape)], self.width).float()
-        return ((flat - self.middle) / self.scale).clamp(-self.limit, self.limit)
+        return ((flat - self.middle) / self.scale).clamp(self.least, self.most)
 
 
 class ActionEncoder(nn.Module):

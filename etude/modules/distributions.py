@@ -32,7 +32,8 @@ LOG_STD_RANGE = (-20.0, 2.0)
 # float32 draws are multiples of about 2**-23, so an exact zero stands for about half of that.
 _SMALLEST = np.float32(2.0**-24)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_EDGE = 1.0 - 1e-6  # tanh of about 7.25; closer to 1, float32 can't distinguish the arguments
+_EDGE = 1.0 - 1e-6  # closer to 1, float32 can't distinguish the arguments of tanh
+_FAR = math.atanh(_EDGE)  # about 7.25
 
 
 class Logits(NamedTuple):
@@ -411,9 +412,10 @@ class SquashedGaussian(DiagGaussian):
 
     Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
     Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
-    is exact even if tanh(u) rounds to 1. Actions at a bound count as just inside it. The entropy has no closed form and
-    is integrated by Gauss-Hermite quadrature. The divergence is that of the normal variables, since tanh is a
-    bijection.
+    is exact even if tanh(u) rounds to 1. Actions within a millionth of a bound can't be told apart: in place of a
+    density, the log-probability is that of all of them, which is P(u > 7.25) at the upper bound. The entropy has no
+    closed form and is integrated by Gauss-Hermite quadrature. The divergence is that of the normal variables, since
+    tanh is a bijection.
 
     Raises:
         SpaceError: a bound is infinite, two bounds coincide, or the Box has an integer dtype.
@@ -458,7 +460,10 @@ class SquashedGaussian(DiagGaussian):
         middle, half = (torch.as_tensor(x, device=inputs.device) for x in (self._middle, self._half))
         scaled = (action[self._name].reshape(mean.shape).double() - middle) / half
         drawn = torch.atanh(scaled.clamp(-_EDGE, _EDGE)).to(mean.dtype)
-        return _normal_logp(mean, log_std, drawn) - self._log_slope(drawn).sum(-1)
+        off = (drawn - mean) * torch.exp(-log_std)
+        inside = -0.5 * off.square() - log_std - _HALF_LOG_2PI - self._log_slope(drawn)
+        out = torch.special.log_ndtr((torch.sign(drawn) * mean - _FAR) * torch.exp(-log_std))
+        return torch.where(scaled.abs() < _EDGE, inside, out).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
         """H(u) + E[log |d action / d u|]."""

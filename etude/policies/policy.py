@@ -474,6 +474,11 @@ def _from_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
 
 def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     """A part of an observation as an array of numbers."""
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        raise SpaceError(
+            f"`{name}` is a {type(value).__name__}, whose column names are not looked at: give an array of the columns "
+            "in the order of the observation, such as table[[...]].to_numpy()."
+        )
     try:
         array = np.asarray(value)
         if array.dtype.kind in "UO" and isinstance(leaf, NamedDiscrete):
@@ -486,7 +491,8 @@ def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         raise SpaceError(f"`{name}` can't be read as an array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
         found = described_value(value) if array.ndim == 0 else f"an array of dtype {array.dtype}"
-        raise SpaceError(f"`{name}` is {found}, but must be numbers of its space {in_words(leaf)}.")
+        hint = " Convert it first, such as with .astype(float)." if array.dtype == object and array.ndim else ""
+        raise SpaceError(f"`{name}` is {found}, but must be numbers of its space {in_words(leaf)}.{hint}")
     return array
 
 

@@ -305,7 +305,7 @@ class Learners:
                 shards = open_shards(algorithm, self._settings, group.nodes)
                 group.call("open", own=shards, timeout=self._settings.learner_timeout)
                 self._is_fed = algorithm.has_seen_data = True
-            names = list(algorithm.learner.chosen(algorithm.policies))
+            names = list(algorithm.learner.chosen(dict.fromkeys(algorithm.policies)))
             return group.begin("train", num_updates, names, self._standing(algorithm.env_steps))
 
         done: list[TrainedShare] = self._together(ask)

@@ -208,6 +208,8 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
     for root in wanted:
         if not col.under(columns, root):
             hint = suggestion(root, [*columns, *derived])
+            if f"extra/{root}" in columns:
+                hint = f' The table has `{root}`, but it is not mapped: columns={{"{root}": "{root}"}}.'
             if root in derived:
                 hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")

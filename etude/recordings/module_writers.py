@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
@@ -83,6 +84,7 @@ class ModuleWriters:
 
     Args:
         path: The folder.
+        below: Where a relative path begins; None: the current folder.
         kinds: The spaces of each module, by its id.
         columns: The step columns to keep, by name or root; ``env_t`` is kept if it exists. None: all.
         layout: ``episodes`` holds unfinished episodes back until they end (see `Assembler`); ``table`` writes steps as
@@ -107,6 +109,7 @@ class ModuleWriters:
         kinds: Mapping[str, Kind],
         *,
         columns: Sequence[str] | None,
+        below: Path | None = None,
         layout: Layout = "episodes",
         append: bool = False,
         state: Mapping[str, Any] | None = None,
@@ -116,6 +119,7 @@ class ModuleWriters:
         **options: Any,
     ) -> None:
         self._root = located(path)
+        self._there = self._root if below is None or isinstance(self._root, RemotePath) else below / self._root
         self._columns = columns
         self._folders = folders_of(kinds)
         """The subfolder of each module; empty is the root itself."""
@@ -149,7 +153,7 @@ class ModuleWriters:
 
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""
-        where = self._root / folder if folder else self._root
+        where = self._there / folder if folder else self._there
         if before is not None and int(before["next_file"]) and not (where.exists() and data_files(where)):
             raise DataError(
                 f"{where}: the recording that this run writes is not there. A relative path begins at the folder in "

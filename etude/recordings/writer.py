@@ -27,7 +27,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
-from etude.files import AnyPath, InUseError, Lock, RemotePath, aside_of, located, publish_at
+from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
 from etude.recordings.formats.inferring import reserved
@@ -340,7 +340,7 @@ class RecordingWriter:
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
         self._codecs = codecs(compression)
         limits = (max_rows_per_file, max_file_size)
-        self._files = FileRoller(self.path, self.header, *limits, append, prefix, self._codecs, encoding)
+        self._files = FileRoller(anchored(self.path), self.header, *limits, append, prefix, self._codecs, encoding)
         self._columns = None if columns is None else tuple(columns)
         self._limits = limits
         self._group_rows = 0

@@ -184,6 +184,12 @@ def test_a_file_holds_all_frames(algorithm, tmp_path):
     assert os.listdir(path.parent) == ["clip.gif"]
 
 
+def test_a_gif_says_how_fast_it_is_shown(algorithm, tmp_path):
+    made = clip(algorithm, tmp_path / "clip.gif", seed=3, size="20x20", fps=125)
+    with Image.open(tmp_path / "clip.gif") as image:
+        assert 1000 / image.info["duration"] == made.fps == 50
+
+
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.webm"])
 def test_file_names_in_any_place(algorithm, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -3,9 +3,11 @@
 
 import dataclasses
 import json
+import os
 import signal
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -108,3 +110,35 @@ def test_ctrl_c_saves_and_is_raised(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     assert load_meta(tmp_path / "run")["iteration"] == algorithm.iteration >= 1
     assert len(rows(tmp_path / "run")) == algorithm.iteration
+
+
+class Wanders(gym.Wrapper):
+    """Changes the current folder, as simulators do that load files from it."""
+
+    def __init__(self, folder, when):
+        super().__init__(gym.make("CartPole-v1"))
+        self.folder, self.when = folder, when
+        if when == "made":
+            os.chdir(folder)
+
+    def reset(self, **how):
+        if self.when == "reset":
+            os.chdir(self.folder)
+        return super().reset(**how)
+
+
+@pytest.mark.parametrize("when", ["made", "reset"])
+def test_an_env_may_change_the_current_folder(when, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    config = dataclasses.replace(
+        SMALL, env=lambda: Wanders(tmp_path / "there", when), record=etude.RecordConfig(path="data")
+    )
+    algorithm = etude.PPO(config)
+    os.chdir(tmp_path / "here")
+    algorithm.fit(etude.Stop(updates=4), out="run")
+    algorithm.close()
+    assert len(rows(tmp_path / "here" / "run")) == 2
+    assert etude.Recording.open(tmp_path / "here" / "data").num_steps == 128
+    assert not list((tmp_path / "there").iterdir())

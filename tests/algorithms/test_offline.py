@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from many_agent_envs import CartPoles
 from toy_envs import Echo
 
 import etude
@@ -182,6 +183,35 @@ def test_a_stored_filter_can_be_taken_instead(tmp_path: Path) -> None:
     own.train()
     assert stored.connectors.metrics() == ppo.connectors.metrics()
     assert own.connectors.metrics() == {"normalize_obs/count": float(Recording.open(tmp_path / "data").num_steps)}
+
+
+def test_a_filter_of_several_modules_is_none_of_one(tmp_path: Path) -> None:
+    both = ("cart_0", "cart_1")
+    several = PPO(PPOConfig(env=lambda: CartPoles(2), modules=both, num_envs=1, connectors=("normalize_obs",), seed=0))
+    several.record(tmp_path / "several", 3)
+    several.close()
+    data, how = str(tmp_path / "several"), {"connectors": ("normalize_obs",), "obs_filter": "stored"}
+    with pytest.raises(DataError, match=r"of each of its modules learned \(cart_0, cart_1\), and not of one for all"):
+        BC(BCConfig(data=data, **how))
+    with pytest.raises(DataError, match="stores no observation filter of module 'other': take obs_filter='data'"):
+        BC(BCConfig(data=data, modules=("cart_0", "other"), module_of=lambda agent, episode: "cart_0", **how))
+
+
+def test_a_function_chooses_the_modules_that_learn_offline(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def learns(module_id: str, exp: Any) -> bool:
+        asked.append(exp)
+        return module_id == "cart_1"
+
+    several: Any = {"modules": ("cart_0", "cart_1"), "seed": 0}
+    ppo = PPO(PPOConfig(env=lambda: CartPoles(2), num_envs=1, **several))
+    ppo.record(tmp_path / "data", 3)
+    ppo.close()
+    algorithm = BC(BCConfig(data=str(tmp_path / "data"), modules_to_train=learns, **{**SHORT, **several}))
+    assert {name.partition("/")[0] for name in algorithm.train().losses} == {"cart_1"}
+    assert set(asked) == {None}
+    algorithm.close()
 
 
 def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:

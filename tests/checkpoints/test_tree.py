@@ -337,6 +337,13 @@ def test_a_copy_is_a_checkpoint_of_its_own(tmp_path):
         copy_tree(tmp_path / "a", tmp_path / "c")
 
 
+def test_a_folder_of_several_runs_says_so(tmp_path):
+    for name in ("seed-2", "seed-1"):
+        save_tree(tmp_path / name, {})
+    with pytest.raises(CheckpointError, match=r"it has several runs\. Give one of them, such as .*/seed-1"):
+        load_tree(tmp_path)
+
+
 def test_only_the_description_is_replaced(tmp_path):
     save_tree(tmp_path / "a", {"w": np.arange(5)}, meta={"score": None})
     copy_tree(tmp_path / "a", tmp_path / "b")

@@ -583,6 +583,10 @@ class RewardArray(Lying):
     lie: ClassVar[dict[str, Any]] = {"reward": np.zeros(2)}
 
 
+class ListOfInfo(Lying):
+    lie: ClassVar[dict[str, Any]] = {"info": ["x"]}
+
+
 class FlagNumber(Lying):
     lie: ClassVar[dict[str, Any]] = {"truncated": 0}
 
@@ -594,6 +598,7 @@ LIARS: list[Any] = [
     (WrongType, SpaceError, r"env \d: `obs` .*float64.*int64"),
     (NoReward, EnvError, r"env \d: `reward` is nan, not a finite number"),
     (RewardArray, EnvError, r"env \d: `reward` is array\(\[0., 0.\]\), not a finite number"),
+    (ListOfInfo, EnvError, r"env \d: `info` is of type list, but must be a dict"),
     (FlagNumber, EnvError, r"env \d: `truncated` is 0, not True or False"),
 ]
 

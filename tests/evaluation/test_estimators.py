@@ -299,3 +299,22 @@ def test_the_command_line_says_when_no_estimate_can_be_trusted(tmp_path, capsys)
     assert found["trusted"] is False
     assert found["distrust"].startswith("the weights of all 30 episodes are 0")
     assert found["estimates"]["wis"]["mean"] is None
+
+
+def test_nothing_is_trusted_where_the_mean_weight_is_far_from_1():
+    exp = played(2000, seed=1)
+    exp.steps["logp"][exp.offsets[:-1]] += math.log(0.2)
+    found = evaluate_on(policy(WANTS), exp, methods=["is"], gamma=GAMMA)
+    assert not found.trusted
+    assert "is 5.0" in found.distrust
+    assert "rather than 1, which is not by chance: the policy takes actions that were never" in found.distrust
+
+
+def test_truncated_episodes_without_their_last_observation_are_noted():
+    exp = played(40, seed=1)
+    ends = {"terminated": False, "truncated": True, "has_final_obs": np.arange(exp.num_segments) >= 7}
+    cut = Experience(exp.steps, exp.offsets, exp.segments.replace(**ends), exp.final_obs)
+    found = evaluate_on(policy(WANTS), cut, methods=["wis", "fqe"], gamma=GAMMA, fqe=SMALL)
+    assert any(note.startswith("the observation after the last step of 7 truncated episodes") for note in found.notes)
+    found = evaluate_on(policy(WANTS), cut, methods=["wis"], gamma=GAMMA)
+    assert not any("after the last step" in note for note in found.notes)

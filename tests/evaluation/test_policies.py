@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from many_agent_envs import CartPoles
+from signalling import Signalling
 from tabular import PLAYS, WANTS, exact, played, policy
 from toy_envs import Echo, Switchboard
 
@@ -377,3 +378,16 @@ def test_a_network_that_gives_nan_is_named(tmp_path, method, recurrent):
     config = OffPolicyEvaluationConfig(methods=(method,), fqe=SMALL)
     with pytest.raises(ModuleError, match="gives NaN for recorded observations, so its actions have no probabilities"):
         evaluate_on(algorithm, data, config)
+
+
+def test_a_recording_of_one_of_modules_with_different_spaces(tmp_path):
+    algorithm = PPO(PPOConfig(env=Signalling, modules=("speaker", "listener"), num_envs=1, seed=0))
+    algorithm.record(tmp_path / "data", 20, explore=True)
+    for name, other in (("speaker", "listener"), ("listener", "speaker")):
+        found = evaluate_each_on(algorithm, tmp_path / "data" / name, methods=["is"])
+        assert list(found) == [name]
+        assert found[name].episodes == 20
+        assert f"there is no whole episode of the modules ['{other}']" in found[name].notes
+    with pytest.raises(DataError, match="the observations are .* but module 'speaker' was made for"):
+        evaluate_each_on(algorithm, played(3, seed=0), methods=["is"])
+    algorithm.close()

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from etude.modules.critics import ActionEncoder, TargetNetwork, frozen_copy
+from etude.modules.critics import ActionEncoder, Scaled, TargetNetwork, frozen_copy
 
 
 def test_boxes_are_scaled_by_their_bounds_and_clipped_and_others_left() -> None:
@@ -57,3 +57,9 @@ def test_buffers_are_followed_after_both_have_moved() -> None:
     source[0].running_mean.fill_(5.0)
     follower.follow(1.0)
     assert target[0].running_mean.eq(5.0).all()
+
+
+def test_numbers_with_one_bound_are_clipped_to_it_for_critics() -> None:
+    box = spaces.Box(np.array([0, -np.inf, -1, -np.inf], np.float32), np.array([np.inf, 3, 1, np.inf], np.float32))
+    given = torch.tensor([[-2.0, 5.0, 2.0, 7.0], [2.0, -5.0, 0.5, -7.0]])
+    assert Scaled(box)(given).tolist() == [[0.0, 3.0, 1.0, 7.0], [2.0, -5.0, 0.5, -7.0]]

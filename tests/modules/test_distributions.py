@@ -336,3 +336,27 @@ def test_errors():
         distribution_for(spaces.Dict({}))
     with pytest.raises(SpaceError, match="`action` is a Text space"):
         distribution_for(spaces.Text(3))
+
+
+@pytest.mark.parametrize("mean", [0.0, 6.5, 9.0, -8.0])
+def test_weights_of_squashed_actions_have_mean_1(mean: float) -> None:
+    """Also where tanh rounds to 1, and draws can't be told apart."""
+    dist = distribution_for(spaces.Box(-2, 4, (1,), np.float32), squash=True)
+    behaviour = np.tile(np.float32([mean, 0.0]), (200_000, 1))
+    target = torch.from_numpy(behaviour + np.float32([0.4, -0.1]))
+    action = dist.act(behaviour, dist.noise(np.random.default_rng(0), (200_000,)))
+    given = {name: torch.from_numpy(column) for name, column in action.items()}
+    weight = (dist.logp(target, given) - dist.logp(torch.from_numpy(behaviour), given)).exp()
+    assert weight.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_probability_of_squashed_actions_at_a_bound_is_that_of_all_beyond() -> None:
+    dist = distribution_for(spaces.Box(-2, 4, (2,), np.float32), squash=True)
+    inputs = torch.tensor([[9.0, 0.0, 0.5, -1.0]], requires_grad=True)
+    logp = dist.logp(inputs, {"action": torch.tensor([[4.0, 1.0]])})
+    far, half = math.atanh(1 - 1e-6), 3.0
+    beyond = td.Normal(0.0, 1.0).cdf(torch.tensor((9.0 - far) / math.exp(0.5))).log()
+    inside = td.Normal(0.0, math.exp(-1.0)).log_prob(torch.tensor(0.0)) - math.log(half)
+    assert logp.item() == pytest.approx((beyond + inside).item(), abs=1e-5)
+    logp.sum().backward()
+    assert torch.isfinite(inputs.grad).all()

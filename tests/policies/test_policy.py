@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from gymnasium import spaces
@@ -467,3 +468,14 @@ def test_several_threads_act_with_one_policy(connectors: list[Any]) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_rows_of_tables_are_told_how_to_be_given() -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)))
+    table = pd.DataFrame({"a": [0.1, 0.2], "b": [0.3, 0.4], "c": [0.5, 0.6], "name": ["x", "y"]})
+    with pytest.raises(SpaceError, match="`obs` is a DataFrame, whose column names are not looked at"):
+        policy.act(table[["c", "b", "a"]])
+    with pytest.raises(SpaceError, match=r"an array of dtype object, .* Convert it first, such as"):
+        policy.act(table.iloc[0][["a", "b", "c"]])
+    assert policy.act(table.iloc[0][["a", "b", "c"]].astype(float)) in (0, 1)
+    assert policy.act(table[["a", "b", "c"]].to_numpy()).shape == (2,)

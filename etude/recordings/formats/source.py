@@ -133,6 +133,11 @@ class Source:
         return short(self, described(self.data), columns=dict(self.columns))
 
     def __post_init__(self) -> None:
+        if not isinstance(self.columns, Mapping):
+            raise SettingsError(
+                f"Source.columns is {self.columns!r}, but must map names of columns: "
+                'columns={"obs": ["speed", "angle"], "action": "command"}.'
+            )
         for name, own in self.columns.items():
             if name not in NAMES and name.split(SEPARATOR)[0] not in _ROOTS:
                 known = f"known are {', '.join(NAMES)}.{suggestion(name, NAMES)}"

@@ -900,3 +900,14 @@ def test_a_mapped_column_that_the_first_file_lacks_is_named(tmp_path: Path) -> N
     pq.write_table(_long(3), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"a.parquet, row 0: there is no column `t`, which other files have"):
         Recording.open(Source(tmp_path, _SMALL))
+
+
+def test_a_column_of_a_reserved_name_that_is_not_mapped_is_told_of() -> None:
+    table = pa.table({"x": [0.0, 1.0], "a": [0, 1], "trip": ["i", "i"], "reward": [1.0, 2.0]})
+    recording = Recording.open(Source(table, columns={"obs": "x", "action": "a", "episode_id": "trip"}))
+    with pytest.raises(
+        DataError, match=r'no column `reward`; .*The table has `reward`, .*columns=\{"reward": "reward"\}'
+    ):
+        recording.read(columns=["reward"])
+    with pytest.raises(SettingsError, match="Source.columns is 'obs=x', but must map names of columns"):
+        Source(table, columns="obs=x")  # type: ignore[arg-type]
