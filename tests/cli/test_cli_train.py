@@ -293,7 +293,7 @@ def test_a_folder_that_can_not_be(tmp_path, monkeypatch, capsys, out):
     (tmp_path / "a.txt").write_text("")
     assert main([*SMALL, "--out", out]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: can't write a run to {out}: ")
+    assert err.startswith(f"error: can't write a run to {tmp_path / out}: ")
     assert err.endswith("Choose a writable folder as `out`.\n")
 
 
