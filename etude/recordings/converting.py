@@ -169,7 +169,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     finally:
         writer.close()
     if not steps:
-        raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
+        raise nothing_in(recording)
     ends = [f"the final observation of {count:,} {what}" for what, count in changed.items() if count]
     return [*notes, *ends, *writer.notes]
 
@@ -264,7 +264,7 @@ def convert(
     found = (piece for k in range(recording.num_parts) for piece in pieces(recording.part(k), ROW_GROUP_ROWS))
     first = next(found, None)
     if first is None:
-        raise DataError(f"{recording.path}: holds no steps: there is nothing to convert.")
+        raise nothing_in(recording)
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
     with written_whole([path]) as (folder,), writer_like(recording, folder, meta) as writer:
         writer.write(first)
@@ -289,3 +289,9 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     written = Recording.open(path)
     written.notes = tuple(notes)
     return written
+
+
+def nothing_in(recording: Recording) -> DataError:
+    """The error for a recording without steps, with what ``on_bad`` left out."""
+    why = f" All were left out: {recording.left_out_report()}" if recording.left_out_report() else ""
+    return DataError(f"{recording.path}: holds no steps: there is nothing to convert.{why}")

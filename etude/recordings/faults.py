@@ -123,7 +123,7 @@ _ROUNDED: Final = 1e-3
 """How far above 0 a log-probability may be by rounding, such as in bfloat16."""
 
 _REMEDIES: Final = {
-    "nan": "Remove the episode with a filter, or fix the env that produced it.",
+    "nan": "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair), or a filter.",
     "out_of_space": "Was it recorded with another space? Remove these rows with a filter, or correct them.",
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",

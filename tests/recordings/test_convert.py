@@ -7,12 +7,13 @@ What each format holds is tested in formats/test_*_writer.py.
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from some_recording import assert_same, numbered, record, record_format_1
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.recordings import Recording, convert
+from etude.recordings import Recording, Source, convert
 from etude.recordings.converting import episodes_of_one_agent, whole_episodes
 
 OTHERS = ("rllib-episodes", "rllib-table", "minari")
@@ -163,3 +164,10 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     got = Experience.concat(pieces)
     assert sorted(got.segments.episode_id.tolist()) == ["e0", "e1", "e2", "e3"]
     assert_same(got.select(np.argsort(got.segments.episode_id.astype(str))), whole)
+
+
+def test_a_recording_of_which_all_is_left_out_says_why(tmp_path: Path) -> None:
+    table = pa.table({"x": [0.0, np.nan], "a": [0, 1], "trip": ["i", "i"], "end": [False, True]})
+    source = Source(table, columns={"obs": "x", "action": "a", "episode_id": "trip", "terminated": "end"})
+    with pytest.raises(DataError, match=r"nothing to convert\. All were left out: .*nan 1 times \(2 rows left out\)"):
+        convert(Recording.open(source, on_bad="skip"), tmp_path / "new")

@@ -280,7 +280,9 @@ class _Guessing:
                 )
             if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
-                self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out")
+                self._unsure.append(
+                    f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out (--on-bad repair)"
+                )
             if not is_text(array.type):
                 continue
             texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
