@@ -656,7 +656,7 @@ class Algorithm(Generic[C]):
                         break
                     since = time.monotonic() - saved
                     is_best = checkpoints is not None and checkpoints.would_be_best(result)
-                    is_last_chance = result.evaluation.get("updates") == result.updates
+                    is_last_chance = result.updates in (result.evaluation.get("updates"), result.evaluating)
                     if since >= save_interval or (is_best and (is_last_chance or since >= _REST * took)):
                         begin = time.monotonic()
                         save()
@@ -751,6 +751,7 @@ class Algorithm(Generic[C]):
             if not isinstance(path, str | os.PathLike):
                 raise SettingsError(f"`path` is {path!r}, but must be the path of the recording's folder, or its URL.")
             folder = os.fspath(path)
+            below = Path.cwd()  # an env may change the current folder
             if append and seed is not None:  # else the recording might hold these episodes already
                 seed = seed_after(folder, self.recorded_spaces(), seed)
             runner = self.new_runner(env, num_episodes, seed, max_steps=max_steps)
@@ -764,6 +765,7 @@ class Algorithm(Generic[C]):
                 explore=explore,
                 updates=self.updates,
                 columns=self.recorded,
+                below=below,
                 append=append,
                 env=env_name(where),
                 meta=self.recording_meta(explore=explore, seed=seed),

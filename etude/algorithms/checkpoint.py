@@ -27,12 +27,12 @@ from etude.checkpoints import (
 from etude.checkpoints.codec import Encoder
 from etude.display import short
 from etude.errors import CheckpointError, EtudeError, SettingsError
-from etude.files import names_in
+from etude.files import anchored, names_in
 from etude.learners import ModuleLearner
 from etude.modules.module import load_weights
 from etude.policies import Policy
 from etude.settings import nearest
-from etude.urls import inside, redacted
+from etude.urls import inside, is_url, redacted
 
 _log = logging.getLogger("etude.algorithms")
 
@@ -300,7 +300,8 @@ class Checkpoints:
         if best_is not in ("max", "min"):
             raise SettingsError(f"`best_is` is {best_is!r}, but must be 'max' or 'min'.")
         check_metric(metric)
-        self.folder, self.keep_last, self.keep_best = os.fspath(folder), keep_last, keep_best
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self.folder = str(anchored(folder_at(folder))) if not is_url(os.fspath(folder)) else os.fspath(folder)
         self.metric, self.best_is = metric, best_is
         self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}

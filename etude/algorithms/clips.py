@@ -101,12 +101,13 @@ def clip(
     """
     if to is None and _is_file(env):
         env, to = None, env
+    at = None if to is None else Path(to).absolute()  # an env may change the current folder
     frame_size = parse_size(size)
     if fps is not None:
         check_fps(fps)
     with _seen(policy, env, "rgb_array") as shown, contextlib.ExitStack() as stack:
         rate = fps_of(shown) if fps is None else fps
-        file = None if to is None else stack.enter_context(ClipFile(to, rate))
+        file = None if at is None else stack.enter_context(ClipFile(at, rate))
         reel = _Reel(file)
         stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner binds the env's methods
         parts, returns = _play(policy, shown, episodes, explore, seed, max_steps, keep=experience)

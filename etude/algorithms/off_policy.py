@@ -301,14 +301,18 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``replay/NAME``, the contents of a module's replay, and ``owed``, fractions of gradient steps carried
-        over."""
+        """Also ``replay/NAME``, the contents of a module's replay; ``owed``, fractions of gradient steps carried over;
+        and ``learning``, the modules that learn from their newest experience."""
         replays = {
             f"replay/{name}": Component(replay.state_dict, replay.load_state_dict)
             for name, replay in self.replays.items()
         }
         owed = Component(lambda: dict(self._owed), self._set_owed)
-        return {**super().components(), **replays, "owed": owed}
+        learning = Component(lambda: sorted(self._learning), self._set_learning)
+        return {**super().components(), **replays, "owed": owed, "learning": learning}
+
+    def _set_learning(self, names: list[str]) -> None:
+        self._learning = set(names)
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
         each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number

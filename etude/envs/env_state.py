@@ -58,6 +58,7 @@ _STATELESS = tuple(
 )
 """Modules whose objects are for drawing only, or have no state of their own."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
     ("id", "class", "maxlen", "shape", "rng", "below", "order", "dtype", "offset", "strides", "memory", "code")
@@ -130,25 +131,32 @@ def _class_name(thing: type) -> str:
 
 
 def _held(value: Any) -> dict[str, Any] | None:
-    """What a function refers to and may change: the variables of an enclosing function that it uses, the object of a
-    method, or the arguments of a partial; None for all else, and for functions that the whole program uses."""
+    """What a function refers to and may change: the variables of an enclosing function that it uses, its defaults and
+    attributes, the object of a method, or the arguments of a partial; None for all else, and for functions that the
+    whole program uses."""
     if isinstance(value, functools.partial):
-        return {"func": value.func, "args": value.args, "keywords": value.keywords}
-    if isinstance(value, types.MethodType | types.BuiltinFunctionType):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords} | _attributes_of(value)
+    if isinstance(value, _METHODS):
         own = getattr(value, "__self__", None)
         return None if own is None or isinstance(own, types.ModuleType | type) else {_SELF: own}
-    if not (isinstance(value, types.FunctionType) and value.__closure__):
+    if not isinstance(value, types.FunctionType) or any(value is own for own in value.__globals__.values()):
         return None
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     if found is value:
         return None
-    held = {}
-    for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+    held = _attributes_of(value)
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the variable has no value yet
             held[name] = cell.cell_contents
-    return held
+    defaults = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+    return held | {name: given for name, given in defaults.items() if given}
+
+
+def _attributes_of(function: Any) -> dict[str, Any]:
+    given = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    return {"__dict__": given} if given else {}
 
 
 def _static(value: Any) -> str | None:
@@ -156,6 +164,8 @@ def _static(value: Any) -> str | None:
     if _held(value):
         return None
     if isinstance(value, _FUNCTIONS):
+        if isinstance(value, types.FunctionType):
+            return _code_of(value)
         name = value.__qualname__
         return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
     if isinstance(value, types.ModuleType):
@@ -167,8 +177,18 @@ def _static(value: Any) -> str | None:
 
 
 def _code_of(function: Any) -> str:
-    """The name of a function's code, which is the same in each new env."""
-    return "partial" if isinstance(function, functools.partial) else f"{function.__module__}:{function.__qualname__}"
+    """The name of a function's code, which is the same in each new env; of one that is defined in a function, with a
+    checksum, since several may have one name."""
+    if isinstance(function, functools.partial):
+        return "partial"
+    name = f"{getattr(function, '__module__', '')}:{function.__qualname__}"
+    code = getattr(function, "__code__", None)
+    return name if code is None or "<" not in name else f"{name}#{_checksum_of(code):08x}"
+
+
+def _checksum_of(code: types.CodeType) -> int:
+    parts = [_checksum_of(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    return zlib.crc32(code.co_code + repr((code.co_names, code.co_freevars, parts)).encode())
 
 
 def _is_env(value: Any) -> bool:
@@ -357,6 +377,17 @@ def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
     group[0][0]["memory"] = np.frombuffer(memory, np.uint8)
 
 
+def _twin_of(function: types.FunctionType) -> types.FunctionType:
+    """The same function with variables, defaults and attributes of its own."""
+    cells = tuple(types.CellType(cell.cell_contents) for cell in function.__closure__ or ())
+    twin = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
+    )
+    twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
+    vars(twin).update(vars(function))
+    return twin
+
+
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
@@ -478,18 +509,32 @@ class _Restore:
         held, stored = _held(current), node["function"]
         if held is None or _code_of(current) != node["code"] or not stored.keys() <= held.keys():
             raise CannotRestoreError(f"{path} was a function {node['code']}, but a new env has none there")
+        for name, part in stored.items():
+            if callable(held[name]) and not part.keys() & {"static", "function", "object", "ref", "own"}:
+                raise CannotRestoreError(f"{path}.{name} can be called in a new env, but was something else")
         if isinstance(current, functools.partial):
             parts = {name: self.value(held[name], part, f"{path}.{name}") for name, part in stored.items()}
-            return functools.partial(parts["func"], *parts["args"], **parts["keywords"])
+            made = functools.partial(parts["func"], *parts["args"], **parts["keywords"])
+            vars(made).update(parts.get("__dict__", {}))
+            return made
         if _SELF in held:
             own = self.value(held[_SELF], stored[_SELF], f"{path}.{_SELF}")
             if type(own) is not type(held[_SELF]):
                 raise CannotRestoreError(f"{path} was a method of another class")
             return current if own is held[_SELF] else getattr(own, current.__name__)
+        if id(current) in self._filled:  # one function in a new env, but two when captured
+            current = _twin_of(current)
+        self._filled[id(current)] = current
         self._made[node["id"]] = current  # it may refer to itself
-        for name, cell in zip(current.__code__.co_freevars, current.__closure__, strict=True):
-            if name in stored:
-                cell.cell_contents = self.value(held[name], stored[name], f"{path}.{name}")
+        cells = dict(zip(current.__code__.co_freevars, current.__closure__ or (), strict=True))
+        for name, part in stored.items():
+            value = self.value(held[name], part, f"{path}.{name}")
+            if name in cells:
+                cells[name].cell_contents = value
+            elif name == "__dict__":
+                vars(current).update(value)
+            else:
+                setattr(current, name, value)
         return current
 
     def _dict(self, current: Any, node: Node, path: str) -> Any:

@@ -32,8 +32,9 @@ LOG_STD_RANGE = (-20.0, 2.0)
 # float32 draws are multiples of about 2**-23, so an exact zero stands for about half of that.
 _SMALLEST = np.float32(2.0**-24)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_EDGE = 1.0 - 1e-6  # closer to 1, float32 can't distinguish the arguments of tanh
-_FAR = math.atanh(_EDGE)  # about 7.25
+_SPACINGS = 16
+"""How many numbers of an action's dtype next to a bound are taken for the bound: tanh of many arguments is one of
+them."""
 
 
 class Logits(NamedTuple):
@@ -335,6 +336,13 @@ def _normal_logp(mean: Tensor, log_std: Tensor, value: Tensor) -> Tensor:
     return -(0.5 * scaled.square() + log_std).sum(-1) - mean.shape[-1] * _HALF_LOG_2PI
 
 
+def _log_ndtr(x: Tensor) -> Tensor:
+    """The logarithm of the standard normal distribution function; torch's own has no right gradient below -5e5."""
+    near, far = x.clamp(min=-1000.0), x.clamp(max=-1000.0)
+    tail = -0.5 * far.square() - torch.log(-far) - _HALF_LOG_2PI  # Abramowitz & Stegun 1964, 26.2.12
+    return torch.where(x < -1000.0, tail, torch.special.log_ndtr(near))
+
+
 class DiagGaussian(Distribution):
     """Independent normal variables for a Box of any shape. Inputs: all means, then all log standard deviations.
 
@@ -412,10 +420,10 @@ class SquashedGaussian(DiagGaussian):
 
     Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
     Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
-    is exact even if tanh(u) rounds to 1. Actions within a millionth of a bound can't be told apart: in place of a
-    density, the log-probability is that of all of them, which is P(u > 7.25) at the upper bound. The entropy has no
-    closed form and is integrated by Gauss-Hermite quadrature. The divergence is that of the normal variables, since
-    tanh is a bijection.
+    is exact even if tanh(u) rounds to 1. Actions next to a bound, within 16 numbers of their dtype, can't be told
+    apart: in place of a density, the log-probability is that of all of them. For float32 between -1 and 1, that is P(u
+    > 7.25) at the upper bound. The entropy has no closed form and is integrated by Gauss-Hermite quadrature. The
+    divergence is that of the normal variables, since tanh is a bijection.
 
     Raises:
         SpaceError: a bound is infinite, two bounds coincide, or the Box has an integer dtype.
@@ -438,6 +446,9 @@ class SquashedGaussian(DiagGaussian):
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
         self._middle, self._half = (low + high) / 2, (high - low) / 2
         self._range = tuple(map(Constant, (self._middle, self._half, self._low, self._high)))
+        largest = np.maximum(np.abs(space.low), np.abs(space.high)).reshape(-1)
+        spacing = (largest - np.nextafter(largest, np.zeros_like(largest))).astype(np.float64)
+        self._edge = 1.0 - np.clip(_SPACINGS * spacing / self._half, 1e-6, 0.5)
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         self._nodes, self._weights = nodes.reshape(-1, 1), weights / weights.sum()
 
@@ -459,11 +470,13 @@ class SquashedGaussian(DiagGaussian):
         mean, log_std = self._normal(inputs)
         middle, half = (torch.as_tensor(x, device=inputs.device) for x in (self._middle, self._half))
         scaled = (action[self._name].reshape(mean.shape).double() - middle) / half
-        drawn = torch.atanh(scaled.clamp(-_EDGE, _EDGE)).to(mean.dtype)
+        edge = torch.as_tensor(self._edge, device=inputs.device)
+        drawn = torch.atanh(scaled.clamp(-edge, edge)).to(mean.dtype)
         off = (drawn - mean) * torch.exp(-log_std)
         inside = -0.5 * off.square() - log_std - _HALF_LOG_2PI - self._log_slope(drawn)
-        out = torch.special.log_ndtr((torch.sign(drawn) * mean - _FAR) * torch.exp(-log_std))
-        return torch.where(scaled.abs() < _EDGE, inside, out).sum(-1)
+        is_inside = scaled.abs() < edge
+        beyond = (torch.sign(drawn) * mean - torch.atanh(edge).to(mean.dtype)) * torch.exp(-log_std)
+        return torch.where(is_inside, inside, _log_ndtr(torch.where(is_inside, 0.0, beyond))).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
         """H(u) + E[log |d action / d u|]."""

@@ -2,6 +2,7 @@
 """Noisy networks, which explore by noise on their weights (Fortunato et al. 2018, "Noisy networks for exploration",
 arXiv 1706.10295)."""
 
+import copy
 import math
 from typing import Any
 
@@ -96,8 +97,11 @@ class NoisyActor(TorchActor):
     """
 
     def __init__(self, module: Module) -> None:
-        super().__init__(module, explore=True)
-        self._layers = [part for part in module.net.modules() if isinstance(part, NoisyLinear)]
+        # layers of its own, with the same weights: others may act without noise meanwhile
+        shared = (*module.parameters(), *module.buffers(), module.dist)
+        own = copy.deepcopy(module, {id(part): part for part in shared})
+        super().__init__(own, explore=True)
+        self._layers = [part for part in own.net.modules() if isinstance(part, NoisyLinear)]
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
@@ -105,8 +109,4 @@ class NoisyActor(TorchActor):
         """See `Actor.step`."""
         for layer in self._layers:
             layer.noise = layer.draw(self.rng)
-        try:
-            return super().step(obs, state, ends=ends)
-        finally:
-            for layer in self._layers:
-                layer.noise = None
+        return super().step(obs, state, ends=ends)

@@ -63,7 +63,7 @@ class Trainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Store the settings. The algorithm is made on first use, which may be after loading a checkpoint."""
         shared, self.wanted = shared_in(config), settings_of(config)
-        self.goal, self.interval = shared.stop, shared.save_interval
+        self.goal, self.interval, self.metric = shared.stop, shared.save_interval, shared.metric
         self.saved = -math.inf  # what is interrupted early can then go on, too
         self.kind = shared.algorithm or algorithm_of(type(self.wanted))
         self.trained: Algorithm[Any] | None = None
@@ -83,7 +83,8 @@ class Trainable(tune.Trainable):
         is_due = time.monotonic() - self.saved >= self.interval
         if result.evaluation:  # Tune keeps checkpoints by figures that must be of their own weights
             is_due &= result.updates in (result.evaluation["updates"], result.evaluating)
-        return flat(result.to_dict()) | {"done": self.goal.now(result), "should_checkpoint": is_due}
+        row = {self.metric: math.nan} if self.metric.startswith("evaluation/") else {}  # there is none at first
+        return row | flat(result.to_dict()) | {"done": self.goal.now(result), "should_checkpoint": is_due}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that `etude.load` can load."""

@@ -115,8 +115,8 @@ def test_ctrl_c_saves_and_is_raised(tmp_path):
 class Wanders(gym.Wrapper):
     """Changes the current folder, as simulators do that load files from it."""
 
-    def __init__(self, folder, when):
-        super().__init__(gym.make("CartPole-v1"))
+    def __init__(self, folder, when, render_mode=None):
+        super().__init__(gym.make("CartPole-v1", render_mode=render_mode))
         self.folder, self.when = folder, when
         if when == "made":
             os.chdir(folder)
@@ -137,8 +137,18 @@ def test_an_env_may_change_the_current_folder(when, tmp_path, monkeypatch):
     )
     algorithm = etude.PPO(config)
     os.chdir(tmp_path / "here")
-    algorithm.fit(etude.Stop(updates=4), out="run")
+    kept = etude.Checkpoints("run/checkpoints", keep_last=1)
+    algorithm.fit(etude.Stop(updates=4), out="run", checkpoints=kept, save_interval=0.0)
+    assert load_meta(tmp_path / "here" / "run")["run"]["checkpoints"] == kept.rule()
+    assert etude.load(kept.latest(), env="CartPole-v1").iteration == 2
+    os.chdir(tmp_path / "here")
+    algorithm.record("played", 2)
+    os.chdir(tmp_path / "here")
+    etude.clip(
+        algorithm, "clip.gif", env=lambda render_mode: Wanders(tmp_path / "there", when, render_mode), size="20x20"
+    )
     algorithm.close()
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"run", "data", "played", "clip.gif"}
     assert len(rows(tmp_path / "here" / "run")) == 2
     assert etude.Recording.open(tmp_path / "here" / "data").num_steps == 128
     assert not list((tmp_path / "there").iterdir())

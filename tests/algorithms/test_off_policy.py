@@ -313,13 +313,16 @@ def test_each_module_has_a_replay_and_learns_by_itself() -> None:
     assert set(only.train().losses) == {"speaker/td"}
 
 
-def test_a_function_chooses_by_new_experience_which_modules_learn() -> None:
+def test_a_function_chooses_by_new_experience_which_modules_learn(tmp_path: Path) -> None:
     from signalling import Signalling
 
     config = {**SMALL, "num_envs": 2, "learning_starts": 0, "updates_per_step": 1.0}
     learns = lambda module_id, exp: module_id == "speaker" and exp.num_steps > 0  # noqa: E731
     algorithm = DQN(DQNConfig(env=Signalling, modules=("speaker", "listener"), modules_to_train=learns, **config))
     assert set(algorithm.train().losses) == {"speaker/td"}
+    algorithm.save(tmp_path)
+    again = etude.load(tmp_path, env=Signalling, modules_to_train=learns)
+    assert again._learning == algorithm._learning == {"speaker"}
     algorithm.close()
 
 

@@ -376,6 +376,35 @@ def counts_itself() -> Callable[[], int]:
     return count
 
 
+def with_default() -> Callable[[], int]:
+    def count(seen: list[int] = [], *, more: list[int] = []) -> int:  # noqa: B006
+        seen.append(1)
+        more += [1, 1]
+        return len(seen) + len(more)
+
+    return count
+
+
+def with_attribute() -> Callable[[], int]:
+    def count() -> int:
+        count.n += 1  # type: ignore[attr-defined]
+        return int(count.n)  # type: ignore[attr-defined]
+
+    count.n = 0  # type: ignore[attr-defined]
+    return count
+
+
+def partial_with_attribute() -> Callable[[], int]:
+    count: Any = functools.partial(first_of, [0])
+    count.n = 0
+    return lambda: counted(count)
+
+
+def counted(function: Any) -> int:
+    function.n += 1
+    return int(function.n) + int(function())
+
+
 COUNTERS: dict[str, Callable[[], Callable[[], Any]]] = {
     "a variable of an enclosing function": lambda: counter(0),
     "a method of another object": lambda: Counter().tick,
@@ -384,6 +413,9 @@ COUNTERS: dict[str, Callable[[], Callable[[], Any]]] = {
     "a generator's method": lambda: functools.partial(np.random.default_rng(3).integers, 1000),
     "functions in functions": lambda: functools.partial(lambda count: count(), counter(0)),
     "itself": counts_itself,
+    "a default": lambda: with_default(),
+    "an attribute": lambda: with_attribute(),
+    "an attribute of a partial": lambda: partial_with_attribute(),
 }
 
 
@@ -431,3 +463,74 @@ def test_variables_of_functions_that_the_program_uses_stay_as_they_are() -> None
 
 shared = counter(0)
 shared.__qualname__ = "shared"
+
+
+def test_functions_that_were_swapped_meanwhile_are_not_taken_for_others() -> None:
+    class Switching(Numbered):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.rule: Any = lambda: 1
+            return super().reset(seed=seed)
+
+    env, other = Switching(), Switching()
+    env.reset()
+    other.reset()
+    restore_env(other, capture_env(env))
+    env.rule = lambda: 2
+    with pytest.raises(CannotRestoreError, match=r"rule was .*<lambda>#[0-9a-f]{8}, but is something else"):
+        restore_env(other, capture_env(env))
+
+
+def test_one_function_that_became_two_is_two_again() -> None:
+    class Doubling(Numbered):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.a = self.b = counter(0)
+            return super().reset(seed=seed)
+
+    env, other = Doubling(), Doubling()
+    env.reset()
+    other.reset()
+    env.a()
+    env.b = counter(70)
+    restore_env(other, capture_env(env))
+    assert (other.a(), other.b()) == (env.a(), env.b()) == (2, 71)
+
+
+def test_a_generators_method_is_a_reason() -> None:
+    class Drawing(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.draw = (number for number in range(100)).__next__
+
+    state = captured(Drawing)
+    assert state["how"] == "new episodes"
+    assert "draw.__self__ is a builtins:generator, not plain data" in state["why"]
+
+
+def decorated(function: Callable[[], int]) -> Callable[[], int]:
+    def called() -> int:
+        return function() + 1
+
+    return called
+
+
+@decorated
+def one() -> int:
+    return 1
+
+
+def test_a_decorated_function_of_the_program_stays_as_it_is() -> None:
+    class Calling(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = one
+            self.two = decorated(lambda: 2)
+
+    env = Calling()
+    state = capture_env(env)
+    for name in ("one", "two"):
+        tampered = capture_env(env)
+        code = state["env"]["object"][name].get("code", "x")
+        tampered["env"]["object"][name] = {"id": 99, "function": {"function": {"value": 5}}, "code": code}
+        with pytest.raises(CannotRestoreError):
+            restore_env(env, tampered)
+    assert (one(), env.two()) == (2, 3)

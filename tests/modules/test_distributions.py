@@ -3,6 +3,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,10 +339,20 @@ def test_errors():
         distribution_for(spaces.Text(3))
 
 
-@pytest.mark.parametrize("mean", [0.0, 6.5, 9.0, -8.0])
-def test_weights_of_squashed_actions_have_mean_1(mean: float) -> None:
-    """Also where tanh rounds to 1, and draws can't be told apart."""
-    dist = distribution_for(spaces.Box(-2, 4, (1,), np.float32), squash=True)
+@pytest.mark.parametrize("mean", [0.0, 5.0, 6.5, 9.0, -8.0])
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (-2, 4, np.float32),
+        (1000, 1001, np.float32),
+        (-1e5, -1e5 + 1, np.float32),
+        (-1, 1, np.float16),
+        (0, 1e3, np.float64),
+    ],
+)
+def test_weights_of_squashed_actions_have_mean_1(mean: float, low: float, high: float, dtype: Any) -> None:
+    """Also where tanh rounds to 1, or actions to a bound, and draws can't be told apart."""
+    dist = distribution_for(spaces.Box(low, high, (1,), dtype), squash=True)
     behaviour = np.tile(np.float32([mean, 0.0]), (200_000, 1))
     target = torch.from_numpy(behaviour + np.float32([0.4, -0.1]))
     action = dist.act(behaviour, dist.noise(np.random.default_rng(0), (200_000,)))
@@ -350,13 +361,27 @@ def test_weights_of_squashed_actions_have_mean_1(mean: float) -> None:
     assert weight.mean().item() == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.parametrize("log_std", [-20.0, -14.5, -11.5, -3.0, 0.0, 2.0])
+@pytest.mark.parametrize("action", [-1.0, 0.0, 0.5, 1.0])
+def test_gradients_of_squashed_actions_are_finite(action: float, log_std: float) -> None:
+    dist = distribution_for(spaces.Box(-1, 1, (1,), np.float32), squash=True)
+    inputs = torch.tensor([[0.1, log_std]], requires_grad=True)
+    logp = dist.logp(inputs, {"action": torch.tensor([[action]])})
+    (found,) = torch.autograd.grad(logp.sum(), inputs)
+    assert torch.isfinite(logp).all()
+    assert torch.isfinite(found).all()
+    at, far = inputs[0, 0].item(), math.atanh(1 - 1e-6)
+    if abs(action) == 1 and log_std < 0:  # the derivative of log_ndtr is nearly minus its argument there
+        assert found[0, 0].item() == pytest.approx((action * far - at) / math.exp(2 * log_std), rel=0.2)
+
+
 def test_the_probability_of_squashed_actions_at_a_bound_is_that_of_all_beyond() -> None:
-    dist = distribution_for(spaces.Box(-2, 4, (2,), np.float32), squash=True)
+    dist = distribution_for(spaces.Box(-1, 1, (2,), np.float32), squash=True)
     inputs = torch.tensor([[9.0, 0.0, 0.5, -1.0]], requires_grad=True)
-    logp = dist.logp(inputs, {"action": torch.tensor([[4.0, 1.0]])})
-    far, half = math.atanh(1 - 1e-6), 3.0
+    logp = dist.logp(inputs, {"action": torch.tensor([[1.0, 0.0]])})
+    far = math.atanh(1 - 1e-6)
     beyond = td.Normal(0.0, 1.0).cdf(torch.tensor((9.0 - far) / math.exp(0.5))).log()
-    inside = td.Normal(0.0, math.exp(-1.0)).log_prob(torch.tensor(0.0)) - math.log(half)
+    inside = td.Normal(0.0, math.exp(-1.0)).log_prob(torch.tensor(0.0))
     assert logp.item() == pytest.approx((beyond + inside).item(), abs=1e-5)
     logp.sum().backward()
     assert torch.isfinite(inputs.grad).all()

@@ -479,3 +479,21 @@ def test_rows_of_tables_are_told_how_to_be_given() -> None:
         policy.act(table.iloc[0][["a", "b", "c"]])
     assert policy.act(table.iloc[0][["a", "b", "c"]].astype(float)) in (0, 1)
     assert policy.act(table[["a", "b", "c"]].to_numpy()).shape == (2,)
+
+
+def test_a_noisy_policy_acts_greedily_in_one_thread_and_explores_in_another() -> None:
+    algorithm = etude.DQN(etude.DQNConfig(env="CartPole-v1", seed=1, noisy=True))
+    policy, obs = algorithm.policy, np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    expected, done = policy.act(obs), threading.Event()
+
+    def explore() -> None:
+        while not done.is_set():
+            policy.act(obs, explore=True)
+
+    thread = threading.Thread(target=explore)
+    thread.start()
+    wrong = sum(int((policy.act(obs) != expected).any()) for _ in range(300))
+    done.set()
+    thread.join()
+    algorithm.close()
+    assert wrong == 0

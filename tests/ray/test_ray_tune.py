@@ -257,6 +257,10 @@ def test_a_trial_saves_weights_that_were_evaluated(cluster):
     trial = Trainable({"shared": Shared(config=config, save_interval=0.0)})
     assert [trial.train()["should_checkpoint"] for _ in range(6)] == [True, True, True, False, False, True]
     trial.stop()
+    trial = Trainable({"shared": Shared(config=config, metric="evaluation/return_mean")})
+    scores = [trial.train()["evaluation/return_mean"] for _ in range(3)]
+    assert np.isnan(scores).tolist() == [True, True, False]
+    trial.stop()
 
 
 def test_a_trial_wants_what_is_shared():
