@@ -144,9 +144,8 @@ def test_an_env_may_change_the_current_folder(when, tmp_path, monkeypatch):
     os.chdir(tmp_path / "here")
     algorithm.record("played", 2)
     os.chdir(tmp_path / "here")
-    etude.clip(
-        algorithm, "clip.gif", env=lambda render_mode: Wanders(tmp_path / "there", when, render_mode), size="20x20"
-    )
+    films = lambda render_mode: Wanders(tmp_path / "there", when, render_mode)  # noqa: E731
+    etude.clip(algorithm, films, "clip.gif", size="20x20")
     algorithm.close()
     assert {path.name for path in (tmp_path / "here").iterdir()} == {"run", "data", "played", "clip.gif"}
     assert len(rows(tmp_path / "here" / "run")) == 2
