@@ -101,8 +101,9 @@ class FrameStack(MemoryConnector):
     """Stacks the last ``k`` observations of the episode, the newest last; at its start the first one fills the stack.
 
     Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
-    Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Three axes of which the first is shorter than
-    the last are an image ``[C, H, W]`` and become ``[k * C, H, W]``. Discrete leaves become MultiDiscrete.
+    Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Images ``[C, H, W]`` become ``[k * C, H, W]``:
+    those whose last two axes are equal, or, if no two are, whose first axis is shorter than the last. Discrete leaves
+    become MultiDiscrete.
 
     Args:
         k: Number of frames, at least 1; 4 as in Mnih et al. 2015, "Human-level control through deep RL".

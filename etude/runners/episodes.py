@@ -171,6 +171,7 @@ class EpisodeTracker(Stateful):
             before = self.number.copy()
             np.maximum.at(self.number, envs[turn.first], turn.episode[turn.first])
             self.results[self.number > before] = 0
+            self.clock[self.number > before] = 0  # the first row may come after steps in which nobody acted
         np.add.at(self.results, envs if turn.first is None else envs[~turn.first], 1)
         self.clock[envs[turn.env_t == 0]] = 0
         before = self.clock.copy()

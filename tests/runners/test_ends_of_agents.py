@@ -114,3 +114,35 @@ def test_a_memory_may_have_any_names() -> None:
     np.testing.assert_array_equal(found.segments.episode_id, expected.segments.episode_id)
     np.testing.assert_array_equal(found.steps["state_in/t"], expected.steps["state_in/t"])
     assert (expected.segments.t_start == 5).all()
+
+
+class Late:
+    """Episodes of 10 and 3 env steps in turn, whose agent first sees something after one of them."""
+
+    def __init__(self) -> None:
+        self.possible_agents = ["a"]
+        self.observation_spaces = {"a": spaces.Box(0, 99, (1,), np.float32)}
+        self.action_spaces = {"a": spaces.Discrete(2)}
+        self.episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        self.t, self.length = 0, (10, 3)[self.episode % 2]
+        return {}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        return {"a": np.float32([self.t])}, {"a": 1.0}, {"__all__": self.t == self.length}, {}, {}
+
+
+@pytest.mark.parametrize("workers", [Workers(), Workers(num_workers=1, mode="thread")])
+@pytest.mark.parametrize("count_by", ["env_steps", "agent_steps"])
+def test_steps_before_an_agent_is_shown_anything_count(workers: Workers, count_by: Any) -> None:
+    env = Late()
+    module = make_module(None, env.observation_spaces["a"], env.action_spaces["a"])
+    runner = Runner(make_arena(Late, 1, workers), Policy(module), seed=1, count_steps_by=count_by)
+    runner.collect(num_steps=100)
+    assert runner.take_finished().lengths.tolist()[:6] == [10, 3, 10, 3, 10, 3]
+    acted = 0.5 * (9 / 10 + 2 / 3)
+    assert runner.env_steps == 100 if count_by == "env_steps" else runner.env_steps > 100 / acted * 0.85
+    runner.close()
