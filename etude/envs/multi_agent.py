@@ -362,10 +362,13 @@ class DictAdapter(ManyAgentsAdapter):
             rows = [who.show(agent, value) for agent, value in self._reset_dicts(seed).items()]
             if not who.waiting:
                 rows = self._step({})
-            if who.waiting:
+            if who.waiting and self.env_t != self.max_steps:
                 return rows
             seed = None  # episodes without a step don't count
-        raise EnvError(f"{who.env_name}: {MAX_IDLE} episodes in a row ended before any agent got an observation.")
+        limit = "" if self.max_steps is None else f" They end after `max_steps` ({self.max_steps}) at the latest."
+        raise EnvError(
+            f"{who.env_name}: {MAX_IDLE} episodes in a row ended before any agent got an observation to act on.{limit}"
+        )
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for the agents that wait; return rows of those that act next and of those that ended."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from etude.connectors import Pipeline
 from etude.envs import Workers, make_arena
+from etude.errors import EnvError
 from etude.modules import Output, make_module
 from etude.policies import Policy
 from etude.runners import Callback, Runner
@@ -146,3 +147,32 @@ def test_steps_before_an_agent_is_shown_anything_count(workers: Workers, count_b
     acted = 0.5 * (9 / 10 + 2 / 3)
     assert runner.env_steps == 100 if count_by == "env_steps" else runner.env_steps > 100 / acted * 0.85
     runner.close()
+
+
+class Waits(Late):
+    """Its agent first sees something after four steps of nine."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t, self.length = 0, 9
+        return {}, {}
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest = super().step(actions)
+        return (obs if self.t >= 4 else {}), *rest
+
+
+@pytest.mark.parametrize(("max_steps", "length"), [(5, 5), (8, 8), (9, 9), (20, 9)])
+def test_steps_before_an_agent_acts_count_for_max_steps(max_steps: int, length: int) -> None:
+    env = Waits()
+    module = make_module(None, env.observation_spaces["a"], env.action_spaces["a"])
+    runner = Runner(make_arena(Waits, 1, Workers(max_steps=max_steps)), Policy(module), seed=1)
+    runner.collect(num_episodes=3)
+    assert runner.take_finished().lengths.tolist() == [length] * 3
+    runner.close()
+
+
+def test_a_limit_before_any_agent_acts_is_named() -> None:
+    env = Waits()
+    module = make_module(None, env.observation_spaces["a"], env.action_spaces["a"])
+    with pytest.raises(EnvError, match=r"observation to act on\. They end after `max_steps` \(4\) at the latest"):
+        Runner(make_arena(Waits, 1, Workers(max_steps=4)), Policy(module), seed=1).collect(num_steps=1)
