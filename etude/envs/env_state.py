@@ -187,7 +187,14 @@ def _code_of(function: Any) -> str:
 
 
 def _checksum_of(code: types.CodeType) -> int:
-    parts = [_checksum_of(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    def shown(part: Any) -> Any:
+        if isinstance(part, types.CodeType):
+            return _checksum_of(part)
+        if isinstance(part, frozenset):  # of texts, in another order in each process
+            return sorted(map(repr, part))
+        return repr(part)
+
+    parts = [shown(part) for part in code.co_consts]
     return zlib.crc32(code.co_code + repr((code.co_names, code.co_freevars, parts)).encode())
 
 

@@ -3,6 +3,9 @@
 
 import asyncio
 import functools
+import os
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -534,3 +537,24 @@ def test_a_decorated_function_of_the_program_stays_as_it_is() -> None:
         with pytest.raises(CannotRestoreError):
             restore_env(env, tampered)
     assert (one(), env.two()) == (2, 3)
+
+
+def test_a_function_has_one_name_in_all_processes() -> None:
+    code = (
+        "import gymnasium as gym\nfrom etude.envs.env_state import capture_env\n"
+        "class Asking(gym.Env):\n    def __init__(self):\n"
+        "        self.ask = lambda word: word in {'a', 'b', 'c', 'd'} or (lambda: 1)\n"
+        "print(capture_env(Asking())['env']['object']['ask'])"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2, 3)
+    }
+    assert len(found) == 1
+    assert "<lambda>#" in found.pop()
