@@ -81,7 +81,8 @@ class ActingAlgorithm(Algorithm[C]):
         if self.config.env is None:
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
         try:
-            return self.engine.spaces(list(modules_given(self.config)), self.config.agents.module_of)
+            names, module_of = list(modules_given(self.config)), self.config.agents.module_of
+            return self.engine.spaces(names, module_of, self._saved_spaces)
         except BaseException:
             self.close()
             raise
@@ -210,7 +211,8 @@ class ActingAlgorithm(Algorithm[C]):
             modules_to_train=_those_in(modules, trained),
         )
         config = dataclasses.replace(self.config, agents=agents)
-        self.spaces = self.engine.spaces(list(modules), config.agents.module_of, known)
+        found = self.engine.spaces(list(modules), config.agents.module_of, known)
+        self.spaces = {name: known.get(name, found[name]) for name in modules}
         self.config = self._built_from = config
         self.learner.modules_to_train = _those_in(modules, now)  # which may have been set since
 

@@ -761,7 +761,9 @@ class Algorithm(Generic[C]):
                 runner,
                 folder,
                 num_episodes,
-                self.recorded_spaces(spaces_in(runner.arena, list(self.policies), self.config.agents.module_of)),
+                self.recorded_spaces(
+                    spaces_in(runner.arena, list(self.policies), self.config.agents.module_of, self.spaces)
+                ),
                 explore=explore,
                 updates=self.updates,
                 columns=self.recorded,
@@ -825,7 +827,7 @@ class Algorithm(Generic[C]):
         if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
             raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
         where = self.env_to_play(env)
-        return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps)
+        return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps, self.spaces)
 
     def env_to_play(self, env: EnvLike | None) -> EnvLike:
         """The env to play in apart from training: ``env``, or the config's if it is None.

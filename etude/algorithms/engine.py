@@ -62,13 +62,13 @@ class Engine:
         return self._arena is not None
 
     def spaces(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+        self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
         """The spaces of each module on the env's side, see `etude.algorithms.policies.spaces_in`; makes the envs."""
         if self._arena is None:
             config = self._algorithm.config
             self._arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
-        return spaces_in(self._arena, module_ids, module_of, known)
+        return spaces_in(self._arena, module_ids, module_of, before)
 
     def runner(self) -> Runner:
         """Make the runner for these envs, and prepare recording if the settings ask for it."""

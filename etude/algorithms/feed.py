@@ -82,10 +82,13 @@ def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.obj
     for i, (agent, episode) in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
         if (agent, episode) not in known:
             try:
-                known[agent, episode] = module_of(agent, Episode(episode, 0, 0))
+                known[agent, episode] = module_of(agent, Episode.recorded(episode))
             except Exception as error:
+                why = ""
+                if Episode.recorded(episode).number is None:
+                    why = ". Only ids of Etude's own episodes say which `env` and `number` they had; others are None"
                 raise DataError(
-                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}"
+                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}{why}"
                 ) from error
         of[i] = known[agent, episode]
     return of

@@ -143,10 +143,11 @@ def runner_for(
     seed: int | None,
     callbacks: Sequence[CallbackLike] = (),
     max_steps: int | None = None,
+    spaces: Mapping[str, Spaces] | None = None,
 ) -> Runner:
     """Make a runner in ``env`` apart from training, with as many copies as are worth it for ``num_episodes``.
 
-    It truncates episodes after ``max_steps``; None: as the config's workers do.
+    It truncates episodes after ``max_steps``; None: as the config's workers do. ``spaces`` are those in training.
 
     Raises:
         SettingsError: after the connectors, the env's spaces are not those that the modules were made for.
@@ -163,8 +164,8 @@ def runner_for(
         workers = dataclasses.replace(workers, max_steps=max_steps)
     arena = make_arena(env, num_envs, workers, exact=False, drop=dropped_by(config))
     try:
-        spaces = spaces_in(arena, list(policies), config.agents.module_of)
-        own = {name: policy.fitted(*spaces[name], env_name(env)) for name, policy in policies.items()}
+        there = spaces_in(arena, list(policies), config.agents.module_of, spaces)
+        own = {name: policy.fitted(*there[name], env_name(env)) for name, policy in policies.items()}
     except BaseException:
         arena.close()
         raise

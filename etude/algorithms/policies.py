@@ -152,32 +152,37 @@ def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
 
 
 def spaces_in(
-    arena: Arena, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+    arena: Arena, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
 ) -> dict[str, Spaces]:
-    """The spaces of each module on the env's side: those in ``known``, others from the agents it acts for at first.
+    """The spaces of each module on the env's side: those of the agents that it acts for at first.
+
+    A module that acts for none at first has the spaces that it had ``before``, or those that all agents have.
 
     Raises:
-        SettingsError: a module acts for no agent at first, and agents have different spaces, so that its own are
-            unknown.
+        SettingsError: a module acts for no agent at first, had no spaces before, and agents have different ones, so
+            that its own are unknown.
     """
     kinds = {slot: kind for kind in arena.kinds for slot in kind.slots}
-    found: dict[str, Spaces] = dict(known or {})
-    if len(module_ids) == 1 and module_of is None and not found:
-        found[module_ids[0]] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
-        return found
+    found: dict[str, Spaces] = {}
+    if len(module_ids) == 1 and module_of is None:
+        return {module_ids[0]: (arena.kinds[0].obs_space, arena.kinds[0].action_space)}
     ask: Callable[[Any, Episode], str] = module_of if module_of is not None else (lambda agent, episode: agent)
     for slot, agent in enumerate(arena.agents):
         env = int(arena.env_of[slot])
         found.setdefault(ask(agent, Episode(f"0-{env}-0", env, 0)), (kinds[slot].obs_space, kinds[slot].action_space))
     for module_id in module_ids:
-        if module_id not in found:
-            named = sorted(set(found) - set(known or ()), key=str)
-            if len(arena.kinds) > 1:
-                raise SettingsError(
-                    f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
-                    f"its own are unknown. Let `module_of` name it there; it named {named}."
-                )
+        if module_id in found:
+            continue
+        if len(arena.kinds) == 1:
             found[module_id] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
+        elif before is not None and module_id in before:
+            found[module_id] = before[module_id]
+        else:
+            named = sorted(set(found) - set(before or ()), key=str)
+            raise SettingsError(
+                f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
+                f"its own are unknown. Let `module_of` name it there; it named {named}."
+            )
     return {module_id: found[module_id] for module_id in module_ids}
 
 

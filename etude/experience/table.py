@@ -6,6 +6,8 @@ all rows of a segment) and ``t`` (int64). ``terminated`` and ``truncated`` are T
 ``final_obs`` is null except on the last row, and also there if it is unknown. If there is context, ``lookback`` (bool)
 is True on its rows; recordings have none. A step column of shape ``[n, ...]`` is a flattened fixed-size list with its
 shape in the field's metadata; images (uint8 with two or more axes) are fixed-size binary, which is faster and smaller.
+``final_obs`` of shape ``[n, ...]`` is a list of no fixed size, as PyArrow before 26 can't read a Parquet file in which
+fixed-size lists are null (https://github.com/apache/arrow/issues/35692).
 """
 
 import json
@@ -86,33 +88,39 @@ def _column(
             f"column `{name}` has dtype {values.dtype}, which a recording can't store. Convert it to numbers."
         )
     num_rows = len(values) if num_rows is None else num_rows
+    nullable = rows is not None or values.dtype == object
     absent = None
     if rows is not None:
         absent = np.ones(num_rows, bool)
         absent[rows] = False
-        full = np.asarray(zeros(num_rows, values))
-        full[rows] = values
         if values.dtype == object and any(value is None for value in values.flat):
             raise DataError(f"column `{name}` holds None, which means an unknown observation. Use a string instead.")
-        values = full
-    nullable = rows is not None or values.dtype == object
-    if values.ndim == 1:
-        return _plain(name, _flat(name, values, absent), nullable=nullable)
     shape = values.shape[1:]
     width = int(np.prod(shape))
     if width == 0:
         raise DataError(f"column `{name}` has rows of shape {list(shape)}: there is nothing to store. Drop it first.")
+    is_image = values.dtype == np.uint8 and len(shape) >= 2
+    if absent is not None and (is_image or not shape):
+        full = np.asarray(zeros(num_rows, values))
+        full[rows] = values
+        values = full
+    if not shape:
+        return _plain(name, _flat(name, values, absent), nullable=nullable)
     flat = np.ascontiguousarray(values).reshape(-1)
     field_metadata = {SHAPE_KEY: json.dumps(list(shape)).encode()}
-    if values.dtype == np.uint8 and len(shape) >= 2:
+    if is_image:
         validity = None if absent is None else pa.array(~absent).buffers()[1]
         kind = pa.binary(width)
         array = pa.Array.from_buffers(kind, num_rows, [validity, pa.py_buffer(flat)])
     else:
         items = _flat(name, flat)
         # Elements that can't be null are read a fifth faster from Parquet.
-        kind = pa.list_(pa.field("element", items.type, nullable=values.dtype == object), width)
-        array = pa.FixedSizeListArray.from_arrays(items, type=kind, mask=None if absent is None else pa.array(absent))
+        element = pa.field("element", items.type, nullable=values.dtype == object)
+        if absent is None:
+            array = pa.FixedSizeListArray.from_arrays(items, type=pa.list_(element, width))
+        else:
+            starts = pa.array(np.append(0, np.cumsum(~absent) * width), pa.int32())
+            array = pa.ListArray.from_arrays(starts, items, type=pa.list_(element), mask=pa.array(absent))
     return pa.field(name, array.type, nullable=nullable, metadata=field_metadata), array
 
 
@@ -255,9 +263,15 @@ def _may_be_none(kind: pa.DataType) -> bool:
 
 def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
     kind = array.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_fixed_size_binary(kind):
-        metadata = field.metadata or {}
-        if pa.types.is_fixed_size_list(kind):
+    metadata = field.metadata or {}
+    is_list = pa.types.is_list(kind) and SHAPE_KEY in metadata
+    if is_list or pa.types.is_fixed_size_list(kind) or pa.types.is_fixed_size_binary(kind):
+        if is_list:
+            flat, shape = array.flatten().to_numpy(zero_copy_only=False), []
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(f"column `{field.name}` has lists of {lengths[0]} and of {lengths[1]} values.")
+        elif pa.types.is_fixed_size_list(kind):
             flat = array.flatten().to_numpy(zero_copy_only=False)
             shape = [kind.list_size]
         else:

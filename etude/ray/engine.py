@@ -64,7 +64,7 @@ class RayEngine(Engine):
         return self._runners is not None
 
     def spaces(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+        self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
         """The spaces of each module on the env's side; starts the runners."""
         if self._runners is None:
@@ -73,7 +73,7 @@ class RayEngine(Engine):
             algorithm = self._algorithm
             self._start()
             self._runners = self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
-        return self._runners.spaces(module_ids, module_of, known)
+        return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]
         """All runners, as one; also prepares recording if the settings ask for it."""

@@ -93,11 +93,11 @@ class RunnerActor:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def spaces(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None
+        self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None
     ) -> dict[str, Spaces]:
         """See `etude.algorithms.policies.spaces_in`."""
         assert self._arena is not None
-        return spaces_in(self._arena, module_ids, module_of, known)
+        return spaces_in(self._arena, module_ids, module_of, before)
 
     def begin(self, acting: Acting, seed: int) -> None:
         """Let these policies act, in new episodes."""

@@ -112,7 +112,7 @@ class Runners:
         self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
 
     def spaces(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+        self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
         """The env's spaces of each module; this process needs no env for that.
 
@@ -122,7 +122,7 @@ class Runners:
         while True:
             for member in [member for member in self.pool.members if member.pid]:
                 try:
-                    found: dict[str, Spaces] = ray.get(member.actor.spaces.remote(module_ids, module_of, known))
+                    found: dict[str, Spaces] = ray.get(member.actor.spaces.remote(module_ids, module_of, before))
                 except RayError as error:
                     self.pool.failed(member, error)
                 else:

@@ -299,7 +299,7 @@ def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: En
     """
     encodings, compression, levels = {}, {}, {}
     for field in schema:
-        is_list = pa.types.is_fixed_size_list(field.type)
+        is_list = pa.types.is_fixed_size_list(field.type) or pa.types.is_list(field.type)
         path = f"{field.name}.list.element" if is_list else field.name
         kind = field.type.value_type if is_list else field.type
         if encoding == "plain":

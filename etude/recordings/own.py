@@ -3,6 +3,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -341,9 +342,14 @@ def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | No
 
 
 def _type_of(field: pa.Field) -> str:
-    """Describe the type of a column, with the shape of its rows if they have several axes."""
-    shape = shape_of(field)
-    return str(field.type) if shape is None or len(shape) < 2 else f"{field.type} of shape {shape}"
+    """Describe the type of a column, with the shape of its rows if they have several axes.
+
+    Lists whose shape is known have a fixed size, whether their type says so or not.
+    """
+    shape, kind = shape_of(field), field.type
+    if shape is not None and pa.types.is_list(kind):
+        kind = pa.list_(kind.value_field, math.prod(shape))
+    return str(kind) if shape is None or len(shape) < 2 else f"{kind} of shape {shape}"
 
 
 def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:

@@ -142,7 +142,7 @@ class RepairPlan:
 
     def _hashes(self, spans: Sequence[Span]) -> dict[Span, Index]:
         """Hash the contents of each step of the spans, int64 ``[steps]`` for each span. Each part is read once."""
-        roots = (col.OBS, col.ACTION, col.REWARD)
+        roots = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
         names = [name for root in roots for name in col.under(self._units.columns, root)]
         by_part: dict[int, list[Span]] = defaultdict(list)
         for span in spans:

@@ -3,6 +3,7 @@
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ Key: TypeAlias = tuple[int, int]
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 _ID = "{}-{}-{}".format  # an episode's id: the prefix, the index of the env, the index of the episode in it
+_OWN_ID = re.compile(r"[0-9a-f]{16}-(\d+)-(\d+)")
 
 
 class Episode(NamedTuple):
@@ -28,9 +30,17 @@ class Episode(NamedTuple):
     id: str
     """The ``episode_id``; unique."""
     env: int
-    """The index of the env copy, from 0."""
+    """The index of the env copy, from 0; None for a recorded episode that was not made by Etude's envs."""
     number: int
-    """The index of the episode in that copy, from 0."""
+    """The index of the episode in that copy, from 0; None as for ``env``."""
+
+    @classmethod
+    def recorded(cls, episode_id: str) -> "Episode":
+        """An episode of a recording."""
+        own = _OWN_ID.fullmatch(episode_id)
+        if own is None:
+            return cls(episode_id, None, None)  # type: ignore[arg-type]  # so that computing with it is an error
+        return cls(episode_id, int(own[1]), int(own[2]))
 
 
 class Finished(NamedTuple):

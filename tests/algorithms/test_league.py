@@ -13,7 +13,8 @@ from torch import nn
 
 import etude
 from etude.algorithms import PPO, PPOConfig
-from etude.errors import SettingsError
+from etude.algorithms.feed import modules_of
+from etude.errors import DataError, SettingsError
 from etude.learners import Batch, Loss
 
 
@@ -95,6 +96,60 @@ def test_a_module_that_was_added_is_in_checkpoints(tmp_path: Path) -> None:
         assert one.losses == other.losses
     for name in algorithm.policies:
         assert torch.equal(weights(algorithm, name), weights(loaded, name))
+
+
+class Unequal(Duel):
+    """The right agent sees and does something else."""
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (2 if agent == "left" else 3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2 if agent == "left" else 3)
+
+    def _obs(self) -> Any:
+        return {agent: np.resize(seen, 2 if agent == "left" else 3) for agent, seen in super()._obs().items()}
+
+
+def third_at_first(agent: Any, episode: Any) -> str:
+    return "last" if agent == "right" else ("third", "first")[episode.number % 2]
+
+
+def test_a_module_that_acts_for_no_agent_at_first_keeps_its_spaces(tmp_path: Path) -> None:
+    algorithm = PPO(config(env=Unequal))
+    algorithm.train()
+    algorithm.add_module("third", like="first", module_of=third_at_first)
+    algorithm.train()
+    algorithm.save(tmp_path / "run")
+    loaded = etude.load(tmp_path / "run", env=Unequal, module_of=third_at_first)
+    assert loaded.train().losses == algorithm.train().losses
+    for one in (algorithm, loaded):
+        assert one.evaluate(2).episodes == 2
+    assert loaded.record(tmp_path / "data", 2).episodes == 2
+
+
+def in_turn(agent: Any, episode: Any) -> str:
+    return ("first", "last")[(episode.number + episode.env + (agent == "left")) % 2]
+
+
+def test_offline_the_same_module_of_splits_agents_as_it_did_in_the_env(tmp_path: Path) -> None:
+    acted = PPO(config(module_of=in_turn))
+    acted.record(tmp_path / "data", 20, explore=True)
+    data = etude.Recording.open(tmp_path / "data")
+    given = {"data": str(tmp_path / "data"), "modules": ("first", "last"), "module_of": in_turn}
+    offline = etude.BC(etude.BCConfig(**given, mode="materialize_data"))
+    segments = data.read().segments
+    assert {(agent, name) for agent, name in zip(segments.agent_id, segments.module_id, strict=True)} == {
+        (agent, name) for agent in ("left", "right") for name in ("first", "last")
+    }
+    np.testing.assert_array_equal(modules_of(segments, in_turn), segments.module_id)
+    assert offline.train().updates > 0
+
+
+def test_episodes_of_other_tools_have_no_number() -> None:
+    segments = etude.Segments.of(1, episode_id="2024-01-15", agent_id="left")
+    with pytest.raises(DataError, match="Only ids of Etude's own episodes say which `env` and `number` they had"):
+        modules_of(segments, in_turn)
 
 
 def test_what_can_not_come_or_go() -> None:

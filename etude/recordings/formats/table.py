@@ -22,7 +22,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
-from etude.recordings.formats.arrow import flat, innermost, is_text, numbers, one_array, strings
+from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
@@ -276,20 +276,27 @@ class TableColumns:
         self._drop_incomplete()
 
     def _drop_incomplete(self) -> None:
-        """Drop extras of integers and booleans that miss a value after the first group: NaN could not replace it."""
+        """Drop extras that can't be kept because of what comes after the first group.
+
+        These are integers and booleans of which some are missing, as NaN could not replace them, and lists of another
+        length.
+        """
         own_types = {name: self._schema.field(own).type for name, own in self._plan.extras.items()}
-        kinds = {name: innermost(kind) for name, kind in own_types.items() if name in self._found}
-        whole = [n for n, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)]
-        for group in self._groups[1:] if whole else ():
+        kinds = {name: kind for name, kind in own_types.items() if name in self._found}
+        inside = {name: innermost(kind) for name, kind in kinds.items()}
+        whole = {n for n, kind in inside.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)}
+        lists = {name for name, kind in kinds.items() if is_list(kind) and not pa.types.is_fixed_size_list(kind)}
+        for g, group in enumerate(self._groups[1:] if whole or lists else (), 1):
             known = group.complete() if group.complete else ()
-            for name in [name for name in whole if self._plan.extras[name] not in known]:
+            for name in [n for n in kinds if n in lists or (n in whole and self._plan.extras[n] not in known)]:
                 own = self._plan.extras[name]
                 try:
-                    numbers(one_array(self._read(group, [own])[own]), own, group.place)
+                    array = one_array(self._read(group, [own])[own])
+                    found = numbers(array, own, group.place, with_nan=name not in whole)
+                    self._as_planned(g, name, found)
                 except DataError as error:
                     self.dropped[name] = str(error)
-                    del self._found[name]
-                    whole.remove(name)
+                    del self._found[name], kinds[name]
 
     def _has_members(self, struct: str) -> bool:
         """Whether members of a struct are mapped to columns of their own."""
@@ -310,7 +317,7 @@ class TableColumns:
             if set(wanted) != set(names):
                 raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.")
             for name, leaf in wanted.items():
-                if np.prod(leaf_shape(leaf)) != np.prod(self._found[name][0]):
+                if not _fits(self._found[name][0], leaf_shape(leaf)):
                     raise DataError(
                         f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
                     )
@@ -451,6 +458,12 @@ class TableColumns:
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
         return values.reshape(len(values), *shape).astype(dtype)
+
+
+def _fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether rows of shape ``own`` hold values of shape ``wanted``: flat or not, but with no other order of axes."""
+    axes, others = (tuple(size for size in shape if size > 1) for shape in (own, wanted))
+    return math.prod(own) == math.prod(wanted) and (axes == others or min(len(axes), len(others)) < 2)
 
 
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:

@@ -911,3 +911,59 @@ def test_a_column_of_a_reserved_name_that_is_not_mapped_is_told_of() -> None:
         recording.read(columns=["reward"])
     with pytest.raises(SettingsError, match="Source.columns is 'obs=x', but must map names of columns"):
         Source(table, columns="obs=x")  # type: ignore[arg-type]
+
+
+def tensors(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[pa.Table, Any]:
+    kind = pa.fixed_shape_tensor(pa.float32(), shape, permutation=order)
+    numbers = np.arange(5 * np.prod(shape), dtype=np.float32)
+    obs = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(pa.array(numbers), np.prod(shape)))
+    return pa.table({"obs": obs, "action": [0, 1, 0, 1, 1], "over": [False, False, True, False, True]}), numbers
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 1), (2, 1, 0), (0, 2, 1)])
+def test_a_tensor_is_read_in_the_order_of_its_axes(order: tuple[int, ...]) -> None:
+    shape = (2, 3, 4)[: len(order)]
+    table, numbers = tensors(shape, order)
+    read = Recording.open(Source(table, columns={"obs": "obs", "action": "action", "terminated": "over"})).read()
+    wanted = numbers.reshape(5, *shape).transpose(0, *(1 + axis for axis in order))
+    np.testing.assert_array_equal(read.steps["obs"], wanted)
+    np.testing.assert_array_equal(read.steps["obs"], table["obs"].combine_chunks().to_numpy_ndarray())
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
+def test_an_order_of_axes_that_arrow_itself_reads_and_writes_in_two_ways_is_refused(order: tuple[int, ...]) -> None:
+    table, _ = tensors((2, 3, 4), order)
+    with pytest.raises(DataError, match=r"column `obs` is a tensor whose axes are stored in the order \[\d, \d, \d\]"):
+        Recording.open(Source(table, columns={"obs": "obs", "action": "action", "terminated": "over"}))
+
+
+def test_a_given_space_reorders_no_axes() -> None:
+    images = np.arange(4 * 48).reshape(4, 3, 4, 4).astype(np.uint8)
+    shaped = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), 48)
+
+    def read(obs: pa.Array, shape: tuple[int, ...]) -> Any:
+        table = pa.table({"obs": obs, "action": [0, 1, 0, 1], "over": [False, True] * 2})
+        columns = {"obs": "obs", "action": "action", "terminated": "over"}
+        space = gym.spaces.Box(0, 255, shape, np.uint8)
+        return Recording.open(Source(table, columns=columns, obs_space=space)).read().steps["obs"]
+
+    with pytest.raises(DataError, match=r"`obs` has rows of shape \[3, 4, 4\], but its space is Box"):
+        read(shaped, (4, 4, 3))
+    for obs, shape in ((shaped, (3, 4, 4)), (shaped, (48,)), (shaped, (1, 3, 4, 4)), (flat, (4, 4, 3))):
+        np.testing.assert_array_equal(read(obs, shape), images.reshape(4, *shape))
+
+
+@pytest.mark.parametrize("later", [[1.0], [1.0, 2.0, 3.0], None])
+def test_a_list_that_later_rows_have_in_another_length_is_dropped(tmp_path: Path, later: Any) -> None:
+    steps = {"x": range(6), "action": [0, 1] * 3, "id": [1, 1, 2, 2, 3, 3], "over": [False, True] * 3}
+    table = pa.table({**steps, "tags": [[1.0, 2.0]] * 5 + [later]})
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=2)
+    columns = {"obs": "x", "action": "action", "episode_id": "id", "terminated": "over"}
+    recording = Recording.open(Source(tmp_path, columns=columns))
+    assert recording.read().num_steps == 6
+    if later is None:
+        assert np.isnan(recording.read().steps["tags"][5]).all()
+    else:
+        assert "column `tags` has" in recording.meta["dropped"]["tags"]
+    assert recording.validate().ok
