@@ -132,7 +132,7 @@ def _run(path: Path, given: Path, by: str, y: str, x: str) -> RunCurve:
         there = choice(y.partition("/")[0], fields) if y.partition("/")[0] not in fields else "It has no number there."
         raise DataError(f"{path}: no line has `{x}` with `{y}`. {there}")
     at = np.array(sorted(known), np.float64)
-    lost = [time for time, value in pairs if _is_number(time) and time > at[-1] and isinstance(value, float)]
+    lost = [row[x] for row in rows if _is_number(row.get(x)) and row[x] > at[-1] and _is_lost(row, y)]
     if lost:
         _log.warning(
             f"{path}: `{y}` is not a finite number from {x} {lost[0]:,} on: the run has diverged. What it has before, "
@@ -157,6 +157,15 @@ def _figure(row: Mapping[str, Any], name: str) -> Any:
     root, _, part = name.partition("/")
     value = row.get(root)
     return value.get(part) if part and isinstance(value, Mapping) else value
+
+
+def _is_lost(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a figure is NaN or infinite. NaN is written as null, which a figure of its own, such as ``return_mean``,
+    also is while it is unknown."""
+    root, _, part = name.partition("/")
+    value = _figure(row, name)
+    is_null = value is None and isinstance(row.get(root), Mapping) and part in row[root]
+    return is_null or (isinstance(value, float) and not _is_number(value))
 
 
 def _env_of(path: Path, meta: Any) -> str:
@@ -185,11 +194,14 @@ def _settings(meta: Any) -> dict[str, Any]:
 
 def _group(path: Path, settings: Mapping[str, Any], by: str) -> str:
     by = "algorithm" if by == "algo" else by
-    found = [name for name in settings if name == by or name.endswith(f".{by}")]
+    exact = [name for name in settings if by in (name, name.replace(".", "_"))]
+    found = exact or [name for name in settings if name.endswith(f".{by}")]
+    if len(found) > 1:
+        raise SettingsError(f"`{by}` to group runs by may be {' or '.join(found)}: give the whole name.")
     if not found:
         names = ["algorithm", "folder", *settings]
         raise SettingsError(f"{path} has no setting `{by}` to group runs by. {choice(by, names)}")
-    value = settings[min(found, key=len)]
+    value = settings[found[0]]
     return str(value) if by == "algorithm" else f"{by} {value}"
 
 

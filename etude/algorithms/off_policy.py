@@ -189,7 +189,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def training_step(self) -> Update:
         """Run one iteration: rounds of collecting and learning."""
         end = self.env_steps + self.config.iteration_steps
-        done: dict[str, list[Update]] = {}
+        done: dict[str, list[tuple[Update, int]]] = {}
         counts: Counter[str] = Counter()
         self.before_update(self.env_steps)
         while self.env_steps < end:
@@ -202,8 +202,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             if any(due.values()):
                 with self.timed("update"):
                     for name, update in self.make_updates(due).items():
-                        done.setdefault(name, []).append(update)
-        updates = {name: mean_of(several) for name, several in done.items()}
+                        done.setdefault(name, []).append((update, due[name]))
+        updates = {name: mean_of(*zip(*rounds, strict=True)) for name, rounds in done.items()}
         several = len(self.policies) > 1
         sizes = {name: {"replay_steps": float(replay.num_steps)} for name, replay in self.replays.items()}
         return joined(updates, together(sizes, several=several), counts, self.engine.stats(), several=several)

@@ -369,6 +369,7 @@ class Trial(NamedTuple):
         """What is written of it when these of its runs have ended."""
         results = [outcome.result for outcome in outcomes if outcome.result is not None]
         scores = np.array([score_of(result.to_dict(), metric) for result in results])
+        lost = int((~np.isfinite(scores)).sum())
         scores = scores[np.isfinite(scores)]
         middle, low, high = interval_of(scores) if scores.size else (None, None, None)
         errors = {outcome.error for outcome in outcomes if outcome.error is not None}
@@ -379,6 +380,7 @@ class Trial(NamedTuple):
             metric: middle,
             "low": low,
             "high": high,
+            "without": lost + sum(outcome.error is not None for outcome in outcomes if outcome.result is None),
             "env_steps": sum(result.env_steps for result in results),
             "updates": sum(result.updates for result in results),
             "state": "failed" if errors else "done" if len(done) == len(self.jobs) else "interrupted",
@@ -403,7 +405,9 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
         for i, trial in enumerate(found):
             ends = done[i * options.seeds : (i + 1) * options.seeds]
             rows.append(trial.row([end for end in ends if end is not None], options.metric))
-        return sorted(rows, key=lambda row: rank(row[options.metric], is_max=options.best_is == "max"))
+        # The score of a trial of which some seeds have none is that of the others: too good to be compared.
+        best_is_max = options.best_is == "max"
+        return sorted(rows, key=lambda row: (row["without"] > 0, rank(row[options.metric], is_max=best_is_max)))
 
     def note(number: int, outcome: Outcome) -> None:
         done[number] = outcome
@@ -416,7 +420,13 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     rows, metric = ranked(), options.metric
     cut, failed = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes)
     best = rows[0] if rows[0][metric] is not None else None
-    names = [name for name in rows[0] if name not in ("error", "path", "updates" if best else "")]
+    left_out = [
+        "error",
+        "path",
+        *(["updates"] if best else []),
+        *([] if any(r["without"] for r in rows) else ["without"]),
+    ]
+    names = [name for name in rows[0] if name not in left_out]
     words = table([names, *(["" if row[n] is None else _shown(row[n]) for n in names] for row in rows)])
     if best is not None:
         words += f"\n\nbest: {metric} {best[metric]:,.5g}, in {best['path']}; all trials: {out / TABLE}"

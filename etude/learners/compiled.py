@@ -16,8 +16,10 @@ from torch.func import functional_call, grad_and_value
 from etude.errors import EtudeError, SettingsError
 from etude.learners.batch import Batch
 from etude.learners.loss import Figures, Loss
-from etude.learners.optim import Adam, Optimizers, scale_to
+from etude.learners.optim import Adam, Optimizers, Sides, scale_to
 from etude.modules import Module
+
+_NEW_PARTS = "the loss has parts that it did not have in the first batch"
 
 LossFn: TypeAlias = Callable[[Module, Batch], Loss]
 
@@ -41,11 +43,15 @@ class _LossModule(nn.Module):
     def __init__(self, module: Module, loss: LossFn, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
         self.module, self.loss, self.autocast = module, loss, autocast
+        self.sides: Sides | None = None
+        """The sides of the loss that are treated in different ways, once they are known."""
 
     def forward(self, columns: dict[str, torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple[Figures, ...]]:
         with self.autocast():
             loss = self.loss(self.module, Batch(columns, self.module))
             resting = dict.fromkeys(loss.resting, loss.total.detach())  # only tensors come out of a traced loss
+            if self.sides is not None and not self.sides.has_all_of(loss):
+                raise EtudeError(_NEW_PARTS)
             total = loss.total if side is None else loss.sides[side]
             return total, (loss.parts, loss.logged, loss.kept, resting, {"total": loss.total})
 
@@ -111,6 +117,11 @@ class CompiledStep:
                     "anew. Keep it in a tensor (a buffer of the module) or a column of the batch, or train without "
                     "compile."
                 ) from error
+            if _NEW_PARTS in str(error):
+                raise EtudeError(
+                    f"compile=True: {_NEW_PARTS}. Name all there, too: give those that are not learned yet as 0 times "
+                    "themselves."
+                ) from error
             raise EtudeError(
                 f"compile=True: torch can't make one graph of the loss and the network ({str(error).splitlines()[0]}; "
                 "the error above says more). Usual causes are a branch on the value of a tensor, float() or .item() "
@@ -124,6 +135,7 @@ class CompiledStep:
             loss = self._loss(self._module, batch)
         if wants_sides:
             self._optim.set_sides(self._optim.reached_by(loss))
+        self._lossed.sides = self._optim.sides
         self._rate_of, self._masks = self._rates_by_element(), self._masks_of_sides()
         return list(batch.used)
 
@@ -240,23 +252,36 @@ def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradien
         raise SettingsError(f"`compile` is True, but {what}, which can't be compiled into a step: leave one out.")
 
 
+_KINDS_OF_GUARDS = frozenset(
+    {
+        *("CONSTANT_MATCH", "EQUALS_MATCH", "CLOSURE_MATCH", "SEQUENCE_LENGTH"),
+        *("NOT_PRESENT_IN_GENERIC_DICT", "DICT_CONTAINS", "DICT_NOT_CONTAINS"),
+    }
+)
+"""Torch's names of checks of values and attributes, not of types, parameters, layers, hooks and whole modules."""
+_NOT_KEPT = ("__import_torch", "__import_etude", "__builtins", "_hooks")
+"""Parts of names of what does not change."""
+
+
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a bound method with few guards.
 
-    The graph depends only on the batch, whose size is checked here, and on numbers that a loss or a module keeps;
+    The graph depends only on the batch, whose size is checked here, and on what a loss or a module keeps and reads;
     checking everything else again would cost a fifth of a step. Torch keeps compiled graphs by code object. Without
     those guards each learner therefore needs its own code object, or it would get another's graph.
     """
     function = step.__func__  # type: ignore[attr-defined]
     own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     bound = types.MethodType(own, step.__self__)  # type: ignore[attr-defined]
-    return torch.compile(bound, dynamic=False, fullgraph=True, options={"guard_filter_fn": _numbers_only})
+    return torch.compile(bound, dynamic=False, fullgraph=True, options={"guard_filter_fn": _of_what_is_kept})
 
 
-def _numbers_only(guards: Sequence[Any]) -> list[bool]:
-    return [
-        isinstance(guard.value, int | float | str)
-        and (guard.name.startswith("self._lossed") or guard.name.startswith("G["))
-        and "__import_torch" not in guard.name
-        for guard in guards
-    ]
+def _of_what_is_kept(guards: Sequence[Any]) -> list[bool]:
+    return [_is_of_what_is_kept(guard.name, guard.guard_type) for guard in guards]
+
+
+def _is_of_what_is_kept(name: str, kind: str) -> bool:
+    if "self._lossed.loss" in name:  # also in the name of a class's attribute, which one of the object may hide later
+        return True
+    is_kept = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)
+    return is_kept and kind in _KINDS_OF_GUARDS

@@ -5,8 +5,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from itertools import filterfalse
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,16 +13,16 @@ from torch import nn
 
 from etude.connectors import Pipeline
 from etude.display import short
-from etude.errors import DataError, EtudeError, ModuleError, SettingsError
+from etude.errors import CheckpointError, DataError, EtudeError, ModuleError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.interruption import pause
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
 from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, move_to_host, results_of_all
-from etude.learners.loss import Figures, Loss, checked, columns_of, numbers_of
+from etude.learners.loss import Figures, Loss, checked, numbers_of
 from etude.learners.minibatches import batch_from, minibatches
-from etude.learners.optim import MakeOptimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
+from etude.learners.optim import Adam, MakeOptimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
 from etude.modules.module import load_weights
 from etude.settings import IntFrom1, settings
@@ -49,24 +47,42 @@ class Update(NamedTuple):
     skipped because the loss or its gradients were not finite; ``threads`` of the CPU."""
 
 
-def mean_of(updates: Sequence[Update] | Sequence[BatchResult]) -> Update:
+def mean_of(updates: Sequence[Update] | Sequence[BatchResult], steps: Sequence[int] | None = None) -> Update:
     """Merge several updates: the mean of each figure over the updates that have it.
 
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
     step was skipped are NaN; they count only if there are no others.
+
+    Args:
+        updates: The updates.
+        steps: The gradient steps of each, by which means are weighted; None: all have as many.
     """
+    weights = [1] * len(updates) if steps is None else steps
     mean = Update({}, {})
-    for name, values in columns_of(map(attrgetter("losses"), updates)).items():
-        values = list(filterfalse(math.isnan, values)) or values
-        mean.losses[name] = sum(values) / len(values)
-    for name, values in columns_of(map(attrgetter("metrics"), updates)).items():
+    for name, pairs in _weighted([update.losses for update in updates], weights).items():
+        pairs = [pair for pair in pairs if not math.isnan(pair[0])] or pairs
+        mean.losses[name] = _mean(pairs)
+    for name, pairs in _weighted([update.metrics for update in updates], weights).items():
         if name == "skipped_steps":
-            mean.metrics[name] = sum(values)
+            mean.metrics[name] = sum(value for value, _ in pairs)
         elif name == "threads":
-            mean.metrics[name] = values[-1]
+            mean.metrics[name] = pairs[-1][0]
         else:
-            mean.metrics[name] = sum(values) / len(values)
+            mean.metrics[name] = _mean(pairs)
     return mean
+
+
+def _weighted(figures: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, list[tuple[float, int]]]:
+    """The values of each name, each with the weight of the mapping that it is from."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for own, weight in zip(figures, weights, strict=True):
+        for name, value in own.items():
+            found.setdefault(name, []).append((value, weight))
+    return found
+
+
+def _mean(pairs: Sequence[tuple[float, int]]) -> float:
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
 def check_device(device: torch.device | str) -> None:
@@ -419,6 +435,8 @@ class ModuleLearner:
             result.metrics.update(loss.logged)
         if self._optim.wants_sides:
             self._find_sides(loss)
+        elif self._optim.sides is not None and loss is not None and not self._optim.sides.has_all_of(loss):
+            self._find_more_sides(loss)
         if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
             if team is not None:
                 if self._shared is None:
@@ -448,6 +466,20 @@ class ModuleLearner:
         if reached is not None:
             self._optim.set_sides(reached)
             self._shared = None  # the layout of gradients may have changed
+
+    def _find_more_sides(self, loss: Loss) -> None:
+        """Find what a side reaches that earlier losses did not have.
+
+        Raises:
+            EtudeError: gradients that lie in memory as before were added up, or other learners can't know of it.
+        """
+        if self._team is not None or self._gathered:
+            raise EtudeError(
+                f"the loss of module {self.name!r} has parts {', '.join(loss.parts)}, more than in its first batch. "
+                "With several learners or `accumulate`, name all in the first batch, too: give those that are not "
+                "learned yet as 0 times themselves."
+            )
+        self._optim.set_sides(self._optim.reached_by(loss))
 
     def _apply(self, batch: Batch) -> None:
         """Make a step from the gradients, or skip it if they or the loss are not finite; ``batch`` is their last
@@ -565,8 +597,20 @@ class ModuleLearner:
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def set_optimizer_states(self, states: Mapping[str, Any]) -> None:
-        """Restore what `optimizer_states` returned."""
+        """Restore what `optimizer_states` returned.
+
+        Raises:
+            CheckpointError: the optimizers are others.
+        """
         for name, optimizer in self.optimizers.items():
+            is_other = isinstance(optimizer, Adam) and states.get(name, {}).keys() != optimizer.state_dict().keys()
+            if states and (is_other or set(states) != set(self.optimizers)):
+                raise CheckpointError(
+                    f"the optimizers of module {self.name!r} were {', '.join(sorted(states))} when it was saved, and "
+                    f"are {', '.join(sorted(self.optimizers))} now, or of another kind. What `register_optimizer` "
+                    "registered is not in a checkpoint: call it in `setup` of the algorithm's class, or make the "
+                    "algorithm, register them again, and then call algorithm.load(folder)."
+                )
             optimizer.load_state_dict(states[name])
 
     def progress(self) -> dict[str, Any]:
@@ -622,7 +666,7 @@ class Learner:
     @property
     def updates(self) -> int:
         """Gradient steps of all modules so far."""
-        return sum(map(attrgetter("updates"), self.modules.values()))
+        return sum(learner.updates for learner in self.modules.values())
 
     # -- updates ------------------------------------------------------------------------------------------------
 

@@ -3,16 +3,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 
 from etude.display import short
 from etude.errors import ModuleError
-
-V = TypeVar("V")
 
 Figures: TypeAlias = dict[str, Any]
 """Scalars by name: tensors or numbers."""
@@ -103,15 +101,6 @@ class Loss:
             else:
                 policy = part if policy is None else policy + part
         return sides if policy is None else {"policy": policy, **sides}
-
-
-def columns_of(figures: Iterable[Mapping[str, V]]) -> dict[str, list[V]]:
-    """The values of each name, in order, over the mappings that have it."""
-    found: dict[str, list[V]] = {}
-    for own in figures:
-        for name, value in own.items():
-            found.setdefault(name, []).append(value)
-    return found
 
 
 def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:

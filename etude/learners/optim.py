@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.adam import adam
 
 from etude.errors import EtudeError, ModuleError, SettingsError
-from etude.learners.loss import Loss
+from etude.learners.loss import APART, Loss
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rule, settings
 
 # -- schedules -----------------------------------------------------------------------------------------------------
@@ -367,6 +367,17 @@ class Sides:
             group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
         self.slices = self._slices()
 
+    def has_all_of(self, loss: Loss) -> bool:
+        """Whether there is no side of ``loss`` with a gradient besides these."""
+        return all(
+            not part.requires_grad or (name if name in APART else "policy") in self.names
+            for name, part in loss.parts.items()
+        )
+
+    def and_also(self, reached: Reached) -> Reached:
+        """What these sides reach, and others."""
+        return [one | other for one, other in zip(self._reached, reached, strict=True)]
+
     def _slices(self) -> dict[str, list[slice]]:
         """By side, the slices of the parameters that only it reaches; all others under ``all``."""
         owners = [next(iter(own)) if len(own) == 1 else "all" for own in self._reached]
@@ -546,12 +557,13 @@ class Optimizers:
         return [frozenset(own) for own in found]
 
     def set_sides(self, reached: Reached) -> None:
-        """Use the findings of `reached_by`.
+        """Use the findings of `reached_by`, together with those of earlier batches.
 
         Raises:
             SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
+        reached = reached if self.sides is None else self.sides.and_also(reached)
         self.sides, self.wants_sides = Sides(optimizer.parameters, reached, limited=self._limits_sides), False
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()

@@ -131,6 +131,39 @@ def test_a_run_that_has_diverged_is_told(tmp_path, caplog):
     assert "`return_mean` is not a finite number from env_steps 300 on: the run has diverged" in caplog.text
 
 
+def test_a_loss_that_became_nan_in_a_run_of_its_own_is_told(tmp_path, caplog):
+    class Diverges(PPO):
+        def loss(self, module, batch):
+            found = super().loss(module, batch)
+            return etude.Loss(policy=found.parts["policy"] * (math.nan if self.iteration >= 2 else 1.0))
+
+    config = PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, epochs=1, minibatch_size=64, seed=1)
+    with pytest.raises(etude.EtudeError, match="gradient steps in a row were skipped"):
+        Diverges(config).fit(Stop(env_steps=64 * 40), out=tmp_path / "run")
+    (found,) = compare([tmp_path / "run"], y="losses/policy")
+    assert math.isfinite(found.value)
+    assert "`losses/policy` is not a finite number from env_steps" in caplog.text
+
+
+def test_a_figure_that_is_not_known_at_the_end_has_not_diverged(tmp_path, caplog):
+    path = run(tmp_path / "a", [1.0, 2.0])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "env_steps": 300, "return_mean": null, "evaluation": null}\n')
+    assert compare([path])[0].value == 2.0
+    assert not caplog.text
+
+
+def test_a_setting_that_two_groups_have_is_not_guessed(tmp_path):
+    path = run(tmp_path / "a", [1.0])
+    config = {"env": "CartPole-v1", "target": {"interval": 100}, "evaluation": {"interval": 5}}
+    save_tree(path, {}, meta={"algorithm": "etude.algorithms.dqn:DQN", "config": config})
+    with pytest.raises(
+        SettingsError, match=r"`interval` to group runs by may be target.interval or evaluation.interval"
+    ):
+        compare([path], by="interval")
+    assert compare([path], by="evaluation_interval")[0].name == "evaluation_interval 5"
+
+
 @pytest.mark.parametrize(
     ("given", "error", "word"),
     [

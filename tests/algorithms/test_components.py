@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of an algorithm in named parts: some of them are saved, and some taken."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,39 @@ def test_a_result_is_kept_with_a_checkpoint(tmp_path: Path) -> None:
     assert load_meta(tmp_path)["result"] is None
 
 
+class WithTwoOptimizers(PPO):
+    def setup(self) -> None:
+        super().setup()
+        register_two(self)
+
+
+def register_two(algorithm: PPO) -> None:
+    learner, parameters = algorithm.learner.only, list(algorithm.module.parameters())
+    learner.optimizers.clear()
+    decaying = functools.partial(torch.optim.AdamW, weight_decay=0.5)
+    learner.register_optimizer("first", decaying, parameters[:2], lr=1e-2)
+    learner.register_optimizer("others", None, parameters[2:], lr=1e-2)
+
+
+@pytest.mark.parametrize("in_setup", [True, False])
+def test_own_optimizers_of_a_saved_run(in_setup: bool, tmp_path: Path) -> None:
+    def made(seed: int) -> PPO:
+        if in_setup:
+            return WithTwoOptimizers(ppo(seed).config)
+        algorithm = ppo(seed)
+        register_two(algorithm)
+        return algorithm
+
+    algorithm, other = made(1), made(2)
+    algorithm.train()
+    algorithm.save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="were first, others when it was saved, and are all now.* in `setup`"):
+        ppo(1).load(tmp_path / "run")
+    other.load(tmp_path / "run")
+    assert other.train().losses == algorithm.train().losses
+    assert not differing(other.get_state(["modules", "optimizers"]), algorithm.get_state(["modules", "optimizers"]))
+
+
 def test_what_is_no_checkpoint_of_an_algorithm(tmp_path: Path) -> None:
     etude.checkpoints.save_tree(tmp_path, {"a": 1})
     with pytest.raises(CheckpointError, match="is a checkpoint, but not of an algorithm"):
@@ -310,7 +344,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
     algorithm = ppo()
     algorithm.train()
     before = facts(algorithm.get_state(not_components="runner"))
-    with pytest.raises(CheckpointError, match="holds no 'all'"):
+    with pytest.raises(CheckpointError, match="were own when it was saved, and are all now"):
         algorithm.load(tmp_path)
     assert facts(algorithm.get_state(not_components="runner")) == before
     algorithm.train()

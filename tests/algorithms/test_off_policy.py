@@ -55,6 +55,29 @@ def dqn(**given: Any) -> DQN:
     return DQN(DQNConfig(**{"env": "CartPole-v1", **SMALL, **given}))
 
 
+class Noted(DQN):
+    """Keeps the losses and a figure of all gradient steps."""
+
+    def setup(self) -> None:
+        self.noted: list[tuple[float, float]] = []
+        super().setup()
+
+    def loss(self, module: Any, batch: Any) -> etude.Loss:
+        found = super().loss(module, batch)
+        self.noted.append((float(found.parts["td"].detach()), float(found.logged["q"])))
+        return found
+
+
+@pytest.mark.parametrize("num_steps", [16, 64])
+def test_figures_are_means_over_gradient_steps(num_steps: int) -> None:
+    given = {**SMALL, "num_envs": 1, "num_steps": num_steps, "iteration_steps": 100, "updates_per_step": 1.0}
+    algorithm = Noted(DQNConfig(env="CartPole-v1", **given))
+    result = algorithm.train()
+    td, q = np.mean(algorithm.noted, axis=0)
+    assert result.updates == len(algorithm.noted) == 50  # rounds of different length: the first and the last are short
+    assert (result.losses["td"], result.metrics["q"]) == (pytest.approx(td, rel=1e-5), pytest.approx(q, rel=1e-5))
+
+
 def sac(**given: Any) -> SAC:
     own = {"env": "Pendulum-v1", **SMALL, "network": dataclasses.replace(NET, separate=True)}
     return SAC(SACConfig(**{**own, **given}))

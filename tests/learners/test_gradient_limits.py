@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from etude.errors import SettingsError
+from etude.errors import EtudeError, SettingsError
 from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner, OptimizerConfig
 from etude.modules import Module, NetworkConfig, Output, make_module
 
@@ -111,6 +111,47 @@ def test_policy_and_value_are_limited_each_by_itself(kind: str, how: dict[str, A
     for side in ("policy", "value"):
         assert update.metrics[f"grad_norm/{side}"] == pytest.approx(np.mean([n[side] for n in norms]), rel=1e-3)
     assert "grad_norm" in update.metrics
+
+
+class InPhases:
+    """The policy alone in the first batch, both in all others."""
+
+    def __init__(self, first: str) -> None:
+        self.first, self.count = first, 0
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        parts, self.count = dict(loss(module, batch).parts), self.count + 1
+        return Loss(**{n: parts[n] for n in parts if self.count > 1 or (n == "value") == (self.first == "value")})
+
+
+@pytest.mark.parametrize("first", ["policy", "value"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_that_comes_later_is_limited_by_itself_too(kind: str, first: str) -> None:
+    module = make(kind)
+    learner = ModuleLearner(module, InPhases(first).loss, optimizer=OptimizerConfig(grad_clip=LIMIT))
+    learner.register_optimizer("all", torch.optim.SGD, list(module.parameters()), 1.0)
+    one, two = batches(2)
+    assert set(learner.update_from([one]).metrics) & {"grad_norm/policy", "grad_norm/value"} == set()
+    wanted, norms = limited(module, [two])
+    before = [p.detach().clone() for p in module.parameters()]
+    update = learner.update_from([two])
+    for old, parameter, grad in zip(before, module.parameters(), wanted, strict=True):
+        torch.testing.assert_close(old - parameter, grad, rtol=1e-4, atol=1e-5)
+    for side, norm in norms.items():
+        assert update.metrics[f"grad_norm/{side}"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
+@pytest.mark.parametrize("how", [{"accumulate": 2}, {"compile": True}])
+def test_parts_that_come_too_late_are_refused(how: dict[str, Any]) -> None:
+    optimizer = OptimizerConfig(grad_clip=LIMIT, accumulate=how.get("accumulate", 1))
+    compute = ComputeConfig(compile=how.get("compile", False))
+    phases = InPhases("policy")
+    if "compile" in how:  # the loss is called for the columns that it uses, and when it is traced
+        phases.count = -1
+    learner = ModuleLearner(make("shared"), phases.loss, optimizer=optimizer, compute=compute)
+    with pytest.raises(EtudeError, match="in .*first batch.*as 0 times themselves"):
+        learner.update_from(batches(6))
 
 
 @pytest.mark.parametrize("kind", KINDS)

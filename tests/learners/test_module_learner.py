@@ -392,9 +392,11 @@ def test_parts_that_not_every_minibatch_has() -> None:
     assert update.losses == {"first": 1.0, "second": 2.0}  # the second in steps 1 and 3
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_a_compiled_loss_sees_numbers_that_change() -> None:
     class Scaled:
-        scale = 1.0
+        def __init__(self) -> None:
+            self.scale = 1.0
 
         def __call__(self, module: Any, batch: Any) -> Loss:
             return Loss(all=module(batch.obs).value.square().mean() * 0.0 + self.scale)
@@ -410,6 +412,38 @@ def test_a_compiled_loss_sees_numbers_that_change() -> None:
         scaled.scale = scale
         seen.append(learner.update_from([{"obs": np.ones((3, 2), np.float32)}]).losses["all"])
     assert seen == [1.0, 2.0]
+
+
+CHANGES: dict[str, Any] = {
+    "phase": 1,
+    "teacher": nn.Identity(),
+    "weights": [0.5, 0.5],
+    "shape": (2.0,),
+    "add": lambda x: x + 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_compiled_loss_sees_what_else_changes(name: str) -> None:
+    class Phased:
+        phase, teacher = 0, None  # of the class, until they are set on the object
+
+        def __init__(self) -> None:
+            self.weights, self.shape, self.add = [1.0], (1.0,), lambda x: x
+
+        def loss(self, module: Any, batch: Any) -> Loss:
+            total = module(batch.obs).value.square().mean() * 0.0 + self.phase * 10 + (self.teacher is not None) * 20
+            return Loss(all=self.add(total + len(self.weights) * 30 + self.shape[0] * 40))
+
+    phased = Phased()
+    module = make_module(None, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    learner = ModuleLearner(module, phased.loss, compute=ComputeConfig(compile=True))
+    for _ in range(2):
+        got = learner.update_from([{"obs": np.ones((3, 2), np.float32)}]).losses["all"]
+        weights = len(phased.weights) * 30 + phased.shape[0] * 40
+        assert got == phased.add(phased.phase * 10 + (phased.teacher is not None) * 20 + weights)
+        setattr(phased, name, CHANGES[name])
 
 
 @pytest.mark.parametrize(
