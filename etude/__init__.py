@@ -40,12 +40,15 @@ _HOME_OF = _names_in("__init__.pyi")
 """The module of each public name. They are listed only in ``__init__.pyi`` and, for algorithms, in
 ``algorithms/__init__.py``."""
 
+_PARTS = {part.name for part in pkgutil.iter_modules(__path__) if part.ispkg}
+"""The packages, such as ``metrics``; ``ray`` needs Ray."""
+
 __all__ = sorted([*_HOME_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ray":  # a package that needs Ray
-        return importlib.import_module("etude.ray")
+    if name in _PARTS:
+        return importlib.import_module(f"etude.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'etude' has no attribute {name!r}.{suggestion(name, __all__)}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

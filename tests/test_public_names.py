@@ -20,6 +20,12 @@ def test_every_public_name_is_there_and_has_one_home() -> None:
         assert hasattr(etude, name), name
 
 
+@pytest.mark.parametrize("name", ["metrics.plot_runs", "checkpoints.load_meta", "recordings.formats", "ray.tune"])
+def test_packages_are_there_after_importing_etude(name: str) -> None:
+    code = f"import etude; print(etude.{name} is not None)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
 def test_settings_is_the_decorator_whatever_was_imported_before() -> None:
     code = (
         "import etude, etude.settings; etude.PPO\n"

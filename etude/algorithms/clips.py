@@ -82,12 +82,14 @@ def clip(
         policy: What acts; None takes random actions.
         env: The env, as for training; a function that makes it must take ``render_mode``, or make it with
             ``rgb_array``. None: the algorithm's own. A file name here is taken as ``to``.
-        to: File to write: .gif; or .mp4 or .webm, which need ``etude[video]``. Frames are then not kept in memory. An
-            existing file is replaced once everything is written.
+        to: File to write: .gif, whose frames are kept in memory until it is written, with a byte for each pixel; or
+            .mp4 or .webm, which need ``etude[video]`` and no such memory. An existing file is replaced once everything
+            is written.
         episodes: Number of episodes, at least 1.
         explore: Sample actions; otherwise take the most likely ones.
         seed: Seed of the env and of action sampling.
-        max_steps: Steps after which an episode is truncated, at least 1. None: as in training, or as the env says.
+        max_steps: Steps after which an episode is truncated, at least 1. None: as in training, or as the env says. Give
+            it for an env whose episodes may never end.
         fps: Frames per second, 0.01 to 1000; None: the env's natural speed.
         size: Width and height in pixels, such as ``"480x320"``. Frames are scaled to fit, undistorted, on black; None:
             as rendered.

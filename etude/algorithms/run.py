@@ -139,9 +139,13 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
 def check_no_run(out: Path) -> None:
     """Raise a SettingsError if a folder contains a run."""
     if holds_run(out):
+        go_on = (
+            f"Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what etude.load returns), replace"
+        )
+        if not (out / MANIFEST).exists():
+            go_on = "It ended before it saved anything, so it can't be continued: replace"
         raise SettingsError(
-            f"{out} already contains a run. Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what "
-            "etude.load returns), replace it (--overwrite, overwrite=True), or choose another folder (--out)."
+            f"{out} already contains a run. {go_on} it (--overwrite, overwrite=True), or choose another folder (--out)."
         )
 
 

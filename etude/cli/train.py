@@ -34,6 +34,8 @@ from etude.settings import IntFrom0, settings, typed
 
 FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
+CLIP_STEPS = 2_000
+"""After which a clip during training ends, so that an episode that never ends does not stop it."""
 """Size of clips in pixels; small, as TensorBoard loads clips whole."""
 
 USAGE = """usage: etude train ALGORITHM [OPTIONS]
@@ -241,7 +243,7 @@ def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: run.Lo
     """Make a clip of an iteration. A failure is reported, but does not end training."""
     path = out / run.CLIPS / f"iteration_{result.iteration:06}.gif"
     try:
-        clip(algorithm, to=path, size=CLIP_SIZE, seed=result.iteration)
+        clip(algorithm, to=path, size=CLIP_SIZE, seed=result.iteration, max_steps=CLIP_STEPS)
     except EtudeError as error:
         streams.say(f"no clip of iteration {result.iteration}: {error}")
     else:

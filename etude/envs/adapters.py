@@ -91,11 +91,13 @@ _INSTEAD: Final = {"NormalizeObservation": "normalize_obs", "NormalizeReward": "
 
 def warn_of_statistics(env: Any) -> None:
     """Warn, once a process, about wrappers whose statistics are neither shared nor saved."""
-    while isinstance(env, gym.Wrapper):
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         name = type(env).__name__
         if name in _INSTEAD and type(env).__module__.startswith("gymnasium."):
             _warn_of_wrapper(name, _INSTEAD[name])
         env = env.env
+    if isinstance(env, gym.vector.SyncVectorEnv):
+        warn_of_statistics(env.envs[0])
 
 
 @functools.cache

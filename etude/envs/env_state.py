@@ -41,6 +41,8 @@ from etude.files import publish_new
 Node = dict[str, Any]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_HANDLED = ("pybullet",)
+"""Modules of simulators whose objects are known by a number."""
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -217,6 +219,15 @@ def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | 
     return (get, put) if _takes(get, 0) and _takes(put, 1) else None
 
 
+def _elsewhere(kind: type) -> str | None:
+    """The simulator in which instances of a class have their state, of which they hold only a number."""
+    module = sys.modules.get(kind.__module__)
+    used = [] if module is None else list(vars(module).values())
+    return next(
+        (name for name in _HANDLED if name in sys.modules and any(sys.modules[name] is one for one in used)), None
+    )
+
+
 def _takes(function: Any, count: int) -> bool:
     """Whether ``function`` accepts ``count`` arguments: the ``set_state(qpos, qvel)`` of MuJoCo's envs needs two."""
     if not callable(function):
@@ -324,6 +335,10 @@ class _Capture:
             # A view of an array in its memory is right once the state was restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in _arrays_of(value).values()]
             return {"simulator": state, "class": _class_name(kind)}
+        if elsewhere := _elsewhere(kind):
+            raise CannotCaptureError(
+                f"{_short(path)} is a {_class_name(kind).lstrip(':')}, whose state is in {elsewhere}"
+            )
         # An instance larger than a bare one has data in C or in slots, which is not visible here.
         if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
             raise CannotCaptureError(f"{_short(path)} is a {_class_name(kind).lstrip(':')}, not plain data")

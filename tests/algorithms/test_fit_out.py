@@ -50,6 +50,12 @@ def test_a_run_leaves_metrics_events_and_a_checkpoint_to_go_on_from(tmp_path):
     np.testing.assert_array_equal(weights(again), weights(whole))  # as if it had never stopped
 
 
+def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    with pytest.raises(SettingsError, match="It ended before it saved anything, so it can't be continued: replace it"):
+        etude.PPO(SMALL).fit(etude.Stop(updates=2), out=tmp_path)
+
+
 def test_a_run_is_not_mixed_with_another(tmp_path):
     out = tmp_path / "run"
     etude.PPO(SMALL).fit(etude.Stop(updates=2), out=out, log=())

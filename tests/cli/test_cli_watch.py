@@ -132,6 +132,24 @@ def test_a_run_that_trains_makes_clips(tmp_path, capsys):
     assert not list(out.rglob("*.gif"))
 
 
+class Endless(gym.Wrapper):
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs * 0, reward, False, False, info
+
+
+def make_endless(render_mode=None):
+    return Endless(make_drawn(render_mode))
+
+
+def test_a_clip_of_an_episode_that_never_ends_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.cli.train.CLIP_STEPS", 50)
+    args = [*SMALL, "--env", "test_cli_watch:make_endless", "--out", str(tmp_path / "run"), "--stop.updates", "4"]
+    assert main([*args, "--clip-interval", "1"]) == 0
+    with Image.open(tmp_path / "run" / "clips" / "iteration_000001.gif") as film:
+        assert 1 < film.n_frames <= 51
+
+
 def test_clips_that_can_not_be_made_are_refused_before_training(tmp_path, capsys):
     args = [*SMALL, "--env", "cli_runs:make_env", "--out", str(tmp_path / "run"), "--stop.updates", "4"]
     assert main([*args, "--clip-interval", "1"]) == 2

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -131,6 +132,25 @@ def test_what_can_not_be_looked_at_is_a_reason(name: str) -> None:
     assert len(state["why"]) < 1000
     arena = copies_of(Holder, num_envs=2)
     assert arena.load_state_dict(state) == f"new episodes: {state['why']}"
+
+
+def test_an_object_that_is_a_number_of_a_simulators_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    pybullet, client = types.ModuleType("pybullet"), types.ModuleType("bullet_client")
+    monkeypatch.setitem(sys.modules, "pybullet", pybullet)
+    monkeypatch.setitem(sys.modules, "bullet_client", client)
+    client.p = pybullet  # type: ignore[attr-defined]  # import pybullet as p
+    kind = type(
+        "BulletClient", (), {"__module__": "bullet_client", "__init__": lambda self: setattr(self, "_client", 0)}
+    )
+
+    class Simulated(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.world = kind()
+
+    state = captured(Simulated)
+    assert state["how"] == "new episodes"
+    assert "world is a bullet_client:BulletClient, whose state is in pybullet" in state["why"]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, asyncio.CancelledError, RecursionError])

@@ -24,6 +24,16 @@ def test_a_warning_names_the_connector_once(wrapper: Any, connector: str, caplog
     assert f"connectors=('{connector}',), or --connectors {connector}." in said
 
 
+@pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward"])
+def test_wrappers_of_vector_envs_are_named_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_wrapper.cache_clear()
+    envs = getattr(gym.wrappers.vector, name)(gym.make_vec("Pendulum-v1", 2, "sync"))
+    with caplog.at_level(logging.WARNING, "etude.envs"):
+        make_arena(gym.wrappers.vector.ClipReward(envs, -1, 1), 2).close()
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "etude.envs")
+    assert f"wrapped in Gymnasium's {name}" in said
+
+
 def test_other_wrappers_are_fine(caplog: pytest.LogCaptureFixture) -> None:
     _warn_of_wrapper.cache_clear()
     with caplog.at_level(logging.WARNING, "etude.envs"):

@@ -223,3 +223,41 @@ def test_a_file_that_only_looks_like_one_of_etude_is_named(tmp_path: Path, folde
     pq.write_table(table.drop_columns(["t"]).replace_schema_metadata(None), folder / "x.parquet")
     with pytest.raises(DataError, match=r"x\.parquet: is not part of a recording: it carries no Etude header"):
         Recording.open(folder)
+
+
+# -- null lists ------------------------------------------------------------------------------------------------------
+
+
+def test_no_column_of_fixed_size_may_be_null(folder: Path) -> None:
+    # PyArrow before 26 can't write or read such a column: https://github.com/apache/arrow/issues/35692
+    schema = pq.read_schema(next(folder.iterdir()))
+    assert pa.types.is_fixed_size_list(schema.field("obs").type)
+    assert pa.types.is_list(schema.field("final_obs").type)
+    assert [field.name for field in schema if field.nullable and pa.types.is_fixed_size_list(field.type)] == []
+
+
+def with_finals_of_fixed_size(path: Path) -> None:
+    """Write a file anew as Etude did at first."""
+    table = pq.read_table(path)
+    i, field = table.column_names.index("final_obs"), table.schema.field("final_obs")
+    kind = pa.list_(field.type.value_field, table.schema.field("obs").type.list_size)
+    table = table.set_column(i, field.with_type(kind), pa.array(table["final_obs"].to_pylist(), kind))
+    order = pq.SortingColumn.from_ordering(table.schema, [("segment", "ascending"), ("t", "ascending")])
+    pq.write_table(table, path, sorting_columns=order)
+
+
+@pytest.mark.skipif(
+    int(pa.__version__.split(".")[0]) < 26, reason="PyArrow before 26 can't write null fixed-size lists"
+)
+def test_finals_of_fixed_size_are_still_read_and_appended_to(folder: Path) -> None:
+    before = Recording.open(folder).read()
+    first = min(folder.iterdir())
+    with_finals_of_fixed_size(first)
+    assert pa.types.is_fixed_size_list(pq.read_schema(first).field("final_obs").type)
+    assert validate(folder).ok
+    assert_same(Recording.open(folder).read(), before)
+    for path in folder.iterdir():
+        with_finals_of_fixed_size(path)
+    record(folder, numbered([5], first=ROWS), append=True)
+    assert validate(folder).ok
+    assert Recording.open(folder).read().num_steps == ROWS + 5

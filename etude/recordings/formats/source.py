@@ -103,7 +103,8 @@ class Source:
 
     data: Any
     """A path, URL, glob, folder, or list of them (Parquet, JSON, CSV or Arrow IPC, by suffix); or a table in memory:
-    pyarrow's, or of a library that exports Arrow data (pandas, polars, a Ray dataset)."""
+    pyarrow's, of a library that exports Arrow data (pandas, polars, a Ray dataset), or a dict of arrays
+    ``[rows, ...]``, which without `columns` have Etude's names."""
     columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
     """Maps Etude's columns to the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
     ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
@@ -172,7 +173,7 @@ class Source:
                 if part not in names and not (name in FLAGS and part in (EVERY_ROW, LAST_ROW)):
                     there = f"there are {', '.join(names)}.{suggestion(part, names)}"
                     raise DataError(f"there is no column `{part}` for `{name}`; {there}")
-        if self.preset == ETUDE:
+        if self.preset == ETUDE or (isinstance(self.data, Mapping) and not self.columns and self.preset is None):
             out = {name: (name,) for name in names if name in _OWN or name.split(SEPARATOR)[0] in _ROOTS} | out
         for name, known in PRESETS.get(self.preset or "", {}).items():
             found = next((own for own in known if own in names), None)

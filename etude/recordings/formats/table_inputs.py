@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -20,7 +21,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, rela
 from etude.recordings import cache, footers
 from etude.recordings.format import most_rows
 from etude.recordings.formats import text_tables
-from etude.recordings.formats.arrow import check_names, kind_without_views, without_views
+from etude.recordings.formats.arrow import check_names, kind_without_views, list_array, without_views
 from etude.recordings.formats.source import described, is_paths
 from etude.urls import first_line
 
@@ -163,7 +164,7 @@ def groups_of(data: Any, filesystem: Any = None, ids: Collection[Any] = ()) -> S
 
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
-    memory).
+    memory), or a dict of arrays ``[rows, ...]``.
 
     Raises:
         DataError: nothing is there, or it can't be read.
@@ -340,6 +341,9 @@ def _table(data: Any) -> pa.Table:
     try:
         if isinstance(data, pa.Table):
             table = data
+        elif isinstance(data, Mapping):
+            arrays = {str(name): np.asarray(values) for name, values in data.items()}
+            table = pa.table({name: list_array(own) if own.ndim > 1 else pa.array(own) for name, own in arrays.items()})
         elif hasattr(data, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(data).read_all()
         elif callable(getattr(data, "iter_batches", None)):
@@ -349,8 +353,8 @@ def _table(data: Any) -> pa.Table:
             table = data.to_arrow()
         else:
             raise DataError(
-                f"a {type(data).__name__} is neither a path nor a table that Arrow can convert. Make it a table of "
-                "pandas, polars or pyarrow, such as pandas.DataFrame(columns)."
+                f"a {type(data).__name__} is neither a path nor a table that Arrow can convert. Give a table of "
+                "pandas, polars or pyarrow (of a lazy one, what its collect() returns), or a dict of arrays."
             )
         table.validate(full=True)
     except BROKEN as error:

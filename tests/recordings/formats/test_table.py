@@ -156,7 +156,7 @@ def test_tables_of_other_libraries() -> None:
 
     for data in (Stream(), Batches(), Arrow(), table.to_batches()[0]):
         assert read(data).lengths.tolist() == [3, 4]
-    with pytest.raises(DataError, match="a set is neither a path nor a table .* Make it a table of pandas"):
+    with pytest.raises(DataError, match="a set is neither a path nor a table .* Give a table of pandas"):
         Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
 
 
@@ -967,3 +967,25 @@ def test_a_list_that_later_rows_have_in_another_length_is_dropped(tmp_path: Path
     else:
         assert "column `tags` has" in recording.meta["dropped"]["tags"]
     assert recording.validate().ok
+
+
+def test_a_dict_of_arrays_has_etudes_names() -> None:
+    rng = np.random.default_rng(0)
+    given: dict[str, Any] = {
+        "obs": rng.normal(size=(6, 3)).astype(np.float32),
+        "obs_of_what": rng.integers(0, 256, (6, 2, 2, 3)).astype(np.uint8),
+        "action": rng.uniform(-1, 1, (6, 1)),
+        "reward": list(range(6)),
+        "terminated": [False, False, True] * 2,
+    }
+    exp = Recording.open(Source(given)).read()
+    for name in ("obs", "obs_of_what", "action", "reward"):
+        np.testing.assert_array_equal(exp.steps[name], given[name])
+    assert exp.lengths.tolist() == [3, 3]
+    other = {"state": given["obs"], "did": given["action"], "over": given["terminated"]}
+    columns = {"obs": "state", "action": "did", "terminated": "over"}
+    np.testing.assert_array_equal(Recording.open(Source(other, columns=columns)).read().steps["obs"], given["obs"])
+    with pytest.raises(DataError, match="`obs` is not mapped: name its column; the table has state, did, over"):
+        Recording.open(Source(other))
+    with pytest.raises(DataError, match="expected length 6 but got length 5"):
+        Recording.open(Source({**given, "reward": [0.0] * 5}))
