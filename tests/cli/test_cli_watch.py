@@ -142,6 +142,7 @@ def make_endless(render_mode=None):
     return Endless(make_drawn(render_mode))
 
 
+@pytest.mark.filterwarnings("ignore")  # of CartPole about what it does not allow
 def test_a_clip_of_an_episode_that_never_ends_has_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr("etude.cli.train.CLIP_STEPS", 50)
     args = [*SMALL, "--env", "test_cli_watch:make_endless", "--out", str(tmp_path / "run"), "--stop.updates", "4"]
