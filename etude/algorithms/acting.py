@@ -185,7 +185,7 @@ class ActingAlgorithm(Algorithm[C]):
         others = {name: net for name, net in modules_given(self.config).items() if name != module_id}
         self._set_league(others, module_of, self.spaces)
         del self.policies[module_id]
-        del self.learner.modules[module_id]
+        self.learner.updates_of_removed += self.learner.modules.pop(module_id).updates
         self._parameters = None
         self._recast()
 

@@ -869,12 +869,15 @@ class Algorithm(Generic[C]):
         }
 
     def _counters(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _COUNTERS}, "evaluation": dict(self.evaluation)}
+        counts = {name: getattr(self, name) for name in _COUNTERS}
+        removed = {"updates_of_removed": self.learner.updates_of_removed}
+        return {**counts, **(removed if any(removed.values()) else {}), "evaluation": dict(self.evaluation)}
 
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
         found = {name: counters[name] for name in _COUNTERS}
         found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
         self.evaluation = {str(name): float(value) for name, value in counters.get("evaluation", {}).items()}
+        self.learner.updates_of_removed = operator.index(counters.get("updates_of_removed", 0))
         for name, value in found.items():
             setattr(self, name, value)
 

@@ -131,14 +131,17 @@ class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
             return Loss(policy=-batch.forward(module).logp(batch.action).mean())
         inputs = module.net.dist_inputs(batch.obs).flatten(0, 1)
         action = {name: batch[_WINDOW + name].flatten(0, 1) for name in names}
+        if module.mask is not None:
+            inputs = module.mask.apply(inputs, batch[_WINDOW + col.OBS_MASK].flatten(0, 1))
         there = batch.obs[ATTENTION_MASK].flatten()
         return Loss(policy=-(module.dist.logp(inputs, action) * there).sum() / there.sum())
 
 
 class ActionWindows(Connector):
-    """Adds the actions of the last ``k`` steps for the loss, the newest last: ``window/action...`` ``[rows, k, ...]``.
+    """Adds the actions of the last ``k`` steps for the loss, the newest last: ``window/action...`` ``[rows, k, ...]``,
+    and the action masks, if there are any: ``window/obs/action_mask``.
 
-    Steps before the episode's first repeat its first action.
+    Steps before the episode's first repeat its first action and mask.
 
     Args:
         k: Number of steps, at least 1.
@@ -153,7 +156,8 @@ class ActionWindows(Connector):
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Add the windows, within segments."""
         rows, starts = np.arange(exp.num_steps), exp.offsets[:-1].repeat(exp.lengths)
-        found = {n: column(exp, n, "ActionWindows") for n in col.under(exp.steps, col.ACTION)}
+        names = [*col.under(exp.steps, col.ACTION), *col.under(exp.steps, col.OBS_MASK)]
+        found = {n: column(exp, n, "ActionWindows") for n in names}
         return exp.with_steps(**{_WINDOW + n: windows(c, c, rows, starts, self.k) for n, c in found.items()})
 
 

@@ -34,9 +34,9 @@ from etude.settings import IntFrom0, settings, typed
 
 FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
+"""Size of clips in pixels; small, as TensorBoard loads clips whole."""
 CLIP_STEPS = 2_000
 """After which a clip during training ends, so that an episode that never ends does not stop it."""
-"""Size of clips in pixels; small, as TensorBoard loads clips whole."""
 
 USAGE = """usage: etude train ALGORITHM [OPTIONS]
 

@@ -221,11 +221,12 @@ def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | 
 
 def _elsewhere(kind: type) -> str | None:
     """The simulator in which instances of a class have their state, of which they hold only a number."""
-    module = sys.modules.get(kind.__module__)
-    used = [] if module is None else list(vars(module).values())
-    return next(
-        (name for name in _HANDLED if name in sys.modules and any(sys.modules[name] is one for one in used)), None
-    )
+    for name in _HANDLED:
+        if (simulated := sys.modules.get(name)) is not None:
+            homes = [sys.modules.get(base.__module__) for base in kind.__mro__]
+            if any(one is simulated for home in homes if home is not None for one in vars(home).values()):
+                return name
+    return None
 
 
 def _takes(function: Any, count: int) -> bool:

@@ -267,10 +267,11 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
     is_list = pa.types.is_list(kind) and SHAPE_KEY in metadata
     if is_list or pa.types.is_fixed_size_list(kind) or pa.types.is_fixed_size_binary(kind):
         if is_list:
-            flat, shape = array.flatten().to_numpy(zero_copy_only=False), []
+            flat, shape = array.flatten().to_numpy(zero_copy_only=False), shape_of(field) or []
             lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
-            if len(lengths) > 1:
-                raise DataError(f"column `{field.name}` has lists of {lengths[0]} and of {lengths[1]} values.")
+            if len(lengths) and (len(lengths) > 1 or lengths[0] != np.prod(shape)):
+                listed = " and of ".join(map(str, lengths[:2]))
+                raise DataError(f"column `{field.name}` has lists of {listed} values, but rows of shape {shape}.")
         elif pa.types.is_fixed_size_list(kind):
             flat = array.flatten().to_numpy(zero_copy_only=False)
             shape = [kind.list_size]

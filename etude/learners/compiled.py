@@ -108,14 +108,14 @@ class CompiledStep:
             with torch.no_grad():
                 parts, figures, kept, is_fine = self._graph(columns, self._rates)
                 return CompiledResult(parts, figures, kept, bool(is_fine.item()))
-        except RuntimeError as error:
+        except Exception as error:
             if not type(error).__module__.startswith("torch._dynamo"):  # torch has no public name for its classes
                 raise
             if type(error).__name__ == "FailOnRecompileLimitHit":
                 raise EtudeError(
-                    "compile=True: the loss reads a Python number that keeps changing, and each value is compiled "
-                    "anew. Keep it in a tensor (a buffer of the module) or a column of the batch, or train without "
-                    "compile."
+                    "compile=True: the loss or the network reads a Python number or object that keeps changing, and "
+                    "each state is compiled anew. Keep it in a tensor (a buffer of the module) or a column of the "
+                    "batch, or train without compile."
                 ) from error
             if _NEW_PARTS in str(error):
                 raise EtudeError(
@@ -255,12 +255,15 @@ def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradien
 _KINDS_OF_GUARDS = frozenset(
     {
         *("CONSTANT_MATCH", "EQUALS_MATCH", "CLOSURE_MATCH", "SEQUENCE_LENGTH"),
+        *("TYPE_MATCH", "ID_MATCH", "BUILTIN_MATCH", "TENSOR_MATCH"),
         *("NOT_PRESENT_IN_GENERIC_DICT", "DICT_CONTAINS", "DICT_NOT_CONTAINS"),
     }
 )
-"""Torch's names of checks of values and attributes, not of types, parameters, layers, hooks and whole modules."""
-_NOT_KEPT = ("__import_torch", "__import_etude", "__builtins", "_hooks")
-"""Parts of names of what does not change."""
+"""Torch's names of checks of values, types and attributes, not of layers, hooks and whole modules."""
+_NOT_KEPT = ("['__import_torch", "['__import_etude_dot", "['__builtins", "_hooks", "._parameters", "___unnamed_scope")
+"""Parts of the names of what does not change."""
+_READ_ANEW = "___from_numpy"
+"""In names of NumPy's values, which are inputs of the graph."""
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,6 +284,8 @@ def _of_what_is_kept(guards: Sequence[Any]) -> list[bool]:
 
 
 def _is_of_what_is_kept(name: str, kind: str) -> bool:
+    if _READ_ANEW in name:
+        return False
     if "self._lossed.loss" in name:  # also in the name of a class's attribute, which one of the object may hide later
         return True
     is_kept = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)

@@ -435,7 +435,7 @@ class ModuleLearner:
             result.metrics.update(loss.logged)
         if self._optim.wants_sides:
             self._find_sides(loss)
-        elif self._optim.sides is not None and loss is not None and not self._optim.sides.has_all_of(loss):
+        elif loss is not None and self._optim.has_new_parts(loss):
             self._find_more_sides(loss)
         if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
             if team is not None:
@@ -468,18 +468,23 @@ class ModuleLearner:
             self._shared = None  # the layout of gradients may have changed
 
     def _find_more_sides(self, loss: Loss) -> None:
-        """Find what a side reaches that earlier losses did not have.
+        """Find what parts reach that earlier losses did not have.
 
         Raises:
             EtudeError: gradients that lie in memory as before were added up, or other learners can't know of it.
         """
+        sides = self._optim.sides
+        assert sides is not None
+        more = sides.and_also(self._optim.reached_by(loss))
+        if more == list(sides.reached):
+            return
         if self._team is not None or self._gathered:
             raise EtudeError(
                 f"the loss of module {self.name!r} has parts {', '.join(loss.parts)}, more than in its first batch. "
                 "With several learners or `accumulate`, name all in the first batch, too: give those that are not "
                 "learned yet as 0 times themselves."
             )
-        self._optim.set_sides(self._optim.reached_by(loss))
+        self._optim.set_sides(more)
 
     def _apply(self, batch: Batch) -> None:
         """Make a step from the gradients, or skip it if they or the loss are not finite; ``batch`` is their last
@@ -647,6 +652,8 @@ class Learner:
         self.modules = dict(modules or {})
         self.modules_to_train = modules_to_train
         self.env_steps = 0
+        self.updates_of_removed = 0
+        """Gradient steps of modules that are no longer there."""
         """What was last given to `set_env_steps`."""
 
     def __repr__(self) -> str:
@@ -666,7 +673,7 @@ class Learner:
     @property
     def updates(self) -> int:
         """Gradient steps of all modules so far."""
-        return sum(learner.updates for learner in self.modules.values())
+        return self.updates_of_removed + sum(learner.updates for learner in self.modules.values())
 
     # -- updates ------------------------------------------------------------------------------------------------
 

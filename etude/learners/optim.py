@@ -357,7 +357,7 @@ class Sides:
     """
 
     def __init__(self, group: FlatParameters, reached: Reached, *, limited: bool) -> None:
-        self._group, self._reached = group, reached
+        self._group, self.reached = group, reached
         self.names = sorted(frozenset().union(*reached))
         """The sides; a single one needs no separate treatment."""
         self.limited = limited and len(self.names) > 1
@@ -376,11 +376,11 @@ class Sides:
 
     def and_also(self, reached: Reached) -> Reached:
         """What these sides reach, and others."""
-        return [one | other for one, other in zip(self._reached, reached, strict=True)]
+        return [one | other for one, other in zip(self.reached, reached, strict=True)]
 
     def _slices(self) -> dict[str, list[slice]]:
         """By side, the slices of the parameters that only it reaches; all others under ``all``."""
-        owners = [next(iter(own)) if len(own) == 1 else "all" for own in self._reached]
+        owners = [next(iter(own)) if len(own) == 1 else "all" for own in self.reached]
         if self.limited and not self.backs_apart:  # parameters that no side has reached yet go to the first
             owners = [self.names[0] if owner == "all" else owner for owner in owners]
         slices: dict[str, list[slice]] = {}
@@ -491,6 +491,7 @@ class Optimizers:
         """The sides of the loss, for a single optimizer; None before the first batch, or if they are not needed."""
         self.wants_sides = False
         """Whether the parameters that each side reaches must still be found."""
+        self._parts: set[str] = set()  # of the losses in which they were looked for
         self._clippings: dict[str, list[Clipping]] | None = None  # None once gradients have moved in memory
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
@@ -546,6 +547,7 @@ class Optimizers:
 
     def reached_by(self, loss: Loss) -> Reached:
         """The sides of ``loss`` that reach each parameter of the only optimizer; the loss's graph is kept."""
+        self._parts |= loss.parts.keys()
         (optimizer,) = self.by_name.values()
         found: list[set[str]] = [set() for _ in optimizer.parameters.parameters]
         for name, side in loss.sides.items():
@@ -555,6 +557,10 @@ class Optimizers:
                 for own, grad in zip(found, grads, strict=True):
                     own |= {name} if grad is not None else set()
         return [frozenset(own) for own in found]
+
+    def has_new_parts(self, loss: Loss) -> bool:
+        """Whether a loss has parts of which it is not known what they reach, though it matters."""
+        return self.sides is not None and not loss.parts.keys() <= self._parts
 
     def set_sides(self, reached: Reached) -> None:
         """Use the findings of `reached_by`, together with those of earlier batches.

@@ -121,10 +121,10 @@ class DataFile:
             ) from error
 
     def _unreadable(self, group: int, error: Exception) -> DataError:
-        return DataError(
-            f"{self.path}: row group {group} can't be read ({first_line(error)}). Restore the file from a copy, "
-            "or move it away to read the rest."
-        )
+        remedy = "Restore the file from a copy, or move it away to read the rest."
+        if "Expected all lists to be of size" in str(error):
+            remedy = f"PyArrow 26 can read it; this is {pa.__version__}. Update it: pip install 'pyarrow>=26'."
+        return DataError(f"{self.path}: row group {group} can't be read ({first_line(error)}). {remedy}")
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Read some columns of one row group as experience."""
@@ -147,7 +147,10 @@ class DataFile:
         Raises:
             DataError: the table is not one of experience.
         """
-        exp = Experience.from_table(table)
+        try:
+            exp = Experience.from_table(table)
+        except DataError as error:
+            raise DataError(f"{self.path}: row group {group}: {error}") from error
         if len(bad := impossible_times(exp)):
             t = exp.segments.t_start[bad[0]]
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")

@@ -96,9 +96,9 @@ def not_chained(
         return
     where, count, next_name = place(int(rows[0])), len(rows), col.moved(name, col.OBS, col.NEXT_OBS)
     text = (
-        f"{where.words}: `{next_name}` is not the `{name}` of the step that follows ({count:,} such places), which is "
-        "used in its place. Are the rows in order of time? Map `t`. Does an episode end there? Map what says so (in "
-        f"arrays: `timeouts`). Otherwise leave out `next_obs`."
+        f"{where.words}: `{next_name}` is not the `{name}` of the step that follows (steps like it: {count:,}). The "
+        "latter is used. If the rows are not in order of time, map `t`. If an episode ends there, map the flag that "
+        "says so; files of arrays have it as `timeouts`. Otherwise leave out `next_obs`."
     )
     yield Problem("not_chained", text, where.file, where.row, next_name, count, True, harmless=True)
 

@@ -2,6 +2,7 @@
 """Decision Transformer against its formulas written out, and in an env where only return and memory say what to do."""
 
 import functools
+import itertools
 import json
 import math
 from pathlib import Path
@@ -224,6 +225,32 @@ def test_images_and_masks_are_seen() -> None:
     assert np.isfinite(algorithm.learner.only.update_from([columns]).losses["policy"])
     chosen = algorithm.module.eval()(Batch(columns, algorithm.module).obs).dist_inputs.argmax(-1)
     np.testing.assert_array_equal(chosen + 3, exp.steps["action"])
+
+
+def test_each_step_of_a_window_has_its_own_mask() -> None:
+    space = spaces.Dict({"x": spaces.Box(-1, 1, (1,), np.float32), "action_mask": spaces.MultiBinary(2)})
+    algorithm, exp = made(CHOICE, space), some(CHOICE)
+    rng = np.random.default_rng(0)
+    mask = np.maximum(np.eye(2, dtype=np.int8)[exp.steps["action"] - 3], rng.integers(0, 2, (11, 2)).astype(np.int8))
+    steps = {"obs/x": exp.steps["obs"], "obs/action_mask": mask, **{n: exp.steps[n] for n in ("action", "reward")}}
+    exp = Experience(
+        steps, exp.offsets, exp.segments, {"obs/x": np.zeros((3, 1), np.float32), "obs/action_mask": mask[:3]}
+    )
+    batch = Batch(windows(algorithm, exp), algorithm.module)
+    inputs, there = algorithm.module.net.dist_inputs(batch.obs), batch.obs["attention_mask"].bool()
+    total, count, k = 0.0, 0, there.shape[1]
+    for start, stop in itertools.pairwise(exp.offsets.tolist()):
+        for row in range(start, stop):
+            for j in range(k):
+                step = row - k + 1 + j
+                assert bool(there[row, j]) == (step >= start)
+                if step >= start:
+                    allowed = torch.where(torch.as_tensor(mask[step] == 1), inputs[row, j], -torch.inf)
+                    total -= allowed.log_softmax(-1)[exp.steps["action"][step] - 3].item()
+                    count += 1
+    assert algorithm.loss(algorithm.module, batch).total.item() == pytest.approx(total / count, rel=1e-5)
+    assert (mask.sum(-1) == 2).any()
+    assert (mask.sum(-1) == 1).any()
 
 
 class Last(torch.nn.Module):

@@ -146,6 +146,23 @@ def test_offline_the_same_module_of_splits_agents_as_it_did_in_the_env(tmp_path:
     assert offline.train().updates > 0
 
 
+def test_gradient_steps_of_a_removed_module_still_count(tmp_path: Path) -> None:
+    algorithm = PPO(config())
+    before = algorithm.train().updates
+    alone = algorithm.learner.modules["first"].updates
+    algorithm.remove_module("last", module_of=lambda agent, episode: "first")
+    assert algorithm.updates == before > alone
+    after = algorithm.train().updates
+    assert after > before
+    algorithm.save(tmp_path)
+    assert etude.load(tmp_path, env=Duel, module_of=lambda agent, episode: "first").updates == after
+
+
+def test_merged_episodes_keep_their_numbers() -> None:
+    for given, env, number in (("0" * 16 + "-3-7", 3, 7), ("0" * 16 + "-3-7~2", 3, 7), ("2024-01-15", None, None)):
+        assert etude.Episode.recorded(given) == (given, env, number)
+
+
 def test_episodes_of_other_tools_have_no_number() -> None:
     segments = etude.Segments.of(1, episode_id="2024-01-15", agent_id="left")
     with pytest.raises(DataError, match="Only ids of Etude's own episodes say which `env` and `number` they had"):

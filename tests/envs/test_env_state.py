@@ -146,9 +146,18 @@ def test_an_object_that_is_a_number_of_a_simulators_is_a_reason(monkeypatch: pyt
     class Simulated(Numbered):
         def __init__(self) -> None:
             super().__init__()
-            self.world = kind()
+            self.world = type("Mine", (kind,), {})()  # of a class in another file than the simulator's
 
     state = captured(Simulated)
+    assert state["how"] == "new episodes"
+    assert "whose state is in pybullet" in state["why"]
+
+    class Own(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.world = kind()
+
+    state = captured(Own)
     assert state["how"] == "new episodes"
     assert "world is a bullet_client:BulletClient, whose state is in pybullet" in state["why"]
 

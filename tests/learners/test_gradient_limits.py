@@ -141,6 +141,32 @@ def test_a_part_that_comes_later_is_limited_by_itself_too(kind: str, first: str)
         assert update.metrics[f"grad_norm/{side}"] == pytest.approx(norm, rel=1e-4)
 
 
+def test_a_later_part_of_the_policys_side_may_reach_the_values_layers() -> None:
+    extras = [0]
+
+    def with_extra(module: Module, batch: Batch) -> Loss:
+        parts = dict(loss(module, batch).parts)
+        if extras[0]:
+            value = batch.forward(module).value
+            assert value is not None
+            parts["extra"] = 10.0 * value.mean()
+        return Loss(**parts)
+
+    module = make("separate")
+    learner = ModuleLearner(module, with_extra, optimizer=OptimizerConfig(grad_clip=LIMIT))
+    learner.register_optimizer("all", torch.optim.SGD, list(module.parameters()), 1.0)
+    one, two = batches(2)
+    learner.update_from([one])
+    extras[0] = 1
+    parameters = list(module.parameters())
+    parts = with_extra(module, Batch({n: torch.from_numpy(c) for n, c in two.items()}, module)).parts
+    grads = torch.autograd.grad(
+        parts["policy"] + parts["entropy"] + parts["extra"], parameters, retain_graph=True, allow_unused=True
+    )
+    wanted = nn.utils.get_total_norm([grad for grad in grads if grad is not None])
+    assert learner.update_from([two]).metrics["grad_norm/policy"] == pytest.approx(float(wanted), rel=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
 @pytest.mark.parametrize("how", [{"accumulate": 2}, {"compile": True}])
 def test_parts_that_come_too_late_are_refused(how: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,69 @@ def test_a_compiled_loss_sees_what_else_changes(name: str) -> None:
         weights = len(phased.weights) * 30 + phased.shape[0] * 40
         assert got == phased.add(phased.phase * 10 + (phased.teacher is not None) * 20 + weights)
         setattr(phased, name, CHANGES[name])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_sees_what_changes() -> None:
+    class Acts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.act, self.scale = nn.Linear(2, 3), torch.tanh, torch.tensor(1.0)
+
+        def forward(self, obs: torch.Tensor) -> Output:
+            out = self.act(self.layer(obs)) * self.scale
+            return Output(out[:, :2], value=out[:, 2])
+
+    def squares(module: Module, batch: Batch) -> Loss:
+        return Loss(all=batch.forward(module).value.square().mean())
+
+    torch.manual_seed(0)
+    module = make_module(Acts(), spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    learner = ModuleLearner(module, squares, lr=0.0, compute=ComputeConfig(compile=True))
+    obs = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    for change in ({}, {"act": torch.sigmoid}, {"act": nn.ReLU()}, {"scale": torch.tensor(3)}):
+        for name, value in change.items():
+            delattr(module.net, name)
+            setattr(module.net, name, value)
+        wanted = squares(module, Batch({"obs": torch.from_numpy(obs)}, module)).total.item()
+        assert learner.update_from([{"obs": obs}]).losses["all"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_loss_may_read_numpy_values() -> None:
+    class Weighted:
+        weights = np.linspace(0, 1, 5)
+
+        def __init__(self) -> None:
+            self.weight = self.weights[2]
+
+        def loss(self, module: Any, batch: Any) -> Loss:
+            return Loss(all=module(batch.obs).value.square().mean() * 0.0 + self.weight)
+
+    module = make_module(None, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    learner = ModuleLearner(module, Weighted().loss, compute=ComputeConfig(compile=True))
+    assert learner.update_from([{"obs": np.ones((3, 2), np.float32)}] * 2).losses["all"] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_loss_that_changes_all_the_time_is_told() -> None:
+    class Growing:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def loss(self, module: Any, batch: Any) -> Loss:
+            return Loss(all=module(batch.obs).value.square().mean() + len(self.seen))
+
+    growing = Growing()
+    module = make_module(None, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    learner = ModuleLearner(module, growing.loss, compute=ComputeConfig(compile=True))
+
+    def grow() -> None:
+        growing.seen.append(0)
+        learner.update_from([{"obs": np.ones((3, 2), np.float32)}])
+
+    with pytest.raises(EtudeError, match="reads a Python number or object that keeps changing, and each state is comp"):
+        deque(iter(grow, 0), maxlen=0)
 
 
 @pytest.mark.parametrize(

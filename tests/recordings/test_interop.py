@@ -236,6 +236,19 @@ def test_no_column_of_fixed_size_may_be_null(folder: Path) -> None:
     assert [field.name for field in schema if field.nullable and pa.types.is_fixed_size_list(field.type)] == []
 
 
+@pytest.mark.parametrize("value", [[1.0], [1.0, 2.0, 3.0, 4.0, 5.0], []])
+def test_a_final_observation_of_another_length_is_named(folder: Path, value: list[float]) -> None:
+    path = min(folder.iterdir())
+    table = pq.read_table(path)
+    i, field = table.column_names.index("final_obs"), table.schema.field("final_obs")
+    finals = table["final_obs"].to_pylist()
+    finals[next(row for row, own in enumerate(finals) if own is not None)] = value
+    order = pq.SortingColumn.from_ordering(table.schema, [("segment", "ascending"), ("t", "ascending")])
+    pq.write_table(table.set_column(i, field, pa.array(finals, field.type)), path, sorting_columns=order)
+    with pytest.raises(DataError, match=rf"{path}: row group 0: column `final_obs` has lists of \d"):
+        Recording.open(folder).read()
+
+
 def with_finals_of_fixed_size(path: Path) -> None:
     """Write a file anew as Etude did at first."""
     table = pq.read_table(path)

@@ -604,14 +604,17 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     common = _Common(where, groups, bounds_of(groups), columns, after)
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    index = index_of(ordered, common.has_next, common.words, is_sorted=is_sorted, **how)
+    # Arrays follow each other as in D4RL's files, if a flag says where episodes end.
+    is_chained = isinstance(source.data, Mapping) and any(name in plan.mapped for name in FLAGS)
+    stand_alone = common.has_next and not is_chained
+    index = index_of(ordered, stand_alone, common.words, is_sorted=is_sorted, **how)
     if index is None:
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, common.has_next, common.words, is_sorted=True, **how)
+        index = index_of(ordered, stand_alone, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
     if index.is_mostly_gaps() and not index.is_clock:
         _log.warning(

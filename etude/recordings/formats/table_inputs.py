@@ -337,13 +337,23 @@ def no_rows(data: Any, groups: Sequence[Group]) -> DataError:
     return DataError(f"{described(data)}: has no rows, {only}. Was it written to its end? Give a table with rows.")
 
 
+def _array_of(name: str, values: Any) -> pa.Array:
+    try:
+        if np.ma.is_masked(values):
+            raise ValueError("some values are masked: fill them, or leave these rows out")
+        array = np.asarray(values)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        return list_array(array) if array.ndim > 1 else pa.array(array)
+    except (*BROKEN, RuntimeError) as error:
+        raise DataError(f"the table: column `{name}` can't be read as an array: {first_line(error)}") from error
+
+
 def _table(data: Any) -> pa.Table:
     try:
         if isinstance(data, pa.Table):
             table = data
         elif isinstance(data, Mapping):
-            arrays = {str(name): np.asarray(values) for name, values in data.items()}
-            table = pa.table({name: list_array(own) if own.ndim > 1 else pa.array(own) for name, own in arrays.items()})
+            table = pa.table({str(name): _array_of(str(name), values) for name, values in data.items()})
         elif hasattr(data, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(data).read_all()
         elif callable(getattr(data, "iter_batches", None)):

@@ -688,7 +688,9 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     recording = Recording.open(Source(table_of(rows), columns=columns), on_bad=None)
     found, *_ = recording.validate().problems
     assert (found.kind, found.row, found.count) == ("not_chained", 5, 3)
-    assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
+    assert found.message.startswith(
+        "the table, row 5: `next_obs` is not the `obs` of the step that follows (steps like it: 3)"
+    )
 
 
 def test_final_observations_of_several_columns_are_read_where_they_are() -> None:
@@ -989,3 +991,15 @@ def test_a_dict_of_arrays_has_etudes_names() -> None:
         Recording.open(Source(other))
     with pytest.raises(DataError, match="expected length 6 but got length 5"):
         Recording.open(Source({**given, "reward": [0.0] * 5}))
+    with pytest.raises(DataError, match="column `reward` can't be read as an array: some values are masked"):
+        Recording.open(Source({**given, "reward": np.ma.array(range(6), mask=[False] * 5 + [True])}))
+    with pytest.raises(DataError, match="column `obs` can't be read as an array"):
+        Recording.open(Source({**given, "obs": np.ones((6, 1), complex)}))
+
+
+def test_a_dict_of_arrays_with_next_observations_has_the_episodes_that_flags_end() -> None:
+    obs = np.arange(6.0)[:, None].astype(np.float32)
+    given = {"obs": obs, "action": [0, 1] * 3, "next_obs": obs + 1, "terminated": [False, False, True] * 2}
+    assert Recording.open(Source(given)).read().lengths.tolist() == [3, 3]
+    del given["terminated"]
+    assert Recording.open(Source(given)).read().lengths.tolist() == [1] * 6
