@@ -489,6 +489,7 @@ def test_a_compiled_loss_may_read_numpy_values() -> None:
     assert learner.update_from([{"obs": np.ones((3, 2), np.float32)}] * 2).losses["all"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_loss_that_changes_all_the_time_is_told() -> None:
     class Growing:
