@@ -563,13 +563,12 @@ class Optimizers:
         return self.sides is not None and not loss.parts.keys() <= self._parts
 
     def set_sides(self, reached: Reached) -> None:
-        """Use the findings of `reached_by`, together with those of earlier batches.
+        """Use the findings of `reached_by`.
 
         Raises:
             SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
-        reached = reached if self.sides is None else self.sides.and_also(reached)
         self.sides, self.wants_sides = Sides(optimizer.parameters, reached, limited=self._limits_sides), False
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
