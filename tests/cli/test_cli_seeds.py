@@ -3,6 +3,7 @@
 
 import csv
 import json
+import math
 import os
 import select
 import shlex
@@ -184,7 +185,7 @@ def test_trials_of_which_seeds_have_no_figure_come_last(tmp_path, capsys):
     without = {}
     for row in ranked:
         metas = [load_meta(path) for path in Path(row["path"]).glob("seed-*")]
-        without[row["trial"]] = sum(meta["result"]["return_mean"] is None for meta in metas)
+        without[row["trial"]] = sum(not math.isfinite(meta["result"]["return_mean"] or math.nan) for meta in metas)
         assert len(metas) == 4
     assert [int(row["without"]) for row in ranked] == [without[row["trial"]] for row in ranked]
     assert any(0 < count < 4 for count in without.values())  # the others' scores are not those of the trial
