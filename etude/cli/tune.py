@@ -420,12 +420,9 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     rows, metric = ranked(), options.metric
     cut, failed = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes)
     best = rows[0] if rows[0][metric] is not None else None
-    left_out = [
-        "error",
-        "path",
-        *(["updates"] if best else []),
-        *([] if any(r["without"] for r in rows) else ["without"]),
-    ]
+    left_out = {"error", "path"} | ({"updates"} if best else set())
+    if not any(row["without"] for row in rows):
+        left_out.add("without")
     names = [name for name in rows[0] if name not in left_out]
     words = table([names, *(["" if row[n] is None else _shown(row[n]) for n in names] for row in rows)])
     if best is not None:

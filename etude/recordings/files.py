@@ -122,7 +122,7 @@ class DataFile:
 
     def _unreadable(self, group: int, error: Exception) -> DataError:
         remedy = "Restore the file from a copy, or move it away to read the rest."
-        if "Expected all lists to be of size" in str(error):
+        if "Expected all lists to be of size" in str(error) and int(pa.__version__.split(".")[0]) < 26:
             remedy = f"PyArrow 26 can read it; this is {pa.__version__}. Update it: pip install 'pyarrow>=26'."
         return DataError(f"{self.path}: row group {group} can't be read ({first_line(error)}). {remedy}")
 

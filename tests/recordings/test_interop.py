@@ -259,6 +259,22 @@ def with_finals_of_fixed_size(path: Path) -> None:
     pq.write_table(table, path, sorting_columns=order)
 
 
+@pytest.mark.parametrize(
+    ("version", "remedy"), [("25.0.0", "PyArrow 26 can read it; this is 25"), ("26.1.0", "Restore the file")]
+)
+def test_an_older_pyarrow_is_told_to_be_updated(
+    folder: Path, version: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:  # as PyArrow 25 does, which is not installed here
+        raise pa.ArrowInvalid("Expected all lists to be of size=3 but index 1 had size=0")
+
+    recording = Recording.open(folder)
+    monkeypatch.setattr(pa, "__version__", version)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", fails)
+    with pytest.raises(DataError, match=f"Expected all lists to be of size=3.*{remedy}"):
+        recording.read()
+
+
 @pytest.mark.skipif(
     int(pa.__version__.split(".")[0]) < 26, reason="PyArrow before 26 can't write null fixed-size lists"
 )
