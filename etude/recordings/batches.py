@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training batches of single steps or of segments: from a stream in bounded memory, or at random from memory."""
 
+import atexit
 import contextlib
 import itertools
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -442,46 +446,42 @@ class WholeSegmentPool(SegmentPool):
 _END: Final[Any] = object()
 
 
-class Ending:
-    """Ends the workers of an executor together with an object that uses them.
+class Prefetched(Iterator[Item]):
+    """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator.
 
-    Args:
-        owner: The object. When it is garbage, the workers end by themselves, as garbage collection must not wait for
-            threads: it may run in one of them, or in a thread that is just being started.
-        workers: The executor; what its workers have not begun is left out.
+    A process that ends waits a few seconds for the item that is being made, but not longer. An executor's thread would
+    keep the process forever if it waits for something that no longer comes, such as blocks of a cluster that is gone.
     """
 
-    def __init__(self, owner: object, workers: Executor) -> None:
-        self._workers = workers
-        self._end = weakref.finalize(owner, workers.shutdown, wait=False, cancel_futures=True)
-
-    def __call__(self) -> None:
-        """End the workers, and wait until they have ended."""
-        if self._end.detach() is not None:
-            self._workers.shutdown(cancel_futures=True)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the workers were not ended yet."""
-        return self._end.alive
-
-
-class Prefetched(Iterator[Item]):
-    """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator."""
-
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        pool = ThreadPoolExecutor(1, thread_name_prefix="etude-reader")
-        self._submit: Callable[[], Future[Item]] = partial(pool.submit, next, items, _END)
-        self._ahead = deque(self._submit() for _ in range(depth + 1))  # one of them is being made
-        self.close = Ending(self, pool)
+        self._wanted: _Wanted[Item] = SimpleQueue()
+        self._thread = threading.Thread(target=_make, args=(items, self._wanted), name="etude-reader", daemon=True)
+        self._ahead: deque[Future[Item]] = deque()
+        for _ in range(depth + 1):  # one of them is being made
+            self._want()
+        self._thread.start()
+        _READERS[self._thread] = self._wanted
+        # Garbage collection must not wait for the thread: it may run in it.
+        self._end = weakref.finalize(self, _end, self._wanted)
+
+    def _want(self) -> None:
+        future: Future[Item] = Future()
+        self._ahead.append(future)
+        self._wanted.put(future)
 
     @property
     def depth(self) -> int:
         """The number of items that are ready now."""
         return sum(item.done() for item in self._ahead)
 
+    def close(self) -> None:
+        """End the thread, and wait until it has ended."""
+        if self._end.detach() is not None:
+            _end(self._wanted)
+            self._thread.join()
+
     def __next__(self) -> Item:
-        if not self.close.alive:
+        if not self._end.alive:
             raise StopIteration
         first = self._ahead.popleft()
         try:
@@ -497,9 +497,42 @@ class Prefetched(Iterator[Item]):
                 f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
                 "must raise an Exception instead, and may not call sys.exit."
             ) from error
-        with contextlib.suppress(RuntimeError):  # another thread has closed it
-            self._ahead.append(self._submit())
+        self._want()
         if item is _END:
             self.close()
             raise StopIteration
         return item
+
+
+_Wanted: TypeAlias = SimpleQueue[Future[Item] | None]
+_READERS: Final[WeakKeyDictionary[threading.Thread, _Wanted[Any]]] = WeakKeyDictionary()
+_EXIT_SECONDS: Final = 10.0
+
+
+def _make(items: Iterator[Item], wanted: _Wanted[Item]) -> None:
+    while (future := wanted.get()) is not None:
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(next(items, _END))
+        except BaseException as error:  # noqa: BLE001 - raised where the item is taken
+            future.set_exception(error)
+        del future  # or its item would be kept while the next one is made
+
+
+def _end(wanted: _Wanted[Any]) -> None:
+    """Let the thread end after the item that it makes now."""
+    with contextlib.suppress(Empty):
+        while (future := wanted.get_nowait()) is not None:
+            future.cancel()
+    wanted.put(None)
+
+
+@atexit.register
+def _end_all() -> None:
+    deadline = time.monotonic() + _EXIT_SECONDS
+    readers = list(_READERS.items())
+    for _, wanted in readers:
+        _end(wanted)
+    for thread, _ in readers:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,7 +24,6 @@ from etude.connectors import Connect, Pipeline, PreLearnerLike, overrides
 from etude.errors import DataError, EtudeError, SettingsError, described
 from etude.experience import Experience
 from etude.recordings.batches import (
-    Ending,
     Groups,
     Prefetched,
     RowPool,
@@ -60,8 +60,6 @@ class LoadWorkers(Generic[R]):
         self._job = job
         self._ahead = num_workers
         self._executor: Executor | None = None
-        self.close: Callable[[], Any] = lambda: None
-        """Ends the workers; garbage collection does so as well."""
         if not num_workers:
             return
         if kind == "threads":
@@ -73,7 +71,13 @@ class LoadWorkers(Generic[R]):
                     num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
                 )
             self._job = _do
-        self.close = Ending(self, self._executor)
+        # Garbage collection must not wait for threads: it may run in one of them, or where one is just being started.
+        self._end = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """End the workers, and wait until they have ended; garbage collection ends them as well."""
+        if self._executor is not None and self._end.detach() is not None:
+            self._executor.shutdown(cancel_futures=True)
 
     def done(self, numbers: Iterable[int]) -> Iterator[R]:
         """Yield the result for each number, in order; up to one more than the number of workers are held ahead."""

@@ -159,6 +159,18 @@ def test_garbage_collection_does_not_wait_for_threads():
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
+def test_a_process_ends_although_its_reader_waits_for_ever():
+    """As a learner whose cluster is gone, and whose blocks don't come any more."""
+    code = (
+        "import threading\nfrom etude.recordings.batches import Prefetched\n"
+        "def items():\n    yield 1\n    threading.Event().wait()\n"
+        "ahead = Prefetched(items(), 1)\nprint(next(ahead))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert (out.stdout, out.stderr) == ("1\n", "")
+
+
 def test_a_process_with_an_open_iterator_ends(recording):
     code = (
         "from etude.recordings import Recording\n"
