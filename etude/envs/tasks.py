@@ -97,7 +97,7 @@ def no_velocity(env_id: str, render_mode: str | None = None) -> gym.Env[Any, Any
         render_mode: As in `gymnasium.make`.
 
     Raises:
-        EnvError: Etude does not know which entries of its observations are velocities.
+        EnvError: there is no such env, or Etude does not know which entries of its observations are velocities.
     """
     name = env_id.rpartition("-v")[0]
     if name not in _POSITIONS:
@@ -106,7 +106,11 @@ def no_velocity(env_id: str, render_mode: str | None = None) -> gym.Env[Any, Any
             f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
             f"known for {known}; wrap another env in gymnasium.ObservationWrapper yourself."
         )
-    env, kept = gym.make(env_id, render_mode=render_mode, disable_env_checker=True), np.array(_POSITIONS[name])
+    try:
+        env = gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
+    except gym.error.UnregisteredEnv as error:
+        raise EnvError(f"env 'no_velocity:{env_id}': {error}") from error
+    kept = np.array(_POSITIONS[name])
     box = env.observation_space
     assert isinstance(box, gym.spaces.Box)
     space = gym.spaces.Box(box.low[kept], box.high[kept], dtype=box.dtype.type)

@@ -80,6 +80,8 @@ def test_missing_packages_of_atari_are_named(monkeypatch):
 def test_what_is_unknown_is_named():
     with pytest.raises(etude.EnvError, match="not known which entries .* wrap another env"):
         make_arena("no_velocity:Taxi-v3", 1)
+    with pytest.raises(etude.EnvError, match="no_velocity:CartPole-v9': .*v9.* doesn't exist"):
+        make_arena("no_velocity:CartPole-v9", 1)
     pytest.importorskip("ale_py", reason="ale-py is not installed")
     pytest.importorskip("cv2", reason="opencv is not installed")
     with pytest.raises(etude.EnvError, match="no Atari game 'Pnog'. Nearest: 'atari:Pong'"):
