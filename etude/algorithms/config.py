@@ -199,7 +199,7 @@ class AlgorithmConfig:
             raise SettingsError(f"`agents.modules_to_train` is {trained!r}, but the `modules` are {there}.")
 
     def _refuse_unused(self) -> None:
-        for path, why in self._of_classes("unused").items():
+        for path, why in self.all_unused().items():
             if self._is_changed(path):
                 raise SettingsError(f"`{path}` is {self.at(path)!r}, but has no effect here: {why}. Leave it out.")
 
@@ -220,9 +220,15 @@ class AlgorithmConfig:
         """The setting at a dotted path, such as `network.hidden`."""
         return functools.reduce(getattr, path.split("."), cast("Any", self))
 
-    def _of_classes(self, name: str) -> dict[str, str]:
+    @classmethod
+    def all_unused(cls) -> dict[str, str]:
+        """`unused` of this class and of those that it inherits from."""
+        return cls._of_classes("unused")
+
+    @classmethod
+    def _of_classes(cls, name: str) -> dict[str, str]:
         found: dict[str, str] = {}
-        for base in type(self).__mro__:
+        for base in cls.__mro__:
             found |= base.__dict__.get(name, {})
         return found
 

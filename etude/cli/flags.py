@@ -81,6 +81,8 @@ def parse(
     """
     groups = [[leaf for leaf in leaves_of(kind) if leaf.path != (positional,)] for kind in kinds.values()]
     names, owner = FlagNames(*groups), prog.split()[-1]
+    for kind in kinds.values():
+        names.unused |= getattr(kind, "all_unused", dict)()
     if {*HELP, HELP_ALL} & {*args}:
         _write_help(kinds, names, prog, about, positional, everything=HELP_ALL in args)
     given, rest = names.split(args, owner)
@@ -143,6 +145,8 @@ class FlagNames:
         self.full = {_flag(leaf.path): leaf for leaves in reversed(groups) for leaf in leaves}
         self.named: dict[str, list[Leaf]] = {name: [leaf] for name, leaf in self.full.items()}
         """Settings by full and short names; several for an ambiguous short name."""
+        self.unused: dict[str, str] = {}
+        """By dotted path: why a setting has no effect in this command."""
         for leaves in groups:
             short: dict[str, list[Leaf]] = {}
             for leaf in leaves:
@@ -199,7 +203,11 @@ class FlagNames:
         inside = {path[0]: flag for flag, leaf in reversed(self.full.items()) if len(path := leaf.path) > 1}
         same = next((found[other] for other in other_names(name) for found in (ours, inside) if other in found), None)
         near = same or nearest(_canonical(name), self.named)
-        hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.named[near][0].about})." if near else ""
+        hint = ""
+        if near:
+            why = self.unused.get(".".join(self.named[near][0].path))
+            about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
+            hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({about})."
         return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
 
 

@@ -508,7 +508,10 @@ def declared_state(net: nn.Module) -> Shapes:
                 "To start from other values (a learned start, for example), add them to the zeros in forward."
             )
     if parts and "state" not in inspect.signature(net.forward).parameters:
-        raise ModuleError(f"{name} has an initial_state, but its forward takes none: write forward(self, obs, state).")
+        raise ModuleError(
+            f"{name} has an initial_state, but its forward has no argument named `state`: write "
+            "forward(self, obs, state)."
+        )
     return {part: tuple(value.shape) for part, value in parts.items()}
 
 

@@ -212,6 +212,10 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["ppo", "--total-timesteps", "1000"], "Here it is: `stop.env-steps`"),
         (["ppo", "--stop", "1000"], "Here it is: `stop.env-steps`"),
         (["ppo", "--batch-size", "64"], "Here it is: `minibatch-size`"),
+        (
+            ["a2c", "--batch-size", "64"],
+            "`minibatch-size` (which has no effect in a2c: an iteration makes one gradient step",
+        ),
         (["ppo", "--n-steps", "64"], "Here it is: `num-steps`"),
         (["dqn", "--n-steps", "64"], "Here it is: `n-step`"),
         (["ppo", "--gae-lambda", "0.9"], "Here it is: `lambda`"),
