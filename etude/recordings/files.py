@@ -43,6 +43,11 @@ class DataFile:
     """None if it is of format 1, or another tool has rewritten it."""
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether another tool wrote it last, so that the order of rows and the types of columns may differ."""
+        return self.version == 0 or (self.version > 1 and not is_declared_in_order(self.metadata))
+
+    @property
     def num_rows(self) -> int:
         """The number of rows."""
         return int(self.metadata.num_rows)
@@ -55,12 +60,12 @@ class DataFile:
     def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
         """For a file that another tool has rewritten, the segment numbers and the first and last ``t`` per row group.
 
-        None if its rows are not in the order of Etude's writer, or if there is no header, so that types may differ as
-        well. For files that Etude wrote, the list is empty and nothing is read.
+        None if its rows are not in the order of Etude's writer, or if there is no header. For files that Etude wrote,
+        the list is empty and nothing is read.
         """
-        if self.version < 2 or is_declared_in_order(self.metadata):
-            return [] if self.version else None
-        if not {col.SEGMENT, col.T_INDEX} <= set(self.schema.names):
+        if not self.is_rewritten:
+            return []
+        if self.header is None or not {col.SEGMENT, col.T_INDEX} <= set(self.schema.names):
             return None
         found = []
         for group in range(self.num_groups):

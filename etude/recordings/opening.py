@@ -15,9 +15,9 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.files import AnyPath, RemotePath, Systems, expanded, shown
+from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
-from etude.recordings.files import data_files, has_own_columns, recordings_in
+from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
 from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, UnreadableError
 from etude.recordings.formats import foreign, format_of, minari, of_files
 from etude.recordings.formats.custom import CustomFormat, CustomSource
@@ -326,8 +326,32 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
         if found is not None:
             return [Described(*found, path)]
         _check_described([path])
-    folders = list(recordings_in(path)) if path.is_dir() else []
-    return [_own(folder, None, faults) for folder in folders or [path]]
+    split: dict[tuple[AnyPath, bool], list[AnyPath]] = {}
+    for folder, files in (recordings_in(path) if path.is_dir() else {}).items():
+        whole = _partitioned(folder, path, files[0])
+        split.setdefault((whole or folder, whole is not None), []).extend(files)
+    return [
+        _rewritten(Source(one, preset=ETUDE), _header_of(files), one) if is_split else _own(one, None, faults)
+        for (one, is_split), files in (split or {(path, False): []}).items()
+    ]
+
+
+def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | None:
+    """The whole recording that ``folder`` below ``path`` is part of, if another tool has divided it by the values of a
+    column, into folders such as ``agent_id=a``; ``file`` is in the folder."""
+    names = relative(folder, path).parts
+    depth = next((k for k, name in enumerate(names) if "=" in name), None)
+    if depth is None:
+        return None
+    opened = next(open_files([file]))
+    if isinstance(opened, DataFile) and not opened.is_rewritten:
+        return None  # Etude wrote it, for a module of such a name
+    return path / "/".join(names[:depth]) if depth else path
+
+
+def _header_of(files: Sequence[AnyPath]) -> Header | None:
+    """The header of the first file that has one."""
+    return next((file.header for file in open_files(files) if isinstance(file, DataFile) and file.header), None)
 
 
 def _check_described(paths: Sequence[AnyPath]) -> None:
@@ -354,7 +378,11 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     where = path if len(given or ()) < 2 else None
     if is_in_order(files):
         return Described(own, own.contents(files, header), where)
-    source = Source([file.path for file in files], preset=ETUDE)
+    return _rewritten(Source([file.path for file in files], preset=ETUDE), header, where)
+
+
+def _rewritten(source: Source, header: Header | None, where: AnyPath | None) -> Described:
+    """Open a recording that another tool has rewritten, as a table; ``header`` is None if it was lost."""
     if header is not None:
         source = Source(source.data, {}, ETUDE, header.obs_space, header.action_space, header.env)
     table = Table(source)

@@ -87,7 +87,7 @@ class OwnFormat(Format):
         opened = dict(zip(paths, open_files(paths), strict=True))
         files = [file for file in opened.values() if isinstance(file, DataFile)]
         manifest = None if any(file.version > 1 for file in files) else self._manifest(faults)
-        like = next((file for file in files if file.header), files[0] if files else None)
+        like = _example(files)
         wanted = manifest.header if manifest else like.header if like else None
         found: list[Problem] = []
         if manifest:
@@ -185,14 +185,15 @@ class OwnFormat(Format):
 
 
 def is_in_order(files: Sequence[DataFile]) -> bool:
-    """Whether rows are in the order of Etude's writer.
+    """Whether rows are in the order of Etude's writer, and columns of its types.
 
     For files that another tool has rewritten, this reads two columns: each row group must be sorted, and the rows of a
     segment must not be in row groups that are apart.
     """
     groups: list[tuple[NDArray[np.int64], int, int]] = []
+    like = _example(files)
     for file in files:
-        found = file.segments_anew()
+        found = file.segments_anew() if not file.is_rewritten or (like and _has_own_types(file, like)) else None
         if found is None:
             return False
         groups += found
@@ -258,6 +259,20 @@ _KEY_TYPES = {
 _REMEDY: Final = "or read the rest with on_bad='skip'."
 
 
+def _example(files: Sequence[DataFile]) -> DataFile | None:
+    """The first file, if possible one that Etude wrote, or at least one with a header."""
+    return min(files, key=lambda file: (file.is_rewritten, file.header is None), default=None)
+
+
+def _has_own_types(file: DataFile, first: DataFile) -> bool:
+    """Whether the columns of a file that another tool has rewritten have the types that Etude writes."""
+    try:
+        Experience.from_table(file.schema.empty_table())
+    except DataError:
+        return False
+    return _column_fault(file, first) is None and (file.header is None or _space_fault(file, file.header) is None)
+
+
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
     """Check a file against the recording's header and first file; None if nothing is wrong."""
     if file.header is None and has_own_columns(file.schema.names):
@@ -277,7 +292,10 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
                 "Recordings of different envs can't be in one folder: move this file to its own."
             )
             return _problem("mismatched_spaces", file, what)
-    return _column_fault(file, first) or _space_fault(file, file.header)
+    fault = _column_fault(file, first) or _space_fault(file, file.header)
+    if fault and fault.kind == "wrong_type" and file.is_rewritten and has_own_columns(file.schema.names):
+        return None  # it is read as a table, whose types may differ
+    return fault
 
 
 def _space_fault(file: DataFile, header: Header) -> Problem | None:

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -125,6 +126,53 @@ def test_what_each_tool_itself_writes(tmp_path: Path, folder: Path) -> None:
     duckdb.connect().execute(copied)
     for out in outs:
         same(Recording.open(out), whole())
+
+
+def test_folders_named_by_the_values_of_a_column_are_parts_of_one_recording(tmp_path: Path, folder: Path) -> None:
+    """As Spark, DuckDB, polars and Arrow write them."""
+    table = ds.dataset(folder).to_table()
+    table = table.append_column("half", pa.array(np.arange(len(table)) % 2))
+    for name in ("agent_id", "half", "terminated", "episode_id"):
+        out = tmp_path / name
+        given = table if name == "half" else table.drop_columns(["half"])
+        ds.write_dataset(given, out, format="parquet", partitioning=[name], partitioning_flavor="hive")
+        found = Recording.open(out)
+        steps = found.read()
+        assert found.num_episodes == len(LENGTHS)
+        assert steps.num_steps == ROWS
+        assert validate(out).ok
+        if name != "half":
+            same(Recording.open(out), whole())
+    for k, part in enumerate(("m", "n")):  # as polars does: with the column in the files as well
+        (tmp_path / "both" / f"module_id={part}").mkdir(parents=True)
+        rows = table.filter(pc.equal(table["module_id"], part)).replace_schema_metadata(None)
+        pq.write_table(rows.drop_columns(["half"]), tmp_path / "both" / f"module_id={part}" / f"{k}.parquet")
+    same(Recording.open(tmp_path / "both"), whole())
+
+
+def test_a_folder_of_a_module_is_no_part_whatever_its_name(tmp_path: Path) -> None:
+    """Etude gives modules of other spaces folders of their own."""
+    for name in ("lr=0.1", "lr=0.2"):
+        record(tmp_path / "r" / name, whole())
+    assert Recording.open(tmp_path / "r").num_episodes == 2 * len(LENGTHS)
+
+
+@pytest.mark.parametrize("order", ["as it is", "shuffled"])
+def test_a_tool_that_keeps_the_header_may_change_types(tmp_path: Path, folder: Path, order: str) -> None:
+    table = ds.dataset(folder).to_table()
+    for name, kind in (("obs", pa.list_(pa.float32())), ("action", pa.int32()), ("t", pa.int32())):
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+    (tmp_path / "out").mkdir()
+    pq.write_table(table if order == "as it is" else shuffled(table), tmp_path / "out" / "x.parquet")
+    found = Recording.open(tmp_path / "out")
+    assert (found.obs_space, found.action_space, found.meta["seed"]) == (OBS, ACTION, 1)
+    same(found, whole())
+
+
+def test_one_file_may_lack_the_segments_that_others_have(folder: Path) -> None:
+    file = sorted(folder.iterdir())[1]
+    pq.write_table(pq.read_table(file).drop_columns(["segment"]).replace_schema_metadata(None), file)
+    same(Recording.open(folder), whole())
 
 
 def test_what_datasets_itself_writes(tmp_path: Path, folder: Path) -> None:

@@ -593,8 +593,12 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     members = [name for name in source.named if "." in name or "/" in name]
     groups = [with_members(group, members) if members else group for group in groups if group.num_rows]
     try:
-        mapped = source.mapped(list(dict.fromkeys(name for group in groups for name in group.schema.names)))
+        names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
+        if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
+            names = [name for name in names if name != col.SEGMENT]  # it can be restored
+        mapped = source.mapped(names)
         schema = _joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
+        schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
