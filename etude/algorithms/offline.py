@@ -168,7 +168,7 @@ class OfflineAlgorithm(Algorithm[C]):
         if self._given is not None:
             return {}
         early = sum(feed.pipeline.left_out for feed in (self._feeds or {}).values() if feed.pipeline)
-        found = {"early_or_dropped": early} | self.recording.left_out
+        found = {"early_or_dropped": early, "unread_parts": self.recording.unread_parts} | self.recording.left_out
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:

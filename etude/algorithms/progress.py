@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from etude.algorithms.results import Evaluation, Result, Stop
-from etude.display import rounded
+from etude.display import counted, rounded
 from etude.errors import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -330,8 +330,10 @@ def _data(result: Result) -> str:
     share = wait / (wait + update) if wait + update else 0.0
     rate = result.data.get("steps_per_s", 0.0)
     read = f"{rate:,.0f} steps/s read, " if rate else ""
-    left_out = sum(count for name, count in result.metrics.items() if name.startswith("left_out/"))
-    told = f", {left_out:,.0f} left out" if left_out else ""
+    counts = {name: count for name, count in result.metrics.items() if name.startswith("left_out/")}
+    unread = counts.pop("left_out/unread_parts", 0.0)
+    told = f", {left_out:,.0f} left out" if (left_out := sum(counts.values())) else ""
+    told += f", {counted(int(unread), 'unreadable part')} left out" if unread else ""
     return f"{read}{share:.0%} waited for, slowest: {result.bottleneck}{told}"
 
 

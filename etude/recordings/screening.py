@@ -139,6 +139,14 @@ class Screened:
         return _total(*found, Counter(problem.kind for problem in self._faults))
 
     @property
+    def unread_parts(self) -> int:
+        """The number of files and parts left out so far of which nobody knows how many rows they have."""
+        with self._lock:
+            found = list(self._found.values())
+        parts = sum(findings.fault_counts["unreadable"] for findings in found if not findings.lost["unreadable"])
+        return parts + sum(not problem.count for problem in self._faults if problem.kind in _UNREAD)
+
+    @property
     def warnings(self) -> list[str]:
         """Harmless findings so far, such as copies that are read only once: one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
@@ -331,6 +339,9 @@ class Screened:
                     raise DataError(bad.message)
                 self._has_begun = True
                 self.count(-1, Findings(harmless=tuple(problem for problem in problems if problem.harmless)))
+                if self._faults:
+                    more = f" {len(self._faults) - 1:,} more like it." if self._faults[1:] else ""
+                    _log.warning("left out: %s%s `%s` lists all.", self._faults[0].message, more, self._lists)
 
     def _add(self, k: int, exp: Experience, clashes: Timeline | None) -> None:
         if clashes is None:
@@ -342,6 +353,9 @@ class Screened:
             raise DataError(f"{error} {_REMEDY}") from None
         if clashes is self._timeline and clashes.is_complete and not was_complete and self._mode == "strict":
             self.count(-1, Findings(harmless=tuple(clashes.problems(HARMLESS))))
+
+
+_UNREAD: Final = ("unreadable", "truncated_file")
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:

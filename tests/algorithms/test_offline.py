@@ -656,3 +656,18 @@ def test_an_evaluation_beside_training_ends_no_program(echo: str) -> None:
     algorithm.train()
     with pytest.raises(EtudeError, match="ended by SystemExit"):
         algorithm.train()
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "repair"])
+def test_a_file_that_does_not_say_how_many_steps_it_has_is_not_left_out_silently(
+    on_bad: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the last file of a recording, which was cut off when the disk was full."""
+    written(tmp_path / "r", shouting(), max_rows_per_file=200)
+    last = max((tmp_path / "r").iterdir())
+    last.write_bytes(last.read_bytes()[:-100])
+    algorithm = BC(BCConfig(data=tmp_path / "r", on_bad=on_bad, seed=0, updates_per_iteration=1))
+    metrics = algorithm.train().metrics
+    assert {name: count for name, count in metrics.items() if "left_out" in name} == {"left_out/unread_parts": 1.0}
+    assert [last.name in record.message for record in caplog.records if "left out" in record.message] == [True]
+    algorithm.close()
