@@ -16,7 +16,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.table import KEYS, shape_of
+from etude.experience.table import IDS, KEYS, shape_of
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
@@ -293,7 +293,7 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
             )
             return _problem("mismatched_spaces", file, what)
     fault = _column_fault(file, first) or _space_fault(file, file.header)
-    if fault and fault.kind == "wrong_type" and file.is_rewritten and has_own_columns(file.schema.names):
+    if fault and fault.kind == "wrong_type" and fault.column not in IDS and file.is_rewritten:
         return None  # it is read as a table, whose types may differ
     return fault
 
@@ -309,7 +309,7 @@ def _space_fault(file: DataFile, header: Header) -> Problem | None:
         for own, columns in ((name, empty.steps), (col.moved(name, col.OBS, col.FINAL_OBS), empty.final_obs)):
             if name in columns and describe(columns[name]) != wanted:
                 what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
-                return _problem("wrong_type", file, f"{what} restore the file from a copy.")
+                return _problem("wrong_type", file, f"{what} restore the file from a copy.", own)
     return None
 
 
@@ -318,11 +318,11 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
-        return _problem("wrong_type", file, what)
+        return _problem("wrong_type", file, what, twice)
     for name, is_kind in _KEY_TYPES.items():
         if name in names and not is_kind(file.schema.field(name).type):
             what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
-            return _problem("wrong_type", file, what)
+            return _problem("wrong_type", file, what, name)
     if file.version == 1 and col.SEGMENT in names:
         what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
         return _problem("wrong_type", file, what)
@@ -340,11 +340,12 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
         kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} lacks. {remedy}"
     else:
         kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
-    return _problem(kind, file, what)
+    return _problem(kind, file, what, name)
 
 
-def _problem(kind: str, file: DataFile, what: str) -> Problem:
-    return Problem(kind, f"{file.path}: {what}", str(file.path), count=file.num_rows, repairable=True)
+def _problem(kind: str, file: DataFile, what: str, column: str | None = None) -> Problem:
+    text = f"{file.path}: {what}"
+    return Problem(kind, text, str(file.path), column=column, count=file.num_rows, repairable=True)
 
 
 def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:

@@ -170,24 +170,27 @@ class RepairPlan:
             hashes: For the spans of episodes with duplicates, the hashes of their steps.
         """
         kept: list[tuple[Span, int]] = []  # with the number of leading steps to leave out
+        copies: list[Span] = []  # left out, but the steps that only they have may contradict later ones
         refused: list[Span] = []
         for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
             length = span.stop - span.start
-            kind, cut = _verdict(span, kept, refused, hashes)
+            kind, cut = _verdict(span, kept, copies, refused, hashes)
             if kind == "contradiction":
-                for other in [s for s, _ in kept if s.stop > span.start]:
+                for other, n in [(s, n) for s, n in kept if s.stop > span.start]:
                     refused.append(other)
-                    self._leave_out(other, other.stop - other.start, kind)
+                    self._leave_out(other, n, other.stop - other.start, kind)
                 kept = [(s, n) for s, n in kept if s not in refused]
                 refused.append(span)
             if kind:
-                self._leave_out(span, length if self._keep_order else cut, kind)
+                self._leave_out(span, 0, length if self._keep_order else cut, kind)
             if not kind or (cut < length and not self._keep_order):
                 kept.append((span, cut))
+            elif kind == "duplicate":
+                copies.append(span)
         latest = -1
         for span, _ in sorted(kept, key=lambda entry: entry[0].place):
             if span.start < latest and self._keep_order:
-                self._leave_out(span, span.stop - span.start, "out_of_order")
+                self._leave_out(span, 0, span.stop - span.start, "out_of_order")
             elif span.start < latest:
                 self.fault_counts["out_of_order"] += 1
                 self._plans[span.part].in_order = True
@@ -199,11 +202,11 @@ class RepairPlan:
                 last = span.row + span.stop - span.start - 1
                 self._plans[span.part].continuations.append((last, after.part, after.row + skipped))
 
-    def _leave_out(self, span: Span, steps: int, kind: str) -> None:
-        """Plan to leave out the first steps of a span, and their lookback."""
-        first = span.row - span.lookback if steps else span.row
-        self._plans[span.part].left_out.append((first, span.row + steps))
-        self.left_out[kind] += span.row + steps - first
+    def _leave_out(self, span: Span, start: int, stop: int, kind: str) -> None:
+        """Plan to leave out these steps of a span; its lookback goes with the first."""
+        first = span.row + start - (span.lookback if stop and not start else 0)
+        self._plans[span.part].left_out.append((first, span.row + stop))
+        self.left_out[kind] += span.row + stop - first
         self.fault_counts[kind] += 1
 
     # -- applying the plan ------------------------------------------------------------------------------------
@@ -296,13 +299,18 @@ def _episodes_to_repair(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]
 
 
 def _verdict(
-    span: Span, kept: Sequence[tuple[Span, int]], refused: Sequence[Span], hashes: Mapping[Span, Index]
+    span: Span,
+    kept: Sequence[tuple[Span, int]],
+    copies: Sequence[Span],
+    refused: Sequence[Span],
+    hashes: Mapping[Span, Index],
 ) -> tuple[str, int]:
     """Decide whether to leave out a span.
 
     Args:
         span: The span.
         kept: The earlier spans of the episode that are kept, with the number of leading steps that are left out.
+        copies: The earlier spans of the episode that are left out, because their first steps occur twice.
         refused: The earlier spans of the episode that contradict others.
         hashes: The hashes of the steps of all these spans.
 
@@ -315,7 +323,7 @@ def _verdict(
     if any(other.done and other.stop <= span.start for other, _ in kept):
         return "after_end", length
     twice = [other for other, _ in kept if other.stop > span.start]
-    for other in twice:
+    for other in [*twice, *(other for other in copies if other.stop > span.start)]:
         stop = min(other.stop, span.stop)
         same = np.array_equal(
             hashes[other][span.start - other.start : stop - other.start], hashes[span][: stop - span.start]

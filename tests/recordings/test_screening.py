@@ -161,6 +161,27 @@ def test_an_episode_whose_end_is_not_known_gives_up_its_last_step(tmp_path: Path
     assert Recording.open(tmp_path, on_bad="strict").read(columns=["reward"]).num_steps == 10  # it needs no more
 
 
+@pytest.mark.parametrize(
+    ("on_bad", "read", "left_out"),
+    [
+        ("skip", [], {"contradiction": 1, "duplicate": 2, "no_final_obs": 3}),
+        ("repair", [0, 1], {"contradiction": 2, "duplicate": 1, "no_final_obs": 1}),
+    ],
+)
+def test_of_two_versions_of_a_step_none_is_kept_where_another_step_is_there_twice(
+    on_bad: Any, read: list[int], left_out: dict[str, int], tmp_path: Path
+) -> None:
+    """The copy of step 2 is one segment with the first version of step 3, which would go with it."""
+    exp, other = numbered([4]), numbered([4])
+    other.steps["reward"][3] += 1
+    table = pa.concat_tables([exp.to_table().take([2, 0, 1, 2, 3]), other.to_table().take([3])])
+    pq.write_table(table.replace_schema_metadata(None).drop_columns(["segment"]), tmp_path / "x.parquet")
+    recording, mended = opened(tmp_path, on_bad)
+    assert mended.t().tolist() == read
+    assert recording.left_out == left_out
+    assert sum(left_out.values()) + len(read) == 6
+
+
 def test_copies_contradictions_and_overlaps(tmp_path: Path) -> None:
     other = numbered([6], first=1)
     other.steps["reward"][3] += 1
