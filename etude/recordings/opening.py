@@ -19,7 +19,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
 from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, UnreadableError
-from etude.recordings.formats import foreign, format_of, minari, of_files
+from etude.recordings.formats import foreign, format_of, format_of_folder, minari, of_files, usable
 from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
@@ -275,7 +275,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
     if len(places) == 1:
-        return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0])]
+        return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0], faults)]
     files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
     groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
@@ -287,7 +287,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         if not isinstance(kind, int):
             out.append(_of_files(kind, alike, faults))
         else:
-            out += _of_path(alike[0], faults) if isinstance(alike[0], AnyPath) else [_of_object(alike[0])]
+            out += _of_path(alike[0], faults) if isinstance(alike[0], AnyPath) else [_of_object(alike[0], faults)]
     return out
 
 
@@ -305,14 +305,14 @@ def _listed(places: Sequence[Any]) -> list[Any]:
         return list(pool.map(listed, places))
 
 
-def _of_object(given: Any) -> Described:
+def _of_object(given: Any, faults: list[Problem] | None) -> Described:
     """What is not a path: a description of files or of a table, or a user's own format."""
     if isinstance(given, CustomSource):
         given = CustomFormat(given)
     elif isinstance(given, Source):
         given = Table(given)
     if isinstance(given, Format):
-        return Described(given, given.describe())
+        return Described(given, usable(given.describe(), faults))
     raise DataError(
         f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
         "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
@@ -331,7 +331,7 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
         whole = _partitioned(folder, path, files[0])
         split.setdefault((whole or folder, whole is not None), []).extend(files)
     return [
-        _rewritten(Source(one, preset=ETUDE), _header_of(files), one) if is_split else _own(one, None, faults)
+        _rewritten(Source(one, preset=ETUDE), _header_of(files), one, faults) if is_split else _own(one, None, faults)
         for (one, is_split), files in (split or {(path, False): []}).items()
     ]
 
@@ -378,15 +378,15 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     where = path if len(given or ()) < 2 else None
     if is_in_order(files):
         return Described(own, own.contents(files, header), where)
-    return _rewritten(Source([file.path for file in files], preset=ETUDE), header, where)
+    return _rewritten(Source([file.path for file in files], preset=ETUDE), header, where, faults)
 
 
-def _rewritten(source: Source, header: Header | None, where: AnyPath | None) -> Described:
+def _rewritten(source: Source, header: Header | None, where: AnyPath | None, faults: list[Problem] | None) -> Described:
     """Open a recording that another tool has rewritten, as a table; ``header`` is None if it was lost."""
     if header is not None:
         source = Source(source.data, {}, ETUDE, header.obs_space, header.action_space, header.env)
     table = Table(source)
-    contents = table.describe()
+    contents = usable(table.describe(), faults)
     if header is not None:
         kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
         contents = dataclasses.replace(contents, header=kept)
@@ -417,7 +417,8 @@ def is_own(path: AnyPath) -> bool:
             is_first_broken |= k == 0
         elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
             return True
-    return is_first_broken  # whatever its format: Etude's own reader reports what is wrong with it
+    # If nothing says whose format it is, Etude's own reader reports what is wrong.
+    return is_first_broken and format_of_folder(path) is None and not any(map(format_of, files))
 
 
 # -- several recordings as one -----------------------------------------------------------------------------------

@@ -31,13 +31,10 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
     Raises:
         DataError: it can't be opened, or there are files of several formats.
     """
-    of_folder: Format | None = None
-    if minari.detect(path):
-        of_folder = minari.Minari(path)
-    elif lerobot.detect(path):
-        of_folder = lerobot.LeRobot(path)
+    of_folder = format_of_folder(path)
     if of_folder is not None:
-        return of_folder, of_folder.describe()
+        whole = of_folder(path)
+        return whole, usable(whole.describe(), faults)
     files = [path] if path.is_file() else [file for file in visible_files(path) if file.suffix in _SUFFIXES]
     first = files[0] if files else path
     if faults is not None:  # the first file may be one of those that can't be read
@@ -83,13 +80,27 @@ def of_files(
             raise
         files = good
         contents = kind(files).describe()
+    return kind(files), usable(contents, faults)
+
+
+def usable(contents: Contents, faults: list[Problem] | None) -> Contents:
+    """The contents, with what can't be read moved to ``faults``.
+
+    Raises:
+        DataError: something can't be read, and there are no ``faults``.
+    """
     bad = [problem for problem in contents.problems if problem.kind == "unreadable"]
     if bad and faults is None:
         raise DataError(bad[0].message)
     if bad and faults is not None:
         faults += bad
         contents = dataclasses.replace(contents, problems=[one for one in contents.problems if one not in bad])
-    return kind(files), contents
+    return contents
+
+
+def format_of_folder(path: AnyPath) -> type[minari.Minari] | type[lerobot.LeRobot] | None:
+    """Return the format of a recording that is a folder with files of several kinds; None if it is none of these."""
+    return minari.Minari if minari.detect(path) else lerobot.LeRobot if lerobot.detect(path) else None
 
 
 def format_of(file: AnyPath) -> type[FileFormat] | None:

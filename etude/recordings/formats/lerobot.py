@@ -28,6 +28,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError, SettingsError, SpaceError, how_to_install
 from etude.experience import Experience, Segments
+from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped, lost_rows, most_rows
@@ -153,11 +154,17 @@ class Dataset:
         self.fps = float(self.info["fps"])
         self._dropped: dict[str, str] = {}
         self._features = self._features_of()
-        self.files = _parquet(folder / "data")
-        if not self.files:
+        stored = _parquet(folder / "data")
+        if not stored:
             raise DataError(f"{folder}: holds no data: there is no data/*/*.parquet. Restore it from a copy.")
+        broken = {path: f for path, f in zip(stored, footers.footers(stored), strict=True) if isinstance(f, DataError)}
+        self._unread = [Problem("unreadable", str(e), str(f), count=0, repairable=True) for f, e in broken.items()]
+        self.files = [path for path in stored if path not in broken]
+        if not self.files:
+            raise DataError(self._unread[0].message)
         self._parquet = ParquetFiles(self.files)
         self.rows = np.array(self._parquet.file_rows, np.int64)
+        self._first_rows = self._first_rows_of()
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
         self.episodes = self._episodes_of(self.videos())
@@ -302,13 +309,23 @@ class Dataset:
             units += [FrameSpan(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
         return units
 
+    def _first_rows_of(self) -> NDArray[np.int64]:
+        """The index in the dataset of the first row of each file."""
+        known = offsets_of(self.rows)[:-1]
+        if not self._unread:
+            return known
+        for file in np.flatnonzero(self.rows).tolist():  # files before it may be unreadable
+            span = FrameSpan(file, 0, 1)
+            known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
+        return known
+
     def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:
         """The rows of each episode in a unit, from the lengths of all episodes before it."""
         return [FrameSpan(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
 
     def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
         """The row indices at which a unit and the episodes inside it begin, and its end."""
-        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: span.file].sum()
+        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self._first_rows[span.file]
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
@@ -445,9 +462,10 @@ class Dataset:
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
     def lost(self) -> list[Problem]:
-        """Problems for steps and episodes that ``info.json`` counts but that are missing."""
+        """Problems of files that can't be read, and of steps and episodes that ``info.json`` counts but that are
+        missing."""
         found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
-        return lost_rows(self.folder / INFO, self.info, found)
+        return [*self._unread, *lost_rows(self.folder / INFO, self.info, found)]
 
     def place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""

@@ -371,9 +371,10 @@ class MinariDataset:
         return meta
 
     def lost(self) -> list[Problem]:
-        """Problems for episodes or steps that the metadata counts but that are missing."""
+        """Problems of episodes that can't be read, and of episodes or steps that the metadata counts but that are
+        missing."""
         found = {"total_episodes": len(self.episodes.names), "total_steps": int(self.episodes.lengths.sum())}
-        return lost_rows(self.folder / METADATA, self._metadata, found)
+        return [*self.episodes.problems, *lost_rows(self.folder / METADATA, self._metadata, found)]
 
 
 def _id(name: str) -> str:

@@ -20,6 +20,7 @@ from PIL import Image
 from etude.errors import DataError
 from etude.files import AnyPath, input_file
 from etude.recordings import footers
+from etude.recordings.format import Problem
 from etude.recordings.formats.arrow import check_names, numbers, one_array
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.layout import read_json
@@ -54,6 +55,8 @@ class Episodes:
     """The number of steps of each; there is one more observation."""
     seeds: list[int | None]
     """The seeds with which the env was reset."""
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    """Problems of the episodes that can't be read, which are not among these."""
 
 
 class EpisodeReader(Protocol):
@@ -113,7 +116,7 @@ class ArrowEpisodes:
 
     def files(self) -> list[AnyPath]:
         """Return all files of all episodes."""
-        return [path for name in self._names() for path in self._files_of(name)]
+        return [path for name in self._names() for path in self._found(name)]
 
     def where(self, name: str) -> str:
         """Describe an episode, for errors."""
@@ -127,21 +130,32 @@ class ArrowEpisodes:
         inside = [path for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         return [path.name for path in sorted(inside, key=lambda path: int(path.name))]
 
-    def _files_of(self, name: str) -> list[AnyPath]:
+    def _found(self, name: str) -> list[AnyPath]:
         found: list[Any] = list((self._folder / name).glob(f"*{self._suffix}"))
-        files = sorted(found)
+        return sorted(found)
+
+    def _files_of(self, name: str) -> list[AnyPath]:
+        files = self._found(name)
         if not files:
             raise DataError(f"{self._folder / name}: there is no {self._suffix} file of this episode. Restore it.")
         return files
 
     def index(self) -> Episodes:
-        """Return the existing episodes, sorted by number."""
-        names = self._names()
-        lengths = np.array([self._num_rows(name) - 1 for name in names], np.int64)
-        for name, length in zip(names, lengths, strict=True):
-            if length < 1:
-                raise DataError(f"{self.where(name)}: the episode has no steps. Move its folder away.")
-        return Episodes(names, lengths, [_seed(self._folder / name / "metadata.json") for name in names])
+        """Return the existing episodes, sorted by number, and problems of those that can't be read."""
+        lengths: dict[str, int] = {}
+        problems: list[Problem] = []
+        for name in self._names():
+            try:
+                lengths[name] = self._num_rows(name) - 1
+                if lengths[name] < 1:
+                    raise DataError(f"{self.where(name)}: the episode has no steps. Move its folder away.")
+            except DataError as error:
+                lengths.pop(name, None)
+                problems.append(Problem("unreadable", str(error), self.where(name), count=0, repairable=True))
+        if problems and not lengths:
+            raise DataError(problems[0].message)
+        seeds = [_seed(self._folder / name / "metadata.json") for name in lengths]
+        return Episodes(list(lengths), np.array([*lengths.values()], np.int64), seeds, problems)
 
     def _num_rows(self, name: str) -> int:
         if self._suffix == ".parquet":

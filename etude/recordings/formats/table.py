@@ -581,7 +581,9 @@ class Table(TableRows):
         """
         source = self._source
         ids = [own for name, own in source.columns.items() if name in KEYS]
-        return contents_of(source, groups_of(source.data, source.filesystem, ids))
+        unread: list[Problem] = []
+        contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread))
+        return dataclasses.replace(contents, problems=[*contents.problems, *unread]) if unread else contents
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, relative, shown, visible_files
 from etude.recordings import cache, footers
-from etude.recordings.format import most_rows
+from etude.recordings.format import Problem, most_rows
 from etude.recordings.formats import text_tables
 from etude.recordings.formats.arrow import check_names, kind_without_views, list_array, without_views
 from etude.recordings.formats.source import described, is_paths
@@ -156,7 +156,9 @@ def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[
     return pa.table(columns, names=names)
 
 
-def groups_of(data: Any, filesystem: Any = None, ids: Collection[Any] = ()) -> Sequence[Group]:
+def groups_of(
+    data: Any, filesystem: Any = None, ids: Collection[Any] = (), unread: list[Problem] | None = None
+) -> Sequence[Group]:
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
     Below a folder, names of folders such as ``date=2026-03-01`` are columns too. A column of ``ids`` that is text in
@@ -165,6 +167,8 @@ def groups_of(data: Any, filesystem: Any = None, ids: Collection[Any] = ()) -> S
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
     memory), or a dict of arrays ``[rows, ...]``.
+
+    If ``unread`` is given, files that can't be read are left out and named there.
 
     Raises:
         DataError: nothing is there, or it can't be read.
@@ -185,7 +189,17 @@ def groups_of(data: Any, filesystem: Any = None, ids: Collection[Any] = ()) -> S
     texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     in_memory = size < cache.LEAST_BYTES
-    groups = [list(_file_groups(file, kind, in_memory=in_memory)) for file, kind, _ in found]
+    groups: list[list[Group]] = []
+    for file, kind, _ in found:
+        try:
+            groups.append(list(_file_groups(file, kind, in_memory=in_memory)))
+        except DataError as error:
+            if unread is None or len(found) == 1:
+                raise
+            groups.append([])
+            unread.append(Problem("unreadable", str(error), str(file), count=0, repairable=True))
+    if unread and len(unread) == len(found):
+        raise DataError(unread[0].message)
     csvs = {k: groups[k][0].schema for k, (_, kind, _) in enumerate(found) if kind == "csv" and groups[k]}
     as_text = {f.name for schema in csvs.values() for f in schema if f.name in ids and pa.types.is_string(f.type)}
     for k, schema in csvs.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from etude.errors import DataError
-from etude.recordings import Recording, Source, cache, guess_columns
+from etude.recordings import Recording, Source, cache, guess_columns, validate
 
 MAP = {"obs": "speed", "action": "command", "episode_id": "trip", "t": "tick", "terminated": "last-row"}
 LINES = ["trip,tick,speed,command", "a,0,0.5,left", "a,1,0.25,right", "b,0,1.5,left"]
@@ -175,3 +175,21 @@ def test_an_episode_does_not_end_in_two_ways_at_its_last_row(tmp_path):
     )
     with pytest.raises(DataError, match="terminated and truncated are both last-row, but an episode ends in one way"):
         Recording.open(Source(tmp_path / "log.csv", columns))
+
+
+@pytest.mark.parametrize("broken", ["day-0.csv", "day-2.csv"])
+def test_one_file_that_cant_be_read_does_not_cost_the_others(tmp_path: Path, broken: str) -> None:
+    for day in range(3):
+        rows = "".join(f"{day},{t},{day * 10 + t},1,0.5,{int(t == 3)}\n" for t in range(4))
+        (tmp_path / f"day-{day}.csv").write_text("day,t,x,a,r,end\n" + rows)
+    (tmp_path / broken).write_text("day,t,x,a,r,end\n0,0,0,1,0.5,0\n0,1")
+    names = {"obs": "x", "action": "a", "reward": "r", "terminated": "end", "episode_id": "day", "t": "t"}
+    with pytest.raises(DataError, match=broken):
+        Recording.open(Source(tmp_path, names))
+    for on_bad in ("skip", "repair"):
+        recording = Recording.open(Source(tmp_path, names), on_bad=on_bad)
+        assert [name in broken for name in recording.read().segments.episode_id] == [False, False]
+        assert (recording.met, recording.unread_parts) == ({"unreadable": 1}, 1)
+    report = validate(Source(tmp_path, names))
+    assert [(problem.kind, problem.file) for problem in report.errors] == [("unreadable", str(tmp_path / broken))]
+    assert report.rows == 8

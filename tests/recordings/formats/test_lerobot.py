@@ -2,6 +2,7 @@
 """LeRobot datasets: those that its own writer has made, others, what is broken, and what Etude writes."""
 
 import io
+import itertools
 import json
 import pickle
 import shutil
@@ -249,6 +250,34 @@ def test_an_episode_that_spans_files(tmp_path: Path) -> None:
     recording = Recording.open(tmp_path / "a")
     assert_equal(recording.read(), whole)
     assert recording.num_parts == 2
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_one_file_that_cant_be_read_does_not_cost_the_others(tmp_path: Path, broken: int) -> None:
+    """Whole episodes are found in the files after it as well; one that it cuts is told of."""
+    lengths = [5, 9, 4, 6]
+    ends = (np.arange(24) + 1 == np.repeat(np.cumsum(lengths), lengths)).astype(np.int64)
+    whole = Recording.open(plain(tmp_path / "a", lengths, {"next.terminated": ends})).read()
+    folder = tmp_path / "a/data/chunk-000"
+    table = pq.read_table(folder / "file-000.parquet")
+    bounds = [0, 5, 16, 24]
+    for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        pq.write_table(table.slice(start, stop - start), folder / f"file-{k:03d}.parquet")
+    path = folder / f"file-{broken:03d}.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=path.name):
+        Recording.open(tmp_path / "a").read()
+    recording = Recording.open(tmp_path / "a", on_bad="skip")
+    read = recording.read()
+    lost = {0: [0], 1: [1, 2], 2: [2, 3]}[broken]  # the last two rows of episode 2 are in the last file
+    assert recording.met["unreadable"] == 1
+    assert recording.unread_parts == 1
+    for number in {0, 1, 2, 3} - {*lost}:
+        at = np.flatnonzero(read.segments.episode_id == str(number))
+        assert_equal(read.select(at), whole.select(np.array([number])))
+    report = validate(tmp_path / "a")
+    assert [problem.file for problem in report.errors if problem.kind == "unreadable"] == [str(path)]
+    assert report.rows == 24 - (bounds[broken + 1] - bounds[broken])
 
 
 @pytest.mark.parametrize(

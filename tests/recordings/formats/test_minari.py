@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from some_recording import assert_same
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import Recording, Source, convert
+from etude.recordings import Recording, Source, convert, validate
 from etude.recordings.formats import minari
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-10.0] * 3, "high": [float("inf")] * 3}
@@ -357,6 +358,22 @@ def test_a_parquet_file_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -
     path.write_bytes(path.read_bytes().replace(b"rewards", b"re\xffards"))
     with pytest.raises(DataError, match=r"part-0.parquet: .*can't decode byte 0xff"):
         Recording.open(folder, on_bad=None)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("broken", ["cut off", "empty", "gone"])
+def test_one_episode_that_cant_be_read_does_not_cost_the_others(tmp_path: Path, kind: str, broken: str) -> None:
+    folder = write_arrow(tmp_path, BOX, MODE, episodes(BOX, MODE, [2, 3, 4], infos=True), kind=kind)
+    whole = everything(Recording.open(folder))
+    path = folder / "0" / f"part-0.{kind}"
+    path.unlink() if broken == "gone" else path.write_bytes(path.read_bytes()[:-40] if broken == "cut off" else b"")
+    with pytest.raises(DataError, match=str(path.parent)):
+        Recording.open(folder)
+    for on_bad in ("skip", "repair"):
+        recording = Recording.open(folder, on_bad=on_bad)
+        assert_same(recording.read(), whole[1:])
+        assert recording.met == {"lost_rows": 2, "unreadable": 1}
+    assert {problem.kind for problem in validate(folder).errors} == {"unreadable", "lost_rows"}
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
