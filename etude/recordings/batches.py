@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -174,7 +174,7 @@ def batches_of(
     epochs: int | None = None,
     start: int = 0,
     ahead: Ahead | None = None,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Iterate over batches from any source; see `Recording.batches` for the arguments.
 
     ``pool`` defines the unit in which ``batch_size`` and ``start`` count: steps or whole segments.
@@ -188,7 +188,7 @@ def batches_of(
     first, skip = divmod(start * batch_size, max(1, groups.num_trained())) if start else (0, 0)
     blocks = _epochs(groups, pool, batch_size, buffer_size if shuffle else 0, seed, first, epochs)
     batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, skip)
-    return batches if shuffle else map(_copied, batches)
+    return batches if shuffle else (_copied(batch) for batch in batches)
 
 
 def rows_of(batch: Columns | Experience) -> int:
@@ -263,7 +263,7 @@ def _in_order(parts: Iterable[T], pool: type[Pool], batch_size: int) -> Iterator
         yield from pool.cut(part, range(0, pool.count(part), step))
 
 
-def _rebatched(blocks: Iterable[T], pool: type[Pool], batch_size: int, skip: int) -> Iterator[T]:
+def _rebatched(blocks: Iterable[T], pool: type[Pool], batch_size: int, skip: int) -> Generator[T, None, None]:
     """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller."""
     rest: T | None = None
     for block in blocks:

@@ -20,6 +20,7 @@ from etude.experience.table import IDS, KEYS, shape_of
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
+from etude.recordings.formats.arrow import innermost
 from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, read_manifest
 from etude.recordings.pieces import continues
 from etude.spaces import leaf_dtype, leaf_shape
@@ -293,9 +294,20 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
             )
             return _problem("mismatched_spaces", file, what)
     fault = _column_fault(file, first) or _space_fault(file, file.header)
-    if fault and fault.kind == "wrong_type" and fault.column not in IDS and file.is_rewritten:
+    if fault and fault.kind == "wrong_type" and file.is_rewritten and _is_close(file, fault.column or ""):
         return None  # it is read as a table, whose types may differ
     return fault
+
+
+def _is_close(file: DataFile, name: str) -> bool:
+    """Whether a column that another tool has rewritten holds numbers of the kind that it should, of any width."""
+    kind = innermost(file.schema.field(name).type) if file.schema.names.count(name) == 1 else pa.null()
+    leaf = file.header.leaves().get(col.as_obs(name)) if file.header else None
+    if leaf is None:
+        return name not in IDS and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    if pa.types.is_floating(kind):
+        return leaf_dtype(leaf).kind == "f"
+    return bool(pa.types.is_integer(kind) or pa.types.is_binary(kind))
 
 
 def _space_fault(file: DataFile, header: Header) -> Problem | None:

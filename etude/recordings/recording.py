@@ -3,7 +3,7 @@
 
 import reprlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +208,7 @@ class Recording(Screened):
         epochs: int | None = None,
         prefetch: int = 2,
         start: int = 0,
-    ) -> Iterator[Columns]:
+    ) -> Generator[Columns, None, None]:
         """Iterate over training batches of exactly ``batch_size`` steps, endlessly by default, in bounded memory.
 
         Every step except lookback comes once per epoch. A batch may contain the end of one epoch and the start of the
@@ -266,7 +266,7 @@ class Recording(Screened):
         seed: int = 0,
         epochs: int | None = None,
         start: int = 0,
-    ) -> Iterator[Experience]:
+    ) -> Generator[Experience, None, None]:
         """Iterate over shuffled batches of exactly ``batch_size`` steps in segments, endlessly by default.
 
         Like `batches`, for losses over sequences. Segments are cut to at most ``max_len`` steps, each with its final

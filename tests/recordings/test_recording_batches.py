@@ -317,3 +317,11 @@ def test_what_makes_a_batch_never_ends_them_silently_by_an_error(kind):
     with pytest.raises(kind, match="a mistake"):
         next(ahead)
     assert list(ahead) == []
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_can_be_closed_before_their_end(recording, shuffle):
+    batches = recording.batches(10, shuffle=shuffle)
+    next(batches)
+    batches.close()
+    assert list(batches) == []

@@ -326,9 +326,13 @@ class TableColumns:
                         f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete, or leave the "
                         "space out."
                     )
-            # Fractions get the dtype of the given space: tables often hold them wider than the env gave them.
+            # Numbers get the dtype of the given space: tables often hold them wider than the env gave them.
+            for name, leaf in wanted.items():
+                dtype = self._found[name][1]
+                if leaf_dtype(leaf).kind in "iu" and dtype.kind not in "iub":
+                    raise DataError(f"column `{name}` holds {dtype}, but its space is {leaf}. Correct one of them.")
             dtypes = {
-                name: leaf_dtype(leaf) if leaf_dtype(leaf).kind == "f" else fitting(leaf, self._found[name][1])
+                name: leaf_dtype(leaf) if leaf_dtype(leaf).kind in "fiu" else fitting(leaf, self._found[name][1])
                 for name, leaf in wanted.items()
             }
             space = widened(given, root, dtypes)
@@ -457,7 +461,14 @@ class TableColumns:
             )
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
-        return values.reshape(len(values), *shape).astype(dtype)
+        made = values.astype(dtype)
+        if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype, "safe") and (made != values).any():
+            row = int((made != values).reshape(len(values), -1).any(1).argmax())
+            raise DataError(
+                f"{self._groups[g].place(row)}: `{name}` is {values[row]}, which is too large for the {dtype} of its "
+                "space. Correct one of them."
+            )
+        return made.reshape(len(values), *shape)
 
 
 def _fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

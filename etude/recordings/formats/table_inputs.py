@@ -203,8 +203,12 @@ def groups_of(
     csvs = {k: groups[k][0].schema for k, (_, kind, _) in enumerate(found) if kind == "csv" and groups[k]}
     as_text = {f.name for schema in csvs.values() for f in schema if f.name in ids and pa.types.is_string(f.type)}
     for k, schema in csvs.items():
+        # As times, ids that are different texts could become the same.
         others = [
-            f.name for f in schema if f.name in as_text and not (pa.types.is_string(f.type) or f.type == pa.null())
+            f.name
+            for f in schema
+            if (f.name in as_text and not (pa.types.is_string(f.type) or f.type == pa.null()))
+            or (f.name in ids and pa.types.is_temporal(f.type))
         ]
         if others:
             groups[k] = list(_file_groups(*found[k][:2], in_memory=in_memory, texts=others))

@@ -25,7 +25,7 @@ from etude.recordings import cache
 from etude.recordings.formats.arrow import check_names, plain, without_views, write_batches
 
 KINDS: Final = ("csv", "json", "stream")
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
@@ -70,7 +70,7 @@ def read(path: AnyPath, kind: str, texts: Sequence[str] = ()) -> pa.Table:
     _check_for_arrow(path)
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
-        return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
+        return _json(partial(_input, path), pa.json.ReadOptions(block_size=size), None)
     except pa.ArrowInvalid:
         _check_lines(path)
         raise
@@ -199,12 +199,30 @@ def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]],
 
 def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
     """Yield the rows of a file block by block; with a ``schema``, with all of its columns and types."""
-    parse = pa.json.ParseOptions(explicit_schema=schema)
     for chunk in _line_blocks(path, _BLOCK):
         if not chunk.isspace():
             _check_first_line(chunk)
             options = pa.json.ReadOptions(block_size=len(chunk) + 1, use_threads=False)
-            yield pa.json.read_json(io.BytesIO(chunk), options, parse)
+            yield _json(partial(io.BytesIO, chunk), options, schema)
+
+
+def _json(source: Callable[[], Any], options: pa.json.ReadOptions, schema: pa.Schema | None) -> pa.Table:
+    """Lines of JSON as a table; without a ``schema``, its types are those of JSON, which has texts but no times."""
+    table = pa.json.read_json(source(), options, pa.json.ParseOptions(explicit_schema=schema))
+    if schema is None:
+        plain_schema = pa.schema([field.with_type(_as_texts(field.type)) for field in table.schema])
+        if not plain_schema.equals(table.schema):
+            return _json(source, options, plain_schema)
+    return table
+
+
+def _as_texts(kind: pa.DataType) -> pa.DataType:
+    """The type with texts in place of times, which Arrow makes of texts such as 2026-03-01."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_texts(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_texts(kind.value_type)))
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:

@@ -193,3 +193,24 @@ def test_one_file_that_cant_be_read_does_not_cost_the_others(tmp_path: Path, bro
     report = validate(Source(tmp_path, names))
     assert [(problem.kind, problem.file) for problem in report.errors] == [("unreadable", str(tmp_path / broken))]
     assert report.rows == 8
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_ids_are_texts_whatever_they_look_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, in_blocks: bool
+) -> None:
+    if in_blocks:
+        monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    ids = ["2024-01-01", "2024-01-01 00:00:00", "2024-01-02"]
+    rows = [{"day": day, "x": float(t), "a": t, "end": t == 1} for day in ids for t in range(2)]
+    path = tmp_path / f"log.{kind}"
+    if kind == "csv":
+        path.write_text("day,x,a,end\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(lines if kind == "jsonl" else json.dumps(rows))
+    names = {"obs": "x", "action": "a", "terminated": "end", "episode_id": "day"}
+    recording = Recording.open(Source(path, names))
+    assert recording.read().segments.episode_id.tolist() == ids
+    assert recording.read(filter="episode_id == '2024-01-01'").num_steps == 2

@@ -257,10 +257,10 @@ CASES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "own: t is negative": (REFUSES, lambda p: own_with(p, "t", 0, -1)),
     "own: t jumps": (WARNS, own_gap),
     "own: actions of another type": (REFUSES, lambda p: own_of_type(p, "action", pa.float64())),
-    "own: narrower actions": (REFUSES, lambda p: own_of_type(p, "action", pa.int32())),
-    "own: observations of another type": (REFUSES, lambda p: own_of_type(p, "obs", pa.list_(pa.float64(), 3))),
-    "own: final observations of another type": (
-        REFUSES,
+    "own: narrower actions": (FINE, lambda p: own_of_type(p, "action", pa.int32())),
+    "own: wider observations": (FINE, lambda p: own_of_type(p, "obs", pa.list_(pa.float64(), 3))),
+    "own: wider final observations": (
+        FINE,
         lambda p: own_of_type(p, "final_obs", pa.list_(pa.float64(), 3)),
     ),
     "own: rewards of another type": (FINE, lambda p: own_of_type(p, "reward", pa.float32())),

@@ -1003,3 +1003,18 @@ def test_a_dict_of_arrays_with_next_observations_has_the_episodes_that_flags_end
     assert Recording.open(Source(given)).read().lengths.tolist() == [3, 3]
     del given["terminated"]
     assert Recording.open(Source(given)).read().lengths.tolist() == [1] * 6
+
+
+def test_whole_numbers_take_the_dtype_of_the_given_space(tmp_path: Path) -> None:
+    table = pa.table({"x": [1, 2, 255], "y": [0, 7, 9], "a": [0, 1, 0], "end": [False, False, True]})
+    names = {"obs": ["x", "y"], "action": "a", "terminated": "end"}
+    pixels = gym.spaces.Box(0, 255, (2,), np.uint8)
+    found = Recording.open(Source(table, names, obs_space=pixels))
+    assert (found.obs_space, found.read().steps["obs"].dtype) == (pixels, np.uint8)
+    np.testing.assert_array_equal(found.read().steps["obs"], [[1, 0], [2, 7], [255, 9]])
+    large = table.set_column(0, "x", pa.array([1, 256, 3]))
+    with pytest.raises(DataError, match=r"row 1: `obs` is \[256   7\], which is too large for the uint8 of its space"):
+        Recording.open(Source(large, names, obs_space=pixels)).read()
+    fractions = table.set_column(0, "x", pa.array([1.0, 0.5, 3.0]))
+    with pytest.raises(DataError, match="`obs` holds float64, but its space is Box"):
+        Recording.open(Source(fractions, names, obs_space=pixels))
