@@ -3,10 +3,12 @@
 
 If an env or wrapper has ``get_state()`` and ``set_state(state)``, its state comes from these. Any other is captured
 attribute by attribute, including its wrappers, and restored in place. An object that is in two places stays one object,
-and arrays that share memory still do. Restoring only fills objects of an env that was made and reset anew; from the
-stored data it creates nothing but numbers, strings, arrays, random generators and their containers. Of objects
-implemented in C, only the simulators below are supported. An env that holds anything else (an open socket, a Box2D
-world), or that raises an error meanwhile, can't be captured, and the reason is given.
+and arrays that share memory still do. Restoring fills objects of an env that was made and reset anew; from the stored
+data it creates nothing but numbers, strings, arrays, random generators, their containers, and objects of classes of
+which that env holds some already, or which are defined beside it. Of objects implemented in C, only the simulators
+below are supported. An env that holds anything else (an open socket, a Box2D world), or that raises an error meanwhile,
+can't be captured, and the reason is given. An env whose class holds lists or arrays that change can't be restored, as
+all envs share them.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ import secrets
 import sys
 import types
 import zlib
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -45,7 +47,8 @@ _HANDLED = ("pybullet",)
 """Modules of simulators whose objects are known by a number."""
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
-_DICTS = (dict, OrderedDict, defaultdict)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_CHANGING = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
 _STATELESS = tuple(
     f"{module}."
     for module in (
@@ -99,7 +102,8 @@ def capture_env(env: Any) -> dict[str, Any]:
         raise
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
-    return {"how": "get_state" if capture.used_get_state else "snapshot", "env": tree}
+    how = "get_state" if capture.used_get_state else "snapshot"
+    return {"how": how, "env": tree, "classes": {name: own for name, own in capture.classes.items() if own}}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -110,7 +114,7 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
             It must then be reset, or made again.
     """
     try:
-        restore = _Restore()
+        restore = _Restore(env, state.get("classes", {}))
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
     except (CannotRestoreError, KeyboardInterrupt):
@@ -249,11 +253,77 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def _checksums_of(kind: type) -> dict[str, int]:
+    """Checksums of the lists, arrays and so on of plain data that a class and those above it have, by name."""
+    found: dict[str, int] = {}
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            found.pop(name, None)
+            if type(value) in _CHANGING and (shown := _shown(value)) is not None:
+                found[name] = zlib.crc32(shown.encode())
+    return found
+
+
+def _shown(value: Any) -> str | None:
+    """A text that is the same for equal plain data only; None for all else."""
+    if type(value) in _PLAIN or isinstance(value, np.generic) or type(value) is bytearray:
+        return repr(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {zlib.crc32(value.tobytes())}"
+    if isinstance(value, Mapping):
+        parts = [_shown(part) for item in value.items() for part in item]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        parts = [_shown(part) for part in value]
+    else:
+        return None
+    known = [part for part in parts if part is not None]
+    return (
+        f"{type(value).__name__}{sorted(known) if isinstance(value, set | frozenset) else known}"
+        if known == parts
+        else None
+    )
+
+
+def _classes_in(env: Any) -> dict[str, type]:
+    """By name, the classes of the objects, named tuples and enums that an env holds, and those that are defined in the
+    files of the env and its wrappers: an episode may have objects that do not exist when it begins."""
+    found: dict[str, type] = {}
+    met: dict[int, Any] = {}
+    rest = [env]
+    while rest:
+        value = rest.pop()
+        if type(value) in _PLAIN or id(value) in met or isinstance(value, np.generic):
+            continue
+        met[id(value)] = value
+        if isinstance(value, enum.Enum):
+            found[_class_name(type(value))] = type(value)
+        elif isinstance(value, dict):
+            rest += value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            rest += value
+            if hasattr(value, "_fields"):
+                found[_class_name(type(value))] = type(value)
+        elif isinstance(value, np.ndarray):
+            rest += list(value.flat) if value.dtype == object else []
+        elif held := _held(value):
+            rest += held.values()
+        elif _static(value) is None and hasattr(value, "__dict__"):
+            found[_class_name(type(value))] = type(value)
+            rest += vars(value).values()
+            name = getattr(type(value), "__module__", "")
+            beside = vars(sys.modules[name]).values() if _is_env(value) and name in sys.modules else ()
+            own = (one for one in beside if isinstance(one, type) and getattr(one, "__module__", "") == name)
+            found |= {_class_name(kind): kind for kind in own}
+    return found
+
+
 class _Capture:
     """Converts an env to nodes, ``{kind: content}``; a node that can be referred to has a number ``id``."""
 
     def __init__(self) -> None:
         self.used_get_state = False
+        self.classes: dict[str, dict[str, int]] = {}
+        """By class: `_checksums_of`."""
         self.path = ""
         """The path of the last value."""
         self._depth = 0
@@ -294,6 +364,13 @@ class _Capture:
             return {"random_state": value.get_state(legacy=False)}
         if kind is random.Random:
             return {"python_random": value.getstate()}
+        if isinstance(value, np.dtype) and not value.hasobject and value.names is None:
+            return {"numpy_dtype": value.str}
+        if kind in (range, slice):
+            bounds = (value.start, value.stop, value.step)
+            return {kind.__name__: [self.node(bound, path, plain=True) for bound in bounds]}
+        if kind is bytearray:
+            return {"bytearray": bytes(value)}
         if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
             items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
             return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": _class_name(kind)}
@@ -314,19 +391,30 @@ class _Capture:
 
     def _items(self, value: dict[Any, Any], path: str, plain: bool) -> list[Any]:
         for key in value:
-            parts = key if type(key) is tuple else (key,)
-            if not all(type(part) in _KEYS or isinstance(part, np.number | np.bool_) for part in parts):
+            if not _is_plain_key(key):
                 raise CannotCaptureError(f"{_short(path)} has the key {key!r}, which is not plain data")
         return [[key, self.node(item, f"{path}[{key!r}]", plain=plain)] for key, item in value.items()]
 
     def _object(self, value: Any, path: str) -> Node:
-        kind = type(value)
         own = _own_state(value)
-        if own is not None:
-            self.used_get_state = True
+        if own is None:
+            return self._attributes(value, path)
+        mark = self._mark()
+        try:
             below = self._below(value, path)
             rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
-            return {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
+            node = {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
+        except CannotCaptureError as error:  # such as a dataclass; perhaps its attributes are plain data
+            self._return_to(mark)
+            try:
+                return self._attributes(value, path)
+            except CannotCaptureError:
+                raise error from None
+        self.used_get_state = True
+        return node
+
+    def _attributes(self, value: Any, path: str) -> Node:
+        kind = type(value)
         known = simulator(value)
         if known is not None:
             try:
@@ -346,6 +434,8 @@ class _Capture:
         parts = vars(value)
         if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
+        elif _class_name(kind) not in self.classes:
+            self.classes[_class_name(kind)] = _checksums_of(kind)
         content = {name: self.node(item, f"{path}.{name}") for name, item in parts.items()}
         return {"object": content, "class": _class_name(kind)}
 
@@ -354,15 +444,21 @@ class _Capture:
         inside = vars(wrapper).get("env")
         if not _is_env(inside):
             return None
-        depth, arrays, simulated = self._depth, len(self._arrays), len(self._simulated)
-        met = len(self._met)
+        mark = self._mark()
         try:
             return self.node(inside, f"{path}.env")
         except Exception:  # noqa: BLE001  see `capture_env`
-            self._depth = depth
-            del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
-            self._numbers = {key: number for key, number in self._numbers.items() if number < met}
+            self._return_to(mark)
             return None
+
+    def _mark(self) -> tuple[int, int, int, int]:
+        return self._depth, len(self._arrays), len(self._simulated), len(self._met)
+
+    def _return_to(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget all that was captured since a `_mark`."""
+        self._depth, arrays, simulated, met = mark
+        del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
+        self._numbers = {key: number for key, number in self._numbers.items() if number < met}
 
     def place_arrays(self) -> None:
         """Fill the nodes of arrays, once it is known which of them share memory."""
@@ -411,10 +507,18 @@ def _twin_of(function: types.FunctionType) -> types.FunctionType:
     return twin
 
 
+def _is_plain_key(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_plain_key, key))
+    return type(key) in _KEYS or isinstance(key, np.number | np.bool_)
+
+
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Any, checksums: Mapping[str, Mapping[str, int]]) -> None:
+        self._kinds = _classes_in(env)
+        self._checksums = dict(checksums)  # of the classes that were not compared yet
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
         self._memories: dict[int, NDArray[np.uint8]] = {}
@@ -432,8 +536,7 @@ class _Restore:
                 raise CannotRestoreError(f"{path} was {node['static']}, but is something else in a new env")
             return current
         if "enum" in node:
-            self._check_class(current, node, path, enum.Enum)
-            return type(current)[node["enum"]]
+            return self._kind_of(current, node, path, enum.Enum)[node["enum"]]
         if "object" in node:
             return self._fill(current, node, path)
         made = self._make(current, node, path)
@@ -444,8 +547,23 @@ class _Restore:
         if _class_name(type(current)) != node["class"] or not isinstance(current, kind):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
+    def _kind_of(self, current: Any, node: Node, path: str, above: type) -> Any:
+        """The class of a node, a subclass of ``above``, of which the new env has objects, here or elsewhere."""
+        kind = type(current) if _class_name(type(current)) == node["class"] else self._kinds.get(node["class"])
+        if kind is None or not issubclass(kind, above):
+            raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none")
+        return kind
+
     def _fill(self, current: Any, node: Node, path: str) -> Any:
-        self._check_class(current, node, path)
+        kind = self._kind_of(current, node, path, object)
+        if type(current) is not kind:
+            current = object.__new__(kind)
+        stored = self._checksums.pop(node["class"], {})
+        if changed := [name for name, own in _checksums_of(kind).items() if stored.get(name, own) != own]:
+            raise CannotRestoreError(
+                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
+                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
+            )
         if _static(current) is not None:  # such as a module, which the whole program uses
             raise CannotRestoreError(f"{path} is not an object that can hold an env's state")
         if id(current) in self._filled:  # one object in a new env, but two when captured
@@ -490,6 +608,13 @@ class _Restore:
                 python_random = random.Random()
                 python_random.setstate(stored)
                 return python_random
+            case "numpy_dtype":
+                return np.dtype(stored)
+            case "range" | "slice":
+                parts = [self.value(None, part, path) for part in stored]
+                return range(*parts) if kind == "range" else slice(*parts)
+            case "bytearray":
+                return bytearray(stored)
             case "dict":
                 return self._dict(current, node, path)
             case "function":
@@ -568,6 +693,8 @@ class _Restore:
         elif node["class"] == _class_name(defaultdict):
             self._check_class(current, node, path)
             made = defaultdict(current.default_factory)
+        elif node["class"] == _class_name(Counter):
+            made = Counter()
         self._made[node["id"]] = made
         for key, item in node["dict"]:
             made[key] = self.value(old.get(key), item, f"{path}[{key!r}]")
@@ -588,8 +715,7 @@ class _Restore:
             case "tuple" | "set" | "frozenset":
                 return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
             case "named":
-                self._check_class(current, node, path, tuple)  # another class must not be instantiated
-                return type(current)(*made)
+                return self._kind_of(current, node, path, tuple)(*made)
             case "objects":
                 array = np.empty(len(made), object)
                 array[:] = made

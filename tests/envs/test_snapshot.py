@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import argparse
+import dataclasses
 import string
 import tempfile
+import zlib
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -103,12 +107,108 @@ def test_what_is_no_plain_data_is_named() -> None:
     assert how.startswith("new episodes: list[0].env.simulator is a builtins:range_iterator")
 
 
-def test_objects_that_a_new_env_does_not_have_are_not_made_up() -> None:
-    arena = make_arena(Growing, 1)
+def goes_on(make: Any, how: str = "snapshot") -> None:
+    arena = make_arena(make, 2)
+    arena.reset(seed=5)
+    play(arena, 7, seed=0)
+    state = through_a_file(arena.state_dict())
+    expected = play(arena, 40, seed=1)
+    other = make_arena(make, 2)
+    assert other.load_state_dict(state) == how
+    assert_same(expected, play(other, 40, seed=1))
+
+
+def test_objects_that_come_during_an_episode_are_made_again() -> None:
+    """As in MiniGrid, where another layout has other things in other places."""
+    goes_on(Growing)
+
+
+class Keeping(Numbered):
+    """Keeps what `kept` gives in each step, but not at first."""
+
+    kept: ClassVar[Any] = argparse.Namespace
+
+    def step(self, action: Any) -> Any:
+        self.things = [*getattr(self, "things", []), type(self).kept()]
+        return super().step(action)
+
+
+def test_objects_of_classes_from_elsewhere_are_not_made_up() -> None:
+    arena = make_arena(Keeping, 1)
     arena.reset()
     play(arena, 2, seed=0)
-    how = make_arena(Growing, 1).load_state_dict(arena.state_dict())
-    assert "enemies[0] was a some_envs:Ball, but a new env has none there" in how
+    how = make_arena(Keeping, 1).load_state_dict(arena.state_dict())
+    assert "things[0] was a argparse:Namespace, but a new env has none" in how
+
+
+class Trail(Numbered):
+    """Its steps are in a list of the class, which `self.trail` reads and changes."""
+
+    trail: ClassVar[list[int]] = []
+    names: ClassVar[dict[str, Any]] = {"up": 0, "down": [1, np.arange(3)]}
+
+    def step(self, action: Any) -> Any:
+        self.trail.append(1)
+        obs, _, *rest = super().step(action)
+        return obs, float(len(self.trail)), *rest
+
+
+def test_what_changes_in_a_class_is_named() -> None:
+    arena = make_arena(Trail, 1)
+    arena.reset()
+    play(arena, 3, seed=0)
+    state = through_a_file(arena.state_dict())
+    Trail.trail.append(1)  # as in another process, where it is empty
+    how = make_arena(Trail, 1).load_state_dict(state)
+    assert how.startswith("new episodes: list[0].env has `trail` from its class, test_snapshot:Trail, where it")
+
+
+class Oddments(Numbered):
+    """Holds plain data of all other kinds, and shows a checksum of it as the reward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.things: dict[Any, Any] = {("sapling", (1, 2)): bytearray(2), "kind": np.dtype(np.float32)}
+        self.seen: Counter[int] = Counter()
+        self.rows, self.part = range(3), slice(None, 2)
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        self.things["sapling", (1, 2)].append(len(self.seen) % 7)
+        self.seen.update([int(action), 3])
+        self.things["kind"] = np.dtype(np.int16 if self.seen[3] % 2 else np.float64)
+        self.rows, self.part = range(self.rows.stop, self.rows.stop + 2, 2), slice(1, self.rows.stop)
+        return obs, float(zlib.crc32(repr((self.things, self.seen, self.rows, self.part)).encode())), *rest
+
+
+def test_plain_data_of_all_kinds_is_kept() -> None:
+    goes_on(Oddments)
+
+
+@dataclasses.dataclass
+class Inside:
+    count: int
+
+
+class Dataclassed(Numbered):
+    """`get_state` returns an object of its own."""
+
+    count = 0
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        obs, _, *rest = super().step(action)
+        return obs, float(self.count), *rest
+
+    def get_state(self) -> Inside:
+        return Inside(self.count)
+
+    def set_state(self, state: Inside) -> None:
+        self.count = state.count
+
+
+def test_where_get_state_gives_no_plain_data_the_attributes_are_kept() -> None:
+    goes_on(Dataclassed)
 
 
 def test_the_state_of_another_env_is_refused() -> None:
