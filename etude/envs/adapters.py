@@ -215,6 +215,14 @@ def not_five(env: object, given: Any) -> EnvError:
     return old_api(env, f"its step returned {_shown(given)}")
 
 
+def not_made(name: str, error: BaseException) -> EnvError:
+    """The error that the function ``name`` raised instead of making an env."""
+    text = f"{name} fails to make an env: {described(error)}"
+    if re.search(r"per process|only one (instance|emulator)|multiple \w+ instances", str(error), re.IGNORECASE):
+        text += " If a process can have only one, give each its own: workers=Workers(num_workers=4, envs_per_worker=1)."
+    return EnvError(text)
+
+
 def not_one_env(env: object) -> EnvError:
     """The error for a vector env where one env is wanted."""
     return EnvError(

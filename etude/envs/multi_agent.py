@@ -34,6 +34,16 @@ MAX_IDLE: Final = 1000
 """The most steps, or episodes, in a row in which no agent acts; more are an error."""
 
 
+_WARNED: Final[set[tuple[str, str]]] = set()
+
+
+def _warn_once(text: str, env_name: str, *rest: Any) -> None:
+    """Log a warning, unless this process has logged it for an env of this name: there may be many copies."""
+    if (text, env_name) not in _WARNED:
+        _WARNED.add((text, env_name))
+        _log.warning(text, env_name, *rest)
+
+
 class MultiAgentEnv(Protocol):
     """An env in which several agents act, together, in turns or now and then. Inheriting from it is not needed.
 
@@ -94,7 +104,6 @@ class AgentStates:
         self.waiting: set[int] = set()
         self._index = {agent: i for i, agent in enumerate(self.ids)}
         self._state, self._owed = [_AWAY] * len(self.ids), [0.0] * len(self.ids)
-        self._has_warned = False
         self._masks_seen: set[Any] = set()
         self.reset()
 
@@ -194,9 +203,8 @@ class AgentStates:
     def _warn_of_lost_rewards(self) -> None:
         """Say once that an agent got a reward, but had no step in the episode that it could belong to."""
         lost = [i for i, state in enumerate(self._state) if state != _IN and self._owed[i]]
-        if lost and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
+        if lost:
+            _warn_once(
                 "%s: agent %r got the reward %s in an episode in which it never acted. No step can hold such a reward, "
                 "so it is in no return and no recording; returns over all agents lack it too.",
                 *(self.env_name, self.ids[lost[0]], self._owed[lost[0]]),
@@ -207,7 +215,7 @@ class AgentStates:
         self._masks_seen.add(agent)
         if find_part(self.obs_spaces[self._index[agent]], ACTION_MASK) is None:
             self._masks_seen.update(self.ids)
-            _log.warning(
+            _warn_once(
                 "%s: the infos hold an `%s`, but observations do not, so actions that it forbids are taken. Put it "
                 "into the observation: a Dict with the parts `observation` and `%s`.",
                 *(self.env_name, ACTION_MASK, ACTION_MASK),

@@ -17,7 +17,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.adapters import ReducedEnv, not_one_env
+from etude.envs.adapters import ReducedEnv, not_made, not_one_env
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
@@ -229,7 +229,7 @@ def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
     except (KeyboardInterrupt, EnvError):
         raise
     except BaseException as error:
-        raise EnvError(f"{name} fails to make an env: {described(error)}") from error
+        raise not_made(name, error) from error
 
 
 # -- envs that draw, where there is no screen -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from etude.envs.adapters import (
     check_info,
     check_reward,
     not_five,
+    not_made,
     old_api,
     reset_env,
     unpacked_wrongly,
@@ -57,7 +58,7 @@ from etude.envs.buffers import (
 )
 from etude.envs.multi_agent import ManyAgentsAdapter, adapt_env
 from etude.envs.workers import Workers
-from etude.errors import EnvError, EtudeError, SpaceError, described
+from etude.errors import EnvError, EtudeError, SpaceError
 from etude.spaces import check_value
 
 MAX_YIELDS: Final = 300
@@ -129,7 +130,7 @@ class EnvWorker:
         except BaseException as error:
             if self._is_interrupt(error):
                 raise
-            raise EnvError(f"{self._name} fails to make an env: {described(error)}") from error
+            raise not_made(self._name, error) from error
         for env, layout in zip(self.envs, layouts, strict=True):
             check_alike(layouts[0], layout, env)
         return layouts[0]

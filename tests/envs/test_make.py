@@ -206,3 +206,18 @@ def test_names() -> None:
     assert env_name(gym.make("Acrobot-v1")) == "Acrobot-v1"
     assert env_name(gym.wrappers.TimeLimit).endswith(":TimeLimit")  # of a class, `spec` is a property
     assert env_name(SyncVectorEnv([make_numbered])) == "gymnasium.vector.sync_vector_env:SyncVectorEnv"
+
+
+class Emulated(Numbered):
+    there = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Emulated.there += 1
+        if Emulated.there > 1:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+
+
+def test_an_env_of_which_a_process_can_have_only_one() -> None:
+    with pytest.raises(EnvError, match=r"multiple emulator .*: workers=Workers\(num_workers=4, envs_per_worker=1\)"):
+        [make_arena(Emulated, 1).reset() for _ in range(2)]

@@ -12,8 +12,14 @@ from gymnasium import spaces
 from many_agent_envs import Nim, TwoJobs
 from many_agent_scripts import Scene, ScriptedDicts, ScriptedParallel
 
+from etude.envs import multi_agent
 from etude.envs.multi_agent import MAX_IDLE, AECAdapter, DictAdapter, ManyAgentsAdapter, ParallelAdapter, adapt_env
 from etude.errors import EnvError
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_agent, "_WARNED", set())
 
 
 @pytest.fixture
@@ -60,6 +66,8 @@ def test_a_reward_without_a_step_is_told_once(caplog: pytest.LogCaptureFixture) 
     ends = {"__all__": (True, False)}
     played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a",)), Scene((), {"a": 1.0, "b": -2.5}, ends)])))
     assert caplog.text.count("agent 'b' got the reward -2.5 in an episode in which it never acted") == 1
+    played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a",)), Scene((), {"a": 1.0, "b": -2.5}, ends)])))  # a copy
+    assert caplog.text.count("never acted") == 1
     caplog.clear()
     played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a", "b")), Scene((), {"a": 1.0, "b": -2.5}, ends)])))
     played(DictAdapter(ScriptedDicts(("a", "b"), [Scene(("a",)), Scene((), {"a": 1.0}, ends)])))
