@@ -13,6 +13,7 @@ can't be restored, as all envs share them.
 
 import contextlib
 import ctypes
+import dataclasses
 import enum
 import functools
 import inspect
@@ -32,6 +33,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare
 from etude.envs.simulators import arrays_of, simulator
 from etude.errors import described
 
@@ -43,7 +45,6 @@ _HANDLED = ("pybullet",)
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
-_CHANGING = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
 _STATELESS = tuple(
     f"{module}."
     for module in (
@@ -75,10 +76,6 @@ class CannotCaptureError(Exception):
 
 class CannotRestoreError(Exception):
     """A stored state does not fit the env that it is put into; the message says where."""
-
-
-class _Bare:
-    pass
 
 
 def capture_env(env: Any) -> dict[str, Any]:
@@ -125,10 +122,6 @@ def _short(path: str) -> str:
 def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
     """The memory order of an array, which a checkpoint does not keep; matrix products round differently by it."""
     return "F" if array.flags.fnc else "C"
-
-
-def _class_name(thing: type) -> str:
-    return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # SWIG's classes may have no module
 
 
 def _held(value: Any) -> dict[str, Any] | None:
@@ -248,70 +241,6 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _checksums_of(kind: type) -> dict[str, int]:
-    """Checksums of the lists, arrays and so on of plain data that a class and those above it have, by name."""
-    found: dict[str, int] = {}
-    for base in reversed(kind.__mro__):
-        for name, value in vars(base).items():
-            found.pop(name, None)
-            if type(value) in _CHANGING and (shown := _shown(value)) is not None:
-                found[name] = zlib.crc32(shown.encode())
-    return found
-
-
-def _shown(value: Any) -> str | None:
-    """A text that is the same for equal plain data only; None for all else."""
-    if type(value) in _PLAIN or isinstance(value, np.generic) or type(value) is bytearray:
-        return repr(value)
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return f"{value.dtype} {value.shape} {zlib.crc32(value.tobytes())}"
-    if isinstance(value, Mapping):
-        parts = [_shown(part) for item in value.items() for part in item]
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        parts = [_shown(part) for part in value]
-    else:
-        return None
-    known = [part for part in parts if part is not None]
-    return (
-        f"{type(value).__name__}{sorted(known) if isinstance(value, set | frozenset) else known}"
-        if known == parts
-        else None
-    )
-
-
-def _classes_in(env: Any) -> dict[str, type]:
-    """By name, the classes of the objects, named tuples and enums that an env holds, and those that are defined in the
-    files of the env and its wrappers: an episode may have objects that do not exist when it begins."""
-    found: dict[str, type] = {}
-    met: dict[int, Any] = {}
-    rest = [env]
-    while rest:
-        value = rest.pop()
-        if type(value) in _PLAIN or id(value) in met or isinstance(value, np.generic):
-            continue
-        met[id(value)] = value
-        if isinstance(value, enum.Enum):
-            found[_class_name(type(value))] = type(value)
-        elif isinstance(value, dict):
-            rest += value.values()
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            rest += value
-            if hasattr(value, "_fields"):
-                found[_class_name(type(value))] = type(value)
-        elif isinstance(value, np.ndarray):
-            rest += list(value.flat) if value.dtype == object else []
-        elif held := _held(value):
-            rest += held.values()
-        elif _static(value) is None and hasattr(value, "__dict__"):
-            found[_class_name(type(value))] = type(value)
-            rest += vars(value).values()
-            name = getattr(type(value), "__module__", "")
-            beside = vars(sys.modules[name]).values() if _is_env(value) and name in sys.modules else ()
-            own = (one for one in beside if isinstance(one, type) and getattr(one, "__module__", "") == name)
-            found |= {_class_name(kind): kind for kind in own}
-    return found
-
-
 class _Capture:
     """Converts an env to nodes, ``{kind: content}``; a node that can be referred to has a number ``id``."""
 
@@ -333,7 +262,7 @@ class _Capture:
         if type(value) in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind not in "OV"):
             return {"value": value}
         if isinstance(value, enum.Enum) and value.name in type(value).__members__ and not plain:
-            return {"enum": value.name, "class": _class_name(type(value))}
+            return {"enum": value.name, "class": class_name(type(value))}
         if not plain and (static := _static(value)) is not None:
             return {"static": static}
         if id(value) in self._numbers:
@@ -359,16 +288,14 @@ class _Capture:
             return {"random_state": value.get_state(legacy=False)}
         if kind is random.Random:
             return {"python_random": value.getstate()}
-        if isinstance(value, np.dtype) and not value.hasobject and value.names is None:
+        if isinstance(value, np.dtype) and np.dtype(value.str) == value:
             return {"numpy_dtype": value.str}
         if kind in (range, slice):
             bounds = (value.start, value.stop, value.step)
             return {kind.__name__: [self.node(bound, path, plain=True) for bound in bounds]}
-        if kind is bytearray:
-            return {"bytearray": bytes(value)}
         if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
             items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
-            return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": _class_name(kind)}
+            return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": class_name(kind)}
         if kind is deque:
             items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
             return {"deque": items, "maxlen": value.maxlen}
@@ -376,9 +303,11 @@ class _Capture:
             items = [self.node(item, f"{path}.flat[{i}]", plain=plain) for i, item in enumerate(value.flat)]
             return {"objects": items, "shape": list(value.shape)}
         if kind in _DICTS and not (plain and kind is defaultdict):
-            return {"dict": self._items(value, path, plain), "class": _class_name(kind)}
+            return {"dict": self._items(value, path, plain), "class": class_name(kind)}
+        if plain and not dataclasses.is_dataclass(value):
+            raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
         if plain:
-            raise CannotCaptureError(f"{_short(path)} is a {_class_name(kind).lstrip(':')}, not plain data")
+            return self._attributes(value, path, plain=True)
         if held := _held(value):
             parts = {name: self.node(part, f"{path}.{name}") for name, part in held.items()}
             return {"function": parts, "code": _code_of(value)}
@@ -394,21 +323,12 @@ class _Capture:
         own = _own_state(value)
         if own is None:
             return self._attributes(value, path)
-        mark = self._mark()
-        try:
-            below = self._below(value, path)
-            rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
-            node = {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
-        except CannotCaptureError as error:  # such as a dataclass; perhaps its attributes are plain data
-            self._return_to(mark)
-            try:
-                return self._attributes(value, path)
-            except CannotCaptureError:
-                raise error from None
         self.used_get_state = True
-        return node
+        below = self._below(value, path)
+        rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
+        return {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
 
-    def _attributes(self, value: Any, path: str) -> Node:
+    def _attributes(self, value: Any, path: str, *, plain: bool = False) -> Node:
         kind = type(value)
         known = simulator(value)
         if known is not None:
@@ -418,21 +338,20 @@ class _Capture:
                 raise CannotCaptureError(f"{_short(path)}: {error}") from error
             # A view of an array in its memory is right once the state was restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in arrays_of(value).values()]
-            return {"simulator": state, "class": _class_name(kind)}
+            return {"simulator": state, "class": class_name(kind)}
         if elsewhere := _elsewhere(kind):
             raise CannotCaptureError(
-                f"{_short(path)} is a {_class_name(kind).lstrip(':')}, whose state is in {elsewhere}"
+                f"{_short(path)} is a {class_name(kind).lstrip(':')}, whose state is in {elsewhere}"
             )
-        # An instance larger than a bare one has data in C or in slots, which is not visible here.
-        if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
-            raise CannotCaptureError(f"{_short(path)} is a {_class_name(kind).lstrip(':')}, not plain data")
+        if not is_bare(kind):
+            raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
         parts = vars(value)
         if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
-        elif _class_name(kind) not in self.classes:
-            self.classes[_class_name(kind)] = _checksums_of(kind)
-        content = {name: self.node(item, f"{path}.{name}") for name, item in parts.items()}
-        return {"object": content, "class": _class_name(kind)}
+        elif class_name(kind) not in self.classes:
+            self.classes[class_name(kind)] = checksums_of(kind)
+        content = {name: self.node(item, f"{path}.{name}", plain=plain) for name, item in parts.items()}
+        return {"object": content, "class": class_name(kind)}
 
     def _below(self, wrapper: Any, path: str) -> Node | None:
         """The node of the env inside a wrapper with get_state. None: it can't be captured; get_state must cover it."""
@@ -508,12 +427,35 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or isinstance(key, np.number | np.bool_)
 
 
+def _is_like(value: Any, node: Node) -> bool:
+    """Whether an object is as it was captured."""
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, dict) and isinstance(b, dict):
+            numbers = ("id", "ref", "view")
+            return a.keys() == b.keys() and all(name in numbers or alike(a[name], b[name]) for name in a)
+        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+            return len(a) == len(b) and all(map(alike, a, b))
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+        return bool(type(a) is type(b) and (a == b or (a != a and b != b)))
+
+    capture = _Capture()
+    try:
+        own = capture.node(value, "")
+        capture.place_arrays()
+    except CannotCaptureError:
+        return False
+    return alike(own, node)
+
+
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
     def __init__(self, env: Any, checksums: Mapping[str, Mapping[str, int]]) -> None:
-        self._kinds = _classes_in(env)
+        self._classes = Classes(env, _held, _is_env, lambda value: _static(value) is not None)
         self._checksums = dict(checksums)  # of the classes that were not compared yet
+        self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
         self._memories: dict[int, NDArray[np.uint8]] = {}
@@ -527,8 +469,9 @@ class _Restore:
                 raise CannotRestoreError(f"{path} is in a tuple that contains itself")
             return self._made[node["ref"]]
         if "static" in node:
-            if node["static"] not in (_ANY, _static(current)):
-                raise CannotRestoreError(f"{path} was {node['static']}, but is something else in a new env")
+            if node["static"] not in (_ANY, _static(current)) or (self._in_new and _static(current) is None):
+                was = "no plain data" if node["static"] == _ANY else node["static"]
+                raise CannotRestoreError(f"{path} was {was}, but is something else in a new env")
             return current
         if "enum" in node:
             return self._kind_of(current, node, path, enum.Enum)[node["enum"]]
@@ -539,26 +482,37 @@ class _Restore:
         return made
 
     def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
-        if _class_name(type(current)) != node["class"] or not isinstance(current, kind):
+        if class_name(type(current)) != node["class"] or not isinstance(current, kind):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
     def _kind_of(self, current: Any, node: Node, path: str, above: type) -> Any:
         """The class of a node, a subclass of ``above``, of which the new env has objects, here or elsewhere."""
-        kind = type(current) if _class_name(type(current)) == node["class"] else self._kinds.get(node["class"])
+        kind = type(current) if class_name(type(current)) == node["class"] else self._classes.named(node["class"])
         if kind is None or not issubclass(kind, above):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none")
         return kind
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:
         kind = self._kind_of(current, node, path, object)
-        if type(current) is not kind:
-            current = object.__new__(kind)
         stored = self._checksums.pop(node["class"], {})
-        if changed := [name for name, own in _checksums_of(kind).items() if stored.get(name, own) != own]:
+        if changed := [name for name, own in checksums_of(kind).items() if stored.get(name, own) != own]:
             raise CannotRestoreError(
                 f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
                 f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
             )
+        if type(current) is kind and self._classes.is_constant(current) and not _is_like(current, node):
+            raise CannotRestoreError(f"{path} was another {node['class'].lstrip(':')} of those that the program has")
+        is_new = type(current) is not kind
+        if is_new:
+            if not self._classes.can_be_made(kind):
+                raise CannotRestoreError(f"{path} was a {node['class']}, of which no other can be made")
+            current = object.__new__(kind)
+        self._in_new += is_new
+        filled = self._filled_with(current, node, path)
+        self._in_new -= is_new
+        return filled
+
+    def _filled_with(self, current: Any, node: Node, path: str) -> Any:
         if _static(current) is not None:  # such as a module, which the whole program uses
             raise CannotRestoreError(f"{path} is not an object that can hold an env's state")
         if id(current) in self._filled:  # one object in a new env, but two when captured
@@ -604,12 +558,10 @@ class _Restore:
                 python_random.setstate(stored)
                 return python_random
             case "numpy_dtype":
-                return np.dtype(stored)
+                return np.dtype(str(stored))
             case "range" | "slice":
                 parts = [self.value(None, part, path) for part in stored]
                 return range(*parts) if kind == "range" else slice(*parts)
-            case "bytearray":
-                return bytearray(stored)
             case "dict":
                 return self._dict(current, node, path)
             case "function":
@@ -683,12 +635,12 @@ class _Restore:
     def _dict(self, current: Any, node: Node, path: str) -> Any:
         old = current if isinstance(current, dict) else {}
         made: dict[Any, Any] = {}
-        if node["class"] == _class_name(OrderedDict):
+        if node["class"] == class_name(OrderedDict):
             made = OrderedDict()
-        elif node["class"] == _class_name(defaultdict):
+        elif node["class"] == class_name(defaultdict):
             self._check_class(current, node, path)
             made = defaultdict(current.default_factory)
-        elif node["class"] == _class_name(Counter):
+        elif node["class"] == class_name(Counter):
             made = Counter()
         self._made[node["id"]] = made
         for key, item in node["dict"]:
@@ -710,7 +662,10 @@ class _Restore:
             case "tuple" | "set" | "frozenset":
                 return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
             case "named":
-                return self._kind_of(current, node, path, tuple)(*made)
+                kind_of_tuple = self._kind_of(current, node, path, tuple)
+                if not hasattr(kind_of_tuple, "_fields"):
+                    raise CannotRestoreError(f"{path} was a {node['class']}, of which no other can be made")
+                return kind_of_tuple(*made)
             case "objects":
                 array = np.empty(len(made), object)
                 array[:] = made

@@ -17,6 +17,8 @@ from some_envs import Growing, Juggler, LendingVectorEnv, Numbered, Simulated, S
 from etude.checkpoints import load_tree, save_tree
 from etude.envs import Arena, VectorArena, make_arena
 from etude.envs.arena import Turn
+from etude.envs.env_classes import checksums_of
+from etude.envs.env_state import CannotRestoreError, capture_env, restore_env
 
 
 def play(arena: Arena, steps: int, seed: int) -> list[Turn]:
@@ -153,6 +155,29 @@ class Trail(Numbered):
         return obs, float(len(self.trail)), *rest
 
 
+def test_checksums_of_what_a_class_holds() -> None:
+    class One:
+        table: ClassVar[dict[str, Any]] = {"a": {1, 2}, "b": [np.arange(3), (1.5, None)]}
+        inside: ClassVar[list[Any]] = []
+        tile_cache: ClassVar[dict[str, int]] = {"a": 1}
+        functions: ClassVar[list[Any]] = [len]
+        large: ClassVar[list[int]] = list(range(20_000))
+
+    class Two(One):
+        table: ClassVar[dict[str, Any]] = {"b": [np.arange(3), (1.5, None)], "a": {2, 1}}
+
+    One.inside.append(One.inside)
+    deep: Any = [0]
+    for _ in range(60):
+        deep = [deep, deep]
+    Two.inside = deep
+    first, second = checksums_of(One), checksums_of(Two)
+    assert set(first) == set(second) == {"table"}
+    assert first == second
+    One.table["b"][0][1] = 7
+    assert checksums_of(One) != first
+
+
 def test_what_changes_in_a_class_is_named() -> None:
     arena = make_arena(Trail, 1)
     arena.reset()
@@ -168,7 +193,7 @@ class Oddments(Numbered):
 
     def __init__(self) -> None:
         super().__init__()
-        self.things: dict[Any, Any] = {("sapling", (1, 2)): bytearray(2), "kind": np.dtype(np.float32)}
+        self.things: dict[Any, Any] = {("sapling", (1, 2)): [2], "kind": np.dtype(np.float32)}
         self.seen: Counter[int] = Counter()
         self.rows, self.part = range(3), slice(None, 2)
 
@@ -190,25 +215,124 @@ class Inside:
     count: int
 
 
-class Dataclassed(Numbered):
-    """`get_state` returns an object of its own."""
+WORLD = argparse.Namespace(count=0)
 
-    count = 0
+
+class Dataclassed(Numbered):
+    """Its state is in a variable of this file, and in an object of its own in `get_state`."""
 
     def step(self, action: Any) -> Any:
-        self.count += 1
+        WORLD.count += 1
         obs, _, *rest = super().step(action)
-        return obs, float(self.count), *rest
+        return obs, float(WORLD.count), *rest
 
-    def get_state(self) -> Inside:
-        return Inside(self.count)
+    def get_state(self) -> dict[str, Any]:
+        return {"world": Inside(WORLD.count), "t": self.t, "episode": self.episode}
 
-    def set_state(self, state: Inside) -> None:
-        self.count = state.count
+    def set_state(self, state: dict[str, Any]) -> None:
+        WORLD.count, self.t, self.episode = state["world"].count, state["t"], state["episode"]
 
 
-def test_where_get_state_gives_no_plain_data_the_attributes_are_kept() -> None:
-    goes_on(Dataclassed)
+def test_get_state_may_return_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = make_arena(Dataclassed, 1)
+    arena.reset(seed=5)
+    play(arena, 7, seed=0)
+    state = through_a_file(arena.state_dict())
+    expected = play(arena, 40, seed=1)
+    WORLD.count = 0
+    other = make_arena(Dataclassed, 1)
+    assert other.load_state_dict(state) == "get_state"
+    assert_same(expected, play(other, 40, seed=1))
+
+
+class Mood:
+    def __init__(self, name: str) -> None:
+        self.name, self.words = name, [name]
+
+
+CALM, ANGRY = Mood("calm"), Mood("angry")
+
+
+class Moody(Numbered):
+    """Its mood is one of two objects of this file; other things come during an episode."""
+
+    def __init__(self, later: Any = None) -> None:
+        super().__init__()
+        self.mood, self.later, self.thing = CALM, later, None
+
+    def step(self, action: Any) -> Any:
+        self.thing = self.later and self.later()
+        return super().step(action)
+
+
+class Holding:
+    """A class of this file, so that new ones may be made."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+class Deleting:
+    def __del__(self) -> None:
+        DELETED.append(self)
+
+
+DELETED: list[Any] = []
+
+
+def two_of_one_name(number: int) -> type:
+    class Twin:
+        value = number
+
+    return Twin
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Mood("sad"), "thing was a test_snapshot:Mood, of which no other can be made"),
+        (Deleting, "thing was a test_snapshot:Deleting, of which no other can be made"),
+        (lambda: gym.spaces.Box(0, 1), "thing was a gymnasium.spaces.box:Box, of which no other can be made"),
+        (lambda: Holding(path=Path("/x")), "thing.path was no plain data, but is something else"),
+    ],
+)
+def test_what_can_not_be_made_again_is_never_made_up(make: Any, why: str) -> None:
+    arena = make_arena(lambda: Moody(make), 1)
+    arena.reset()
+    play(arena, 2, seed=0)
+    how = make_arena(lambda: Moody(make), 1).load_state_dict(arena.state_dict())
+    assert why in how
+
+
+def test_objects_of_the_program_are_neither_copied_nor_changed() -> None:
+    def angry() -> Moody:
+        env = Moody()
+        env.mood = ANGRY
+        return env
+
+    def restored(captured: Any) -> Any:
+        env = Moody()
+        env.reset()
+        restore_env(env, capture_env(captured))
+        return env
+
+    calm = Moody()
+    calm.reset()
+    assert restored(calm).mood is CALM
+    with pytest.raises(CannotRestoreError, match="mood was another test_snapshot:Mood of those that the program has"):
+        restored(angry())
+    assert (CALM.name, CALM.words) == ("calm", ["calm"])
+
+
+def test_which_of_two_classes_of_one_name_it_was_is_not_guessed() -> None:
+    first, second = two_of_one_name(1), two_of_one_name(2)
+    env, other = (Juggler() for _ in range(2))
+    for one in (env, other):
+        one.reset()
+        one.kinds, one.cur = [first(), second()], None  # type: ignore[attr-defined]
+    env.cur = second()  # type: ignore[attr-defined]
+    with pytest.raises(CannotRestoreError, match="cur was a .*Twin, but a new env has none"):
+        restore_env(other, capture_env(env))
 
 
 def test_the_state_of_another_env_is_refused() -> None:

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of the objects of an env: those of which restoring may make new objects, and what all envs share in
+them."""
+
+import enum
+import sys
+import types
+import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+
+_CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
+_DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_MOST_VALUES: Final = 10_000
+"""Larger tables in a class are taken for constants."""
+_MOST_BYTES: Final = 2**24
+_DEEPEST: Final = 50
+
+
+class _Bare:
+    pass
+
+
+def class_name(thing: type) -> str:
+    """``module:name`` of a class."""
+    return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # SWIG's classes may have no module
+
+
+def is_bare(kind: type) -> bool:
+    """Whether objects of a class have attributes only: a larger one than a bare one has data in C or in slots."""
+    return hasattr(kind, "__dict__") and kind.__dictoffset__ != 0 and kind.__basicsize__ <= _Bare.__basicsize__
+
+
+class Classes:
+    """The classes of the objects, named tuples and enums that an env holds, and those that are defined in the files of
+    the env and its wrappers: an episode may have objects that do not exist when it begins.
+
+    Args:
+        env: The env.
+        held: What a function holds; None for values that are no functions.
+        is_env: Whether an object is an env or a wrapper.
+        is_static: Whether a value has no state of its own.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        held: Callable[[Any], dict[str, Any] | None],
+        is_env: Callable[[Any], bool],
+        is_static: Callable[[Any], bool],
+    ) -> None:
+        self._kinds: dict[str, type | None] = {}
+        self._files: set[str] = set()
+        met: dict[int, Any] = {}
+        rest = [env]
+        while rest:
+            value = rest.pop()
+            if id(value) in met or isinstance(value, np.generic | str | bytes | int | float):
+                continue
+            met[id(value)] = value
+            if isinstance(value, enum.Enum):
+                self._add(type(value))
+            elif isinstance(value, dict):
+                rest += value.values()
+            elif isinstance(value, _SEQUENCES):
+                rest += value
+                if hasattr(value, "_fields"):
+                    self._add(type(value))
+            elif isinstance(value, np.ndarray):
+                rest += list(value.flat) if value.dtype == object else []
+            elif inside := held(value):
+                rest += inside.values()
+            elif not is_static(value) and hasattr(value, "__dict__"):
+                self._add(type(value))
+                rest += vars(value).values()
+                if is_env(value):
+                    self._add_file(type(value))
+        self._shared = self._shared_objects()
+        kinds = Counter(type(one) for one in self._shared.values() if not isinstance(one, gym.Space))
+        self._shared_kinds, self._constants = {*kinds}, {kind for kind, count in kinds.items() if count > 1}
+
+    def _add(self, kind: type) -> None:
+        name = class_name(kind)
+        self._kinds[name] = kind if self._kinds.get(name, kind) is kind else None  # None: several have this name
+        self._files.add(getattr(kind, "__module__", ""))
+
+    def _add_file(self, kind: type) -> None:
+        """Add the classes that are defined beside a class."""
+        name = getattr(kind, "__module__", "")
+        for one in list(vars(sys.modules.get(name, types.SimpleNamespace())).values()):
+            if isinstance(one, type) and getattr(one, "__module__", "") == name:
+                self._add(one)
+
+    def _shared_objects(self) -> dict[int, Any]:
+        """The objects that variables of the files, or of these classes, refer to, by id."""
+        spaces: list[Mapping[str, Any]] = [vars(sys.modules[name]) for name in self._files if name in sys.modules]
+        spaces += [vars(kind) for kind in self._kinds.values() if kind is not None]
+        found: dict[int, Any] = {}
+        for space in spaces:
+            for value in list(space.values()):
+                inside: Iterable[Any] = value.values() if isinstance(value, dict) else ()
+                inside = value if isinstance(value, list | tuple | set | frozenset) else inside
+                found |= {id(one): one for one in (value, *inside) if type(one) in self._kinds.values()}
+        return found
+
+    def named(self, name: str) -> type | None:
+        """The class with this name; None if there is none, or if several have the name."""
+        return self._kinds.get(name)
+
+    def can_be_made(self, kind: type) -> bool:
+        """Whether a new object of this class may be made and filled.
+
+        Not if it would be taken for one that the program compares it with (``state is IDLE``), if something would run
+        when it is thrown away, or if its attributes are not all that it is.
+        """
+        return is_bare(kind) and not (
+            kind in self._shared_kinds or hasattr(kind, "__del__") or issubclass(kind, gym.Space)
+        )
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether an object is one of several of its class that belong to the program, such as the states of an agent,
+        and not to the env."""
+        return type(value) in self._constants and id(value) in self._shared
+
+
+# -- what envs share in their classes -------------------------------------------------------------------------------
+
+
+class _NoPlainDataError(Exception):
+    pass
+
+
+def checksums_of(kind: type) -> dict[str, int]:
+    """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
+
+    Large ones are left out, and those that are caches by their name.
+    """
+    found: dict[str, int] = {}
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            found.pop(name, None)
+            if type(value) in _CHANGING and "cache" not in name.lower():
+                try:
+                    found[name] = _checksum_of(value, [_MOST_VALUES], 0)
+                except _NoPlainDataError:
+                    continue
+    return found
+
+
+def _checksum_of(value: Any, budget: list[int], depth: int) -> int:
+    """A number that is the same for equal values, whatever the order in dicts and sets."""
+    kind = type(value)
+    budget[0] -= 1
+    if budget[0] < 0 or depth > _DEEPEST:
+        raise _NoPlainDataError
+    if isinstance(value, type(None) | bool | int | float | complex | str | bytes | bytearray | np.generic):
+        content: Any = repr(value)
+    elif kind is np.ndarray and not value.dtype.hasobject and value.nbytes <= _MOST_BYTES:
+        content = value.dtype.str, value.shape, zlib.crc32(value.tobytes())
+    elif kind in _DICTS:
+        content = sorted(tuple(_checksum_of(part, budget, depth + 1) for part in item) for item in value.items())
+    elif kind in _SEQUENCES:
+        content = [_checksum_of(part, budget, depth + 1) for part in value]
+        content = sorted(content) if kind in (set, frozenset) else content
+    else:
+        raise _NoPlainDataError
+    return zlib.crc32(f"{kind.__name__} {content!r}".encode("utf-8", "backslashreplace"))
