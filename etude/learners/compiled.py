@@ -131,7 +131,9 @@ class CompiledStep:
     def _columns_used(self, batch: Batch) -> list[str]:
         """The columns that the loss uses; also finds which parameters its sides reach."""
         wants_sides = self._optim.wants_sides
-        with torch.set_grad_enabled(wants_sides):
+        # The step itself draws its random numbers anew, so that a run that begins here goes on like one that does not.
+        drawn_on = [self._device] if self._device.type == "cuda" else []
+        with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
             loss = self._loss(self._module, batch)
         if wants_sides:
             self._optim.set_sides(self._optim.reached_by(loss))

@@ -449,7 +449,7 @@ _END: Final[Any] = object()
 class Prefetched(Iterator[Item]):
     """An iterator whose items a thread prepares ahead, at most ``depth`` of them; the thread ends with the iterator.
 
-    A process that ends waits a few seconds for the item that is being made, but not longer. An executor's thread would
+    A process that ends waits ten seconds for the item that is being made, but not longer. An executor's thread would
     keep the process forever if it waits for something that no longer comes, such as blocks of a cluster that is gone.
     """
 
@@ -487,6 +487,9 @@ class Prefetched(Iterator[Item]):
         try:
             item = first.result()
         except BaseException as error:
+            if not first.done():  # Ctrl-C in this thread, which must not wait for the other
+                self._end()
+                raise
             self.close()
             if first.cancelled():  # another thread has closed it
                 raise StopIteration from None

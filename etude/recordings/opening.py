@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open what a user gives: the units of a recording, or of several that are read as one, under a common numbering."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
+from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
@@ -25,7 +27,7 @@ from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
-from etude.recordings.formats.table_inputs import given_twice, is_table_by_name
+from etude.recordings.formats.table_inputs import InFolders, given_twice, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.pieces import filtered
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     """What `Recording.open` takes: a path, a URL, a glob, a `Source`, or a list of these."""
 
 _AT_ONCE: Final = 24
+_OF_STEPS: Final = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
 
 
 class TableError(DataError):
@@ -326,27 +329,56 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
         if found is not None:
             return [Described(*found, path)]
         _check_described([path])
-    split: dict[tuple[AnyPath, bool], list[AnyPath]] = {}
-    for folder, files in (recordings_in(path) if path.is_dir() else {}).items():
-        whole = _partitioned(folder, path, files[0])
-        split.setdefault((whole or folder, whole is not None), []).extend(files)
-    return [
-        _rewritten(Source(one, preset=ETUDE), _header_of(files), one, faults) if is_split else _own(one, None, faults)
-        for (one, is_split), files in (split or {(path, False): []}).items()
-    ]
+    wholes: dict[AnyPath, list[AnyPath]] = {}  # the folders of each recording
+    inside = recordings_in(path) if path.is_dir() else {}
+    for folder, files in inside.items():
+        wholes.setdefault(_partitioned(folder, path, files[0]) or folder, []).append(folder)
+    out: list[Described] = []
+    for whole, folders in (wholes or {path: [path]}).items():
+        files = [file for folder in folders for file in inside.get(folder, ())]
+        if folders == [whole]:
+            out.append(_own(whole, None, faults))
+        elif _is_one(whole, files):
+            out.append(_rewritten(Source(InFolders(whole, files), preset=ETUDE), _header_of(files), whole, faults))
+        else:
+            out += [_own(folder, None, faults) for folder in folders]
+    return out
 
 
 def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | None:
-    """The whole recording that ``folder`` below ``path`` is part of, if another tool has divided it by the values of a
-    column, into folders such as ``agent_id=a``; ``file`` is in the folder."""
+    """The whole recording that ``folder`` below ``path`` may be part of, if another tool has divided it by the values
+    of a column, into folders such as ``agent_id=a``; ``file`` is in the folder."""
     names = relative(folder, path).parts
     depth = next((k for k, name in enumerate(names) if "=" in name), None)
-    if depth is None:
-        return None
-    opened = next(open_files([file]))
-    if isinstance(opened, DataFile) and not opened.is_rewritten:
-        return None  # Etude wrote it, for a module of such a name
+    opened = None if depth is None else next(open_files([file]))
+    if depth is None or not isinstance(opened, DataFile) or not opened.is_rewritten:
+        return None  # such as a module of such a name, which Etude wrote
     return path / "/".join(names[:depth]) if depth else path
+
+
+def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
+    """Whether folders with names such as ``agent_id=a`` are parts of one recording, and not several recordings.
+
+    A name that is no column of a recording may be either: ``seed=1`` and ``seed=2`` are several if they have the same
+    steps of the same episodes.
+    """
+    opened = [file for file in open_files(files) if isinstance(file, DataFile)]
+    if len({str(file.header.to_json()["spaces"]) for file in opened if file.header}) > 1:
+        return False
+    folders = {file.path: relative(file.path, whole).parts[:-1] for file in opened}
+    if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS}:
+        return True
+    if len({*folders.values()}) < 2:
+        return False
+    keys = [col.EPISODE_ID, col.AGENT_ID, col.T_INDEX]
+    steps: dict[tuple[str, ...], set[Any]] = {}
+    for file in opened:
+        own = [name for name in keys if name in file.schema.names]
+        for group in range(file.num_groups):
+            with contextlib.suppress(DataError):  # it is told of where it is read
+                rows = file.read_group(group, own, None).to_pydict().values()
+                steps.setdefault(folders[file.path], set()).update(zip(*rows, strict=True))
+    return sum(map(len, steps.values())) == len(set().union(*steps.values()))
 
 
 def _header_of(files: Sequence[AnyPath]) -> Header | None:

@@ -16,11 +16,11 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.table import IDS, KEYS, shape_of
+from etude.experience.table import KEYS, shape_of
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
-from etude.recordings.formats.arrow import innermost
+from etude.recordings.formats.arrow import innermost, is_bytes, is_list
 from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, read_manifest
 from etude.recordings.pieces import continues
 from etude.spaces import leaf_dtype, leaf_shape
@@ -293,21 +293,35 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
                 "Recordings of different envs can't be in one folder: move this file to its own."
             )
             return _problem("mismatched_spaces", file, what)
-    fault = _column_fault(file, first) or _space_fault(file, file.header)
-    if fault and fault.kind == "wrong_type" and file.is_rewritten and _is_close(file, fault.column or ""):
-        return None  # it is read as a table, whose types may differ
-    return fault
+    if file.is_rewritten:  # it is read as a table, whose types may differ
+        return _column_fault(file, first, loosely=True) or _kind_fault(file, file.header)
+    return _column_fault(file, first) or _space_fault(file, file.header)
 
 
-def _is_close(file: DataFile, name: str) -> bool:
-    """Whether a column that another tool has rewritten holds numbers of the kind that it should, of any width."""
-    kind = innermost(file.schema.field(name).type) if file.schema.names.count(name) == 1 else pa.null()
-    leaf = file.header.leaves().get(col.as_obs(name)) if file.header else None
-    if leaf is None:
-        return name not in IDS and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
-    if pa.types.is_floating(kind):
-        return leaf_dtype(leaf).kind == "f"
-    return bool(pa.types.is_integer(kind) or pa.types.is_binary(kind))
+def _kind_fault(file: DataFile, header: Header) -> Problem | None:
+    """Find a column of a file that another tool has rewritten whose values can't be those of its space."""
+    for name, leaf in header.leaves().items():
+        for own in (name, col.moved(name, col.OBS, col.FINAL_OBS)):
+            if own not in file.schema.names:
+                continue
+            kind, size = file.schema.field(own).type, math.prod(leaf_shape(leaf))
+            wanted = "i" if leaf_dtype(leaf).kind in "iu" else leaf_dtype(leaf).kind
+            fits = is_list(kind) == bool(leaf_shape(leaf)) and _kind_of(innermost(kind)) == wanted
+            fits = fits and not (pa.types.is_fixed_size_list(kind) and kind.list_size != size)
+            is_image = leaf_dtype(leaf) == np.uint8 and len(leaf_shape(leaf)) > 1  # stored as bytes
+            if not fits and not (is_image and _kind_of(kind) == "V"):
+                what = f"column `{own}` is of type {kind}, but its space is {leaf}. Convert it, or restore the file."
+                return _problem("wrong_type", file, what, own)
+    return None
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    """The kind of a type, as NumPy names it, where all integers are ``i`` and bytes ``V``; else its name."""
+    if pa.types.is_integer(kind):
+        return "i"
+    if pa.types.is_boolean(kind):
+        return "b"
+    return "f" if pa.types.is_floating(kind) else "V" if is_bytes(kind) else str(kind)
 
 
 def _space_fault(file: DataFile, header: Header) -> Problem | None:
@@ -325,14 +339,18 @@ def _space_fault(file: DataFile, header: Header) -> Problem | None:
     return None
 
 
-def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
+def _column_fault(file: DataFile, first: DataFile, *, loosely: bool = False) -> Problem | None:
+    """Find a column that is there twice, is missing, or differs from the first file's; ``loosely`` allows numbers of
+    another width."""
     names = file.schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
         return _problem("wrong_type", file, what, twice)
     for name, is_kind in _KEY_TYPES.items():
-        if name in names and not is_kind(file.schema.field(name).type):
+        kind = file.schema.field(name).type if name in names else pa.null()
+        is_number = loosely and is_kind is pa.types.is_signed_integer and _kind_of(kind) in ("i", "f")
+        if name in names and not is_kind(kind) and not is_number:
             what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
             return _problem("wrong_type", file, what, name)
     if file.version == 1 and col.SEGMENT in names:
@@ -341,7 +359,7 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     finals = [col.moved(name, col.OBS, col.FINAL_OBS) for name in col.under(names, col.OBS)]
     seen = [col.as_obs(name) for name in col.under(names, col.FINAL_OBS)]
     missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
-    difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
+    difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema, loosely=loosely)
     if difference is None:
         return None
     name, own, wanted = difference
@@ -360,16 +378,31 @@ def _problem(kind: str, file: DataFile, what: str, column: str | None = None) ->
     return Problem(kind, text, str(file.path), column=column, count=file.num_rows, repairable=True)
 
 
-def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:
+def first_difference(
+    schema: pa.Schema, other: pa.Schema, *, loosely: bool = False
+) -> tuple[str, str | None, str | None] | None:
     """Return the first column that differs: its name, and its type in each schema, None where it is absent.
 
-    None if there is none. The order of columns and whether they are nullable do not matter.
+    None if there is none. The order of columns and whether they are nullable do not matter; ``loosely``, nor does the
+    width of numbers, nor the column `segment`.
     """
     for name in dict.fromkeys([*other.names, *schema.names]):
-        own, wanted = (_type_of(s.field(s.names.index(name))) if name in s.names else None for s in (schema, other))
-        if own != wanted:
+        fields = [s.field(s.names.index(name)) if name in s.names else None for s in (schema, other)]
+        own, wanted = (None if field is None else _type_of(field) for field in fields)
+        if own != wanted and not (loosely and (name == col.SEGMENT or _are_close(*fields))):
             return name, own, wanted
     return None
+
+
+def _are_close(a: pa.Field | None, b: pa.Field | None) -> bool:
+    """Whether two columns hold numbers of one kind, of any width, or texts, in lists or not."""
+    if a is None or b is None:
+        return False
+    one, other = a.type, b.type
+    if _is_text(one) or _is_text(other):
+        return _is_text(one) and _is_text(other)
+    sizes = {kind.list_size for kind in (one, other) if pa.types.is_fixed_size_list(kind)}
+    return is_list(one) == is_list(other) and _kind_of(innermost(one)) == _kind_of(innermost(other)) and len(sizes) < 2
 
 
 def _type_of(field: pa.Field) -> str:

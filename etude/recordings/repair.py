@@ -185,7 +185,7 @@ class RepairPlan:
                 self._leave_out(span, 0, length if self._keep_order else cut, kind)
             if not kind or (cut < length and not self._keep_order):
                 kept.append((span, cut))
-            elif kind == "duplicate":
+            elif kind == "duplicate" and cut < length:
                 copies.append(span)
         latest = -1
         for span, _ in sorted(kept, key=lambda entry: entry[0].place):

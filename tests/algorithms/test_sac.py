@@ -2,6 +2,8 @@
 """SAC against its formulas written out, and on Pendulum."""
 
 import math
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from over_seeds import median_over_seeds
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
 
+import etude
 from etude import SAC, NetworkConfig, Output, SACConfig, SettingsError, SpaceError, Stop
+from etude.algorithms import ReplayConfig
 from etude.algorithms.sac import SoftModule
 from etude.learners import Batch, Loss
 from etude.modules import Module
@@ -298,3 +302,17 @@ def test_mistaken_ones_do_not(mistaken: type[SAC]) -> None:
         return mistaken(SACConfig(**QUICK | {"seed": seed})).fit(Stop(env_steps=LIMIT)).return_mean
 
     assert median_over_seeds(score, num=1) < -700
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_a_compiled_run_that_is_resumed_draws_what_one_that_was_not_draws(tmp_path: Path) -> None:
+    replay = ReplayConfig(learning_starts=20, capacity=1000)
+    settings: dict[str, Any] = {"iteration_steps": 60, "batch_size": 16, "replay": replay, "seed": 1, "threads": 1}
+    config = SACConfig(env="Pendulum-v1", network=NetworkConfig(hidden=(8,)), compile=True, **settings)
+    with closing(SAC(config)) as whole:
+        whole.train()
+        whole.save(tmp_path / "run")
+        losses = whole.train().losses
+        with closing(etude.load(tmp_path / "run")) as again:
+            assert again.train().losses == losses

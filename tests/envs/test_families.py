@@ -66,7 +66,7 @@ FAMILIES = {
         Family("ALE/Pong-v5", package="ale_py", conv=((2, 16, 16),)),
         Family(family_envs.breakout_ram, package="ale_py"),
         Family("MiniGrid-Empty-5x5-v0", **MINIGRID),
-        Family("MiniGrid-DoorKey-5x5-v0", **MINIGRID, resumes="new episodes: "),  # things lie elsewhere in a new env
+        Family("MiniGrid-DoorKey-5x5-v0", **MINIGRID),
         Family("dm_control/cartpole-swingup-v0", **DM_CONTROL),
         Family("dm_control/reacher-easy-v0", **DM_CONTROL),
         Family(family_envs.tictactoe, package="pettingzoo"),

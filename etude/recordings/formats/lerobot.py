@@ -8,6 +8,7 @@ A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episode
 open. A dataset does not contain the observation after the last step of an episode.
 """
 
+import contextlib
 import io
 import itertools
 import math
@@ -312,11 +313,10 @@ class Dataset:
     def _first_rows_of(self) -> NDArray[np.int64]:
         """The index in the dataset of the first row of each file."""
         known = offsets_of(self.rows)[:-1]
-        if not self._unread:
-            return known
-        for file in np.flatnonzero(self.rows).tolist():  # files before it may be unreadable
+        for file in np.flatnonzero(self.rows).tolist() if self._unread else ():  # files before it may be unreadable
             span = FrameSpan(file, 0, 1)
-            known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
+            with contextlib.suppress(DataError):  # only units are cut elsewhere then
+                known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
         return known
 
     def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:

@@ -327,12 +327,10 @@ class TableColumns:
                         "space out."
                     )
             # Numbers get the dtype of the given space: tables often hold them wider than the env gave them.
-            for name, leaf in wanted.items():
-                dtype = self._found[name][1]
-                if leaf_dtype(leaf).kind in "iu" and dtype.kind not in "iub":
-                    raise DataError(f"column `{name}` holds {dtype}, but its space is {leaf}. Correct one of them.")
             dtypes = {
-                name: leaf_dtype(leaf) if leaf_dtype(leaf).kind in "fiu" else fitting(leaf, self._found[name][1])
+                name: leaf_dtype(leaf)
+                if leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
+                else fitting(leaf, self._found[name][1])
                 for name, leaf in wanted.items()
             }
             space = widened(given, root, dtypes)
@@ -353,6 +351,31 @@ class TableColumns:
                 "they are choices, convert them to integers.",
                 *(self._groups[0].file or "the table", own, space.dtype, ", ".join(f"{v:g}" for v in values[:5])),
             )
+
+    def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Whether a column of integers, and those of the observations that follow, fit in a narrower dtype."""
+        found = self._found[name][1]
+        if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
+            return False
+        if np.can_cast(found, dtype, "safe"):
+            return True
+        names = [
+            name,
+            *(col.moved(name, col.OBS, root) for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS)),
+        ]
+        own = [part for one in names for part in self._plan.mapped.get(one, ())]
+        limits = np.iinfo(dtype)
+        for group in self._groups:
+            table = self._read(group, own)
+            for part in own:
+                low, high = pc.min_max(_numbers_in(one_array(table[part]))).as_py().values()
+                if low is not None and not limits.min <= low <= high <= limits.max:
+                    _log.warning(
+                        "%s: column `%s` has numbers from %s to %s, which do not fit in the %s of its space.",
+                        *(group.place(0), part, low, high, dtype),
+                    )
+                    return False
+        return True
 
     def _ranges(self, root: str) -> dict[str, Range]:
         """The ranges of integers under ``root`` in all groups."""
@@ -461,14 +484,16 @@ class TableColumns:
             )
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
-        made = values.astype(dtype)
-        if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype, "safe") and (made != values).any():
-            row = int((made != values).reshape(len(values), -1).any(1).argmax())
-            raise DataError(
-                f"{self._groups[g].place(row)}: `{name}` is {values[row]}, which is too large for the {dtype} of its "
-                "space. Correct one of them."
-            )
-        return made.reshape(len(values), *shape)
+        with np.errstate(invalid="ignore"):  # nothing may be known of what follows a terminated step
+            return values.reshape(len(values), *shape).astype(dtype)
+
+
+def _numbers_in(array: pa.Array) -> pa.Array:
+    """The numbers in a column of numbers, or of lists of them."""
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    while is_list(array.type):
+        array = array.flatten()
+    return array
 
 
 def _fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

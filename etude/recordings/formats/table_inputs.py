@@ -156,6 +156,26 @@ def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[
     return pa.table(columns, names=names)
 
 
+class InFolders(tuple[AnyPath, ...]):
+    """Files below a folder, between which names of folders such as ``agent_id=a`` are columns.
+
+    Args:
+        folder: The folder.
+        files: The files.
+    """
+
+    folder: AnyPath
+
+    def __new__(cls, folder: AnyPath, files: Iterable[AnyPath]) -> "InFolders":
+        """The files, as a tuple that knows the folder."""
+        made = super().__new__(cls, files)
+        made.folder = folder
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.folder, tuple(self)
+
+
 def groups_of(
     data: Any, filesystem: Any = None, ids: Collection[Any] = (), unread: list[Problem] | None = None
 ) -> Sequence[Group]:
@@ -181,6 +201,8 @@ def groups_of(
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
+    if isinstance(data, InFolders):
+        found = [(file, kind, _in_names(data.folder, file)) for file, kind, _ in found]
     names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
     if len(set(names)) < len(names):
         raise given_twice(next(name for name in names if names.count(name) > 1))
