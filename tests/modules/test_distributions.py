@@ -141,6 +141,22 @@ def test_squashed_gaussian_entropy_is_the_mean_of_minus_logp():
     assert dist.entropy(inputs).item() == pytest.approx(-logp.mean().item(), abs=0.01)
 
 
+@pytest.mark.parametrize("log_std", [-4.0, 0.0, 1.0, 1.99])
+@pytest.mark.parametrize("mean", [0.0, 1.0, -4.0])
+def test_squashed_gaussian_entropy_and_its_gradient_are_those_of_a_fine_grid(mean, log_std):
+    dist = distribution_for(spaces.Box(-1, 1, (1,), np.float32), squash=True)
+    noise = torch.linspace(-10, 10, 100_001, dtype=torch.float64)
+    weights = torch.exp(-noise.square() / 2)
+    inputs = torch.tensor([[mean, log_std]], dtype=torch.float64, requires_grad=True)
+    u = inputs[0, 0] + inputs[0, 1].exp() * noise
+    slopes = 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+    wanted = 0.5 * math.log(2 * math.pi * math.e) + inputs[0, 1] + (weights * slopes).sum() / weights.sum()
+    found = dist.entropy(inputs)[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
+    gradients = (torch.autograd.grad(value, inputs)[0] for value in (found, wanted))
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-3)
+
+
 def test_squashed_gaussian_stays_finite_far_outside():
     dist = distribution_for(BOX, squash=True)
     inputs = torch.tensor([[50.0, -50.0, 0.0, 5.0, -40.0, 0.0]], requires_grad=True)

@@ -338,3 +338,63 @@ def test_finals_of_fixed_size_are_still_read_and_appended_to(folder: Path) -> No
     record(folder, numbered([5], first=ROWS), append=True)
     assert validate(folder).ok
     assert Recording.open(folder).read().num_steps == ROWS + 5
+
+
+@pytest.mark.parametrize("rewritten", ["both", "one"])
+def test_recordings_in_folders_of_like_names_stay_several(tmp_path: Path, rewritten: str) -> None:
+    """As a user names them, of runs with other seeds, whose episodes have the same ids."""
+    for seed in (1, 2):
+        folder = tmp_path / "runs" / f"seed={seed}"
+        record(folder, whole())
+        for file in folder.iterdir() if rewritten == "both" or seed == 2 else ():
+            pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
+    found = Recording.open(tmp_path / "runs")
+    assert found.num_episodes == 2 * len(LENGTHS)
+    assert {episode[:2] for episode in found.read().segments.episode_id} == {"0-", "1-"}
+
+
+def test_recordings_of_other_spaces_are_no_parts_of_one(tmp_path: Path) -> None:
+    for task in (5, 7):
+        folder = tmp_path / "tasks" / f"task={task}"
+        with RecordingWriter(folder, obs_space=OBS, action_space=gym.spaces.Discrete(1000 + task)) as writer:
+            writer.write(numbered([4], first=task))
+        for file in folder.iterdir():
+            pq.write_table(pq.read_table(file), file)
+    with pytest.raises(DataError, match=r"the `action` space is Discrete\(1005\) in the first, and Discrete\(1007\)"):
+        Recording.open(tmp_path / "tasks")
+
+
+def test_what_else_is_beside_the_parts_is_not_read(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "out"
+    ds.write_dataset(ds.dataset(folder), out, format="parquet", partitioning=["agent_id"], partitioning_flavor="hive")
+    (out / "progress.csv").write_text("step,loss\n1,2\n")
+    same(Recording.open(out), whole())
+    record(out / "more", numbered([3], first=9, agent_id=["a"], module_id=["m"]))
+    assert Recording.open(out).num_episodes == len(LENGTHS) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("reward", "text"), ("reward", "gone"), ("action", "float"), ("terminated", "number"), ("obs", "longer")],
+)
+def test_one_rewritten_file_that_does_not_fit_is_left_out_alone(folder: Path, name: str, kind: str) -> None:
+    """Whatever else has changed in it: its observations are wider, which is no fault."""
+    file = sorted(folder.iterdir())[1]
+    table = pq.read_table(file)
+    table = table.set_column(table.schema.get_field_index("obs"), "obs", table["obs"].cast(pa.list_(pa.float64(), 3)))
+    made = {
+        "text": lambda: table[name].cast(pa.string()),
+        "float": lambda: table[name].cast(pa.float64()),
+        "number": lambda: table[name].cast(pa.int8()),
+        "longer": lambda: pa.array([[0.0] * 4] * len(table), pa.list_(pa.float64(), 4)),
+    }
+    if kind == "gone":
+        table = table.drop_columns([name])
+    else:
+        table = table.set_column(table.schema.get_field_index(name), name, made[kind]())
+    pq.write_table(table, file)
+    with pytest.raises(DataError, match=f"column `{name}`"):
+        Recording.open(folder)
+    left = Recording.open(folder, on_bad="skip")
+    assert left.read().num_steps > 0
+    assert len(table) in left.left_out.values()
