@@ -7,6 +7,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component, what_fits
 from etude.algorithms.config import ActingConfig
@@ -106,6 +108,7 @@ class ActingAlgorithm(Algorithm[C]):
                 self._begin_anew("the state of the runner was not loaded")
             elif self.engine.can_resume(saved):
                 self._resumed = self._runner.load_state_dict(saved)
+                self._record_on(new_episodes=self._resumed.startswith("new episodes"))
             else:  # only the counts are kept
                 self.env_steps, self.agent_steps = saved["steps"]
                 self._begin_anew("the run went on with another engine")
@@ -118,7 +121,13 @@ class ActingAlgorithm(Algorithm[C]):
         assert self._runner is not None
         self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
         self._runner.begin_anew()
+        # A runner that is made anew would begin with the run's first episodes again.
+        self._runner.begin_again(int(np.random.SeedSequence([self.runner_seed, self.env_steps]).generate_state(1)[0]))
         self._resumed = f"new episodes: {why}"
+        self._record_on(new_episodes=True)
+
+    def _record_on(self, *, new_episodes: bool) -> None:
+        self.recorder.go_on(new_episodes=new_episodes, same_again=self.engine.is_repeatable)
 
     @property
     def window(self) -> int:

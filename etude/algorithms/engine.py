@@ -86,6 +86,12 @@ class Engine:
         """Whether ``state`` is of a runner of this engine."""
         return "rollouts" in state
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a run with the same seed makes the same steps: timing decides nothing."""
+        workers = self._algorithm.config.workers
+        return not workers.num_workers or workers.min_batch == workers.num_workers * workers.envs_per_worker
+
     # -- learning -------------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:

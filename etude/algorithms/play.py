@@ -281,11 +281,21 @@ class Recorder:
         self._state: Mapping[str, Any] | None = None
         """The state of a loaded run's writers, or of this one's when they were closed."""
 
-    def open(self, *, new_episodes: bool = False) -> None:
-        """Make the recording's folder if necessary, so that problems are raised before training.
+    def go_on(self, *, new_episodes: bool, same_again: bool) -> None:
+        """Say how a loaded run goes on; see `ModuleWriters.go_on`.
 
         Args:
-            new_episodes: The running episodes of a loaded run do not continue, see `ModuleWriters`.
+            new_episodes: Its running episodes do not continue.
+            same_again: What comes next is what came after it was saved, if it was loaded before.
+        """
+        self.open()
+        if self._writers is not None:
+            is_other = self.has_new_settings or not same_again
+            other_ids = is_other and self._writers.has_later_steps
+            self._writers.go_on(new_episodes=new_episodes, other_ids=other_ids)
+
+    def open(self) -> None:
+        """Make the recording's folder if necessary, so that problems are raised before training.
 
         Raises:
             DataError: it can't be recorded to.
@@ -303,14 +313,15 @@ class Recorder:
             layout=own.layout,
             append=own.append,
             state=self._state,
-            new_episodes=new_episodes,
-            new_settings=self.has_new_settings,
             env=None if algorithm.config.env is None else env_name(algorithm.config.env),
             meta=self._meta(),
             compression=own.compression,
             max_rows_per_file=own.max_rows_per_file,
             max_file_size=own.max_file_size,
         )
+        if self._state is not None and not isinstance(algorithm.config, ActingConfig):  # no episode is running
+            is_other = self.has_new_settings and self._writers.has_later_steps
+            self._writers.go_on(new_episodes=False, other_ids=is_other)
 
     def take(self, parts: Mapping[str, Experience], tag: str = "") -> None:
         """Record raw experience by module id, if recording is on; ``tag`` is appended to the ids of episodes."""

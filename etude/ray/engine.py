@@ -78,12 +78,17 @@ class RayEngine(Engine):
     def runner(self) -> "Runners":  # type: ignore[override]
         """All runners, as one; also prepares recording if the settings ask for it."""
         assert self._runners is not None  # `spaces` has started them
-        self._algorithm.recorder.open(new_episodes=True)
+        self._algorithm.recorder.open()
         return self._runners
 
     def can_resume(self, state: Mapping[str, Any]) -> bool:
         """Whether ``state`` comes from runners on a cluster."""
         return "lives" in state
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Timing decides whose steps come first, and what they are."""
+        return False
 
     # -- learning -----------------------------------------------------------------------------------------------
 

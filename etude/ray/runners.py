@@ -135,6 +135,11 @@ class Runners:
         """Replace the policies; they must be those of the algorithm. The running episodes are abandoned."""
         self.begin_anew()
 
+    def begin_again(self, seed: int) -> None:
+        """Abandon the running episodes: the next ones are others than those of new runners, by this seed."""
+        self._first_life = seed
+        self.begin_anew()
+
     def begin_anew(self) -> None:
         """Abandon the running episodes and fragments: runners begin new episodes with the newest modules."""
         for member in self.pool.members:

@@ -127,9 +127,10 @@ def tune(
         metric=metric,
         mode=mode,
         num_samples=num_samples,
-        search_alg=search or BasicVariantGenerator(random_state=config.seed),
+        # Tune takes the limit for searchers only, and this generator only by itself.
+        search_alg=search or BasicVariantGenerator(max_concurrent=max_concurrent or 0, random_state=config.seed),
         scheduler=scheduler,
-        max_concurrent_trials=max_concurrent,
+        max_concurrent_trials=max_concurrent if search else None,
         reuse_actors=True,  # a process takes seconds to start
     )
     is_ours = ensure_started(address)

@@ -65,10 +65,14 @@ class _Series:
             held["segments"]["episode_id"] = [name + suffix for name in held["segments"]["episode_id"]]
             self.held.load_state_dict(held)
 
+    def write_rest(self) -> None:
+        """Write the unfinished episodes that are held, and hold them no longer."""
+        for part in self.held.rest() if self.held is not None else []:
+            self._write(part)
+
     def close(self) -> None:
         try:
-            for part in self.held.rest() if self.held is not None else []:
-                self._write(part)
+            self.write_rest()
         finally:
             self.writer.close()
 
@@ -91,10 +95,6 @@ class ModuleWriters:
             they come.
         append: Add to an existing recording; if False, an existing recording is an error.
         state: From `state_dict`, to resume a run: steps that are already in the files are not written again.
-        new_episodes: The run resumes in new episodes: their ids get a suffix, since those that were written after
-            ``state`` was saved may have the same ids.
-        new_settings: The run resumes with other settings. Its running episodes then go on in another way than in steps
-            that were written after ``state`` was saved: if there are any, ids get a suffix, too.
         is_run: Whether episodes are of training runs, of which several may give the same ids: these get a suffix,
             which is random behind a URL. Otherwise the ids are unique.
         options: Other arguments of each `RecordingWriter`.
@@ -113,8 +113,6 @@ class ModuleWriters:
         layout: Layout = "episodes",
         append: bool = False,
         state: Mapping[str, Any] | None = None,
-        new_episodes: bool = False,
-        new_settings: bool = False,
         is_run: bool = True,
         **options: Any,
     ) -> None:
@@ -141,15 +139,38 @@ class ModuleWriters:
                     opened.callback(self._series[folder].close)
             # Also called on garbage collection and interpreter exit; what was created last is finished first.
             self._finish = weakref.finalize(self, opened.pop_all().close)
-        newest = max(series.writer.next_file for series in self._series.values())
-        if new_settings and not new_episodes and any(series.there for series in self._series.values()):
-            self._tag += f"+{newest}"
-            for series in self._series.values():
-                series.go_on_as(f"+{newest}")
-        elif is_run and (new_episodes if state is not None else newest and not self._tag):
-            self._tag += f"+{newest}"  # runs with the same seed give their episodes the same names
+        if is_run and state is None and self._newest and not self._tag:
+            self._tag = f"+{self._newest}"  # runs with the same seed give their episodes the same names
         self._rows = 0
         """The number of rows since the metadata was set."""
+
+    @property
+    def _newest(self) -> int:
+        return max(series.writer.next_file for series in self._series.values())
+
+    @property
+    def has_later_steps(self) -> bool:
+        """Whether the files have steps that were written after the state of a run that resumes was saved."""
+        return any(series.there for series in self._series.values())
+
+    def go_on(self, *, new_episodes: bool, other_ids: bool) -> None:
+        """Say how a run that resumes goes on, before it writes its first steps.
+
+        Args:
+            new_episodes: Its running episodes do not continue: what is held of them is written now, as it is.
+            other_ids: What it writes from now on gets other ids, as they may be those of steps that are in the files
+                but were made in another way.
+
+        Raises:
+            DataError: a write failed.
+        """
+        for series in self._series.values() if new_episodes else ():
+            series.write_rest()
+        if other_ids:
+            suffix = f"+{self._newest}"
+            self._tag += suffix
+            for series in self._series.values():
+                series.go_on_as(suffix)
 
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""

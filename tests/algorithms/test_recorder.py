@@ -404,3 +404,48 @@ def test_a_recording_that_is_not_there_when_a_run_resumes_is_told(
     with pytest.raises(DataError, match="data: the recording that this run writes is not there"):
         etude.load(tmp_path / "run").train()
     assert [*Path().iterdir()] == []
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("changes", ["workers", "number of envs"])
+def test_each_step_is_recorded_once_however_often_a_run_resumes_in_new_episodes(
+    changes: str, layout: Any, tmp_path: Path
+) -> None:
+    """The steps of episodes that were cut are written when the run stops, and never again."""
+    record = RecordConfig(path=str(tmp_path / "data"), layout=layout)
+    config = PPOConfig(**{**SMALL, "env": SMALL["env"], "num_envs": 4, "num_steps": 128}, record=record)
+    if changes == "workers":
+        config = dataclasses.replace(config, workers=etude.Workers(num_workers=2, envs_per_worker=2))
+    played = 0
+    for session in range(4):
+        others = {} if changes == "workers" or not session else {"num_envs": 2 if session % 2 else 4}
+        run = etude.load(tmp_path / "run", **others) if session else PPO(config)
+        run.train()
+        run.save(tmp_path / "run")
+        if session == 1:
+            run.train()  # after the checkpoint, as of a run that is killed: these steps are lost to training
+        played += 128 * (2 if session == 1 else 1)
+        run.close()
+    recording = Recording.open(tmp_path / "data")
+    assert recording.num_steps == played
+    assert validate(tmp_path / "data").ok
+    steps = recording.read()
+    starts = steps.steps["obs"][steps.offsets[:-1]][steps.segments.t_start == 0]
+    assert changes == "workers" or len(np.unique(starts, axis=0)) == len(starts)
+
+
+def test_a_run_without_its_runners_state_does_not_begin_with_its_first_episodes_again(tmp_path: Path) -> None:
+    config = PPOConfig(**SMALL, record=RecordConfig(path=str(tmp_path / "data"), append=True))
+    algorithm = PPO(config)
+    algorithm.train()
+    algorithm.save(tmp_path / "run")
+    algorithm.close()
+    for _ in range(2):
+        again = PPO(config)
+        again.load(tmp_path / "run", not_components="runner")
+        again.train()
+        again.save(tmp_path / "run")
+        again.close()
+    steps = Recording.open(tmp_path / "data").read()
+    starts = steps.steps["obs"][steps.offsets[:-1]][steps.segments.t_start == 0]
+    assert len(np.unique(starts, axis=0)) == len(starts)
