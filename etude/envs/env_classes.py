@@ -7,7 +7,7 @@ import sys
 import types
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import gymnasium as gym
@@ -60,12 +60,13 @@ class Classes:
         rest = [env]
         while rest:
             value = rest.pop()
+            if isinstance(value, enum.Enum):
+                self._add(type(value))
+                continue
             if id(value) in met or isinstance(value, np.generic | str | bytes | int | float):
                 continue
             met[id(value)] = value
-            if isinstance(value, enum.Enum):
-                self._add(type(value))
-            elif isinstance(value, dict):
+            if isinstance(value, dict):
                 rest += value.values()
             elif isinstance(value, _SEQUENCES):
                 rest += value
@@ -80,7 +81,7 @@ class Classes:
                 rest += vars(value).values()
                 if is_env(value):
                     self._add_file(type(value))
-        self._shared = self._shared_objects()
+        self._shared = {key: one for key, one in self._shared_objects().items() if not is_env(one)}
         kinds = Counter(type(one) for one in self._shared.values() if not isinstance(one, gym.Space))
         self._shared_kinds, self._constants = {*kinds}, {kind for kind, count in kinds.items() if count > 1}
 
@@ -98,15 +99,13 @@ class Classes:
 
     def _shared_objects(self) -> dict[int, Any]:
         """The objects that variables of the files, or of these classes, refer to, by id."""
-        spaces: list[Mapping[str, Any]] = [vars(sys.modules[name]) for name in self._files if name in sys.modules]
-        spaces += [vars(kind) for kind in self._kinds.values() if kind is not None]
-        found: dict[int, Any] = {}
-        for space in spaces:
-            for value in list(space.values()):
+        kinds = {kind for kind in self._kinds.values() if kind is not None}
+        values = [value for kind in kinds for value in vars(kind).values()]
+        for name in self._files & sys.modules.keys():
+            for value in list(vars(sys.modules[name]).values()):
                 inside: Iterable[Any] = value.values() if isinstance(value, dict) else ()
-                inside = value if isinstance(value, list | tuple | set | frozenset) else inside
-                found |= {id(one): one for one in (value, *inside) if type(one) in self._kinds.values()}
-        return found
+                values += [value, *(value if isinstance(value, list | tuple | set | frozenset) else inside)]
+        return {id(value): value for value in values if type(value) in kinds}
 
     def named(self, name: str) -> type | None:
         """The class with this name; None if there is none, or if several have the name."""

@@ -95,7 +95,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     how = "get_state" if capture.used_get_state else "snapshot"
-    return {"how": how, "env": tree, "classes": {name: own for name, own in capture.classes.items() if own}}
+    return {"how": how, "env": tree, "classes": capture.classes}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -432,7 +432,9 @@ def _is_like(value: Any, node: Node) -> bool:
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, dict) and isinstance(b, dict):
-            numbers = ("id", "ref", "view")
+            if "ref" in a or "ref" in b:  # captured where it was met first
+                return True
+            numbers = ("id", "view")
             return a.keys() == b.keys() and all(name in numbers or alike(a[name], b[name]) for name in a)
         if isinstance(a, list | tuple) and isinstance(b, list | tuple):
             return len(a) == len(b) and all(map(alike, a, b))
@@ -494,13 +496,17 @@ class _Restore:
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:
         kind = self._kind_of(current, node, path, object)
-        stored = self._checksums.pop(node["class"], {})
-        if changed := [name for name, own in checksums_of(kind).items() if stored.get(name, own) != own]:
+        stored = self._checksums.pop(node["class"], None)
+        own = {} if stored is None else checksums_of(kind)
+        if stored is not None and (
+            changed := [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
+        ):
             raise CannotRestoreError(
                 f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
                 f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
             )
-        if type(current) is kind and self._classes.is_constant(current) and not _is_like(current, node):
+        is_constant = type(current) is kind and self._classes.is_constant(current)
+        if is_constant and not (vars(current) and _is_like(current, node)):
             raise CannotRestoreError(f"{path} was another {node['class'].lstrip(':')} of those that the program has")
         is_new = type(current) is not kind
         if is_new:
@@ -657,6 +663,8 @@ class _Restore:
         if kind in ("list", "deque"):
             self._made[node["id"]] = made
         for i, item in enumerate(stored):
+            if i >= len(old) and item.get("static") == _ANY:
+                raise CannotRestoreError(f"{path}[{i}] was no plain data, but a new env has none there")
             made.append(self.value(old[i] if i < len(old) else None, item, f"{path}[{i}]"))
         match kind:
             case "tuple" | "set" | "frozenset":

@@ -4,7 +4,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -333,16 +333,27 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
     inside = recordings_in(path) if path.is_dir() else {}
     for folder, files in inside.items():
         wholes.setdefault(_partitioned(folder, path, files[0]) or folder, []).append(folder)
-    out: list[Described] = []
-    for whole, folders in (wholes or {path: [path]}).items():
-        files = [file for folder in folders for file in inside.get(folder, ())]
-        if folders == [whole]:
-            out.append(_own(whole, None, faults))
-        elif _is_one(whole, files):
-            out.append(_rewritten(Source(InFolders(whole, files), preset=ETUDE), _header_of(files), whole, faults))
-        else:
-            out += [_own(folder, None, faults) for folder in folders]
-    return out
+    if not inside:
+        return [_own(path, None, faults)]
+    return [one for whole, folders in wholes.items() for one in _of_parts(whole, folders, inside, faults)]
+
+
+def _of_parts(
+    whole: AnyPath,
+    folders: Sequence[AnyPath],
+    inside: Mapping[AnyPath, Sequence[AnyPath]],
+    faults: list[Problem] | None,
+) -> list[Described]:
+    """Open the folders with names such as ``agent_id=a`` that are below ``whole``: as one recording, or as several."""
+    if list(folders) == [whole]:
+        return [_own(whole, None, faults)]
+    files = [file for folder in folders for file in inside[folder]]
+    if _is_one(whole, files):
+        return [_rewritten(Source(InFolders(whole, files), preset=ETUDE), _header_of(files), whole, faults)]
+    parts: dict[AnyPath, list[AnyPath]] = {}
+    for folder in folders:
+        parts.setdefault(whole / relative(folder, whole).parts[0], []).append(folder)
+    return [one for part, own in parts.items() for one in _of_parts(part, own, inside, faults)]
 
 
 def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | None:
@@ -351,7 +362,7 @@ def _partitioned(folder: AnyPath, path: AnyPath, file: AnyPath) -> AnyPath | Non
     names = relative(folder, path).parts
     depth = next((k for k, name in enumerate(names) if "=" in name), None)
     opened = None if depth is None else next(open_files([file]))
-    if depth is None or not isinstance(opened, DataFile) or not opened.is_rewritten:
+    if depth is None or (isinstance(opened, DataFile) and not opened.is_rewritten):
         return None  # such as a module of such a name, which Etude wrote
     return path / "/".join(names[:depth]) if depth else path
 
@@ -370,15 +381,17 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
         return True
     if len({*folders.values()}) < 2:
         return False
-    keys = [col.EPISODE_ID, col.AGENT_ID, col.T_INDEX]
-    steps: dict[tuple[str, ...], set[Any]] = {}
+    begun: dict[tuple[str, ...], set[Any]] = {}  # by folder: the episodes and agents whose first steps are there
     for file in opened:
-        own = [name for name in keys if name in file.schema.names]
-        for group in range(file.num_groups):
+        own = [name for name in (col.EPISODE_ID, col.AGENT_ID) if name in file.schema.names]
+        said = tuple(name for name in folders[file.path] if name.partition("=")[0] in KEYS)
+        for group in range(file.num_groups if col.T_INDEX in file.schema.names else 0):
             with contextlib.suppress(DataError):  # it is told of where it is read
-                rows = file.read_group(group, own, None).to_pydict().values()
-                steps.setdefault(folders[file.path], set()).update(zip(*rows, strict=True))
-    return sum(map(len, steps.values())) == len(set().union(*steps.values()))
+                rows = file.read_group(group, [*own, col.T_INDEX], None)
+                firsts = rows.filter(pc.equal(rows[col.T_INDEX], 0)).to_pylist()
+                keys = {(*said, *(row[name] for name in own)) for row in firsts}
+                begun.setdefault(folders[file.path], set()).update(keys)
+    return sum(map(len, begun.values())) == len(set().union(*begun.values()))
 
 
 def _header_of(files: Sequence[AnyPath]) -> Header | None:

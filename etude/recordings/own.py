@@ -389,16 +389,18 @@ def first_difference(
     for name in dict.fromkeys([*other.names, *schema.names]):
         fields = [s.field(s.names.index(name)) if name in s.names else None for s in (schema, other)]
         own, wanted = (None if field is None else _type_of(field) for field in fields)
-        if own != wanted and not (loosely and (name == col.SEGMENT or _are_close(*fields))):
+        if own != wanted and not (loosely and (name == col.SEGMENT or _are_close(name, *fields))):
             return name, own, wanted
     return None
 
 
-def _are_close(a: pa.Field | None, b: pa.Field | None) -> bool:
+def _are_close(name: str, a: pa.Field | None, b: pa.Field | None) -> bool:
     """Whether two columns hold numbers of one kind, of any width, or texts, in lists or not."""
     if a is None or b is None:
         return False
     one, other = a.type, b.type
+    if name in (col.T_INDEX, col.REWARD):
+        return {_kind_of(one), _kind_of(other)} <= {"i", "f"}
     if _is_text(one) or _is_text(other):
         return _is_text(one) and _is_text(other)
     sizes = {kind.list_size for kind in (one, other) if pa.types.is_fixed_size_list(kind)}

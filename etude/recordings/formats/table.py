@@ -353,29 +353,47 @@ class TableColumns:
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether a column of integers, and those of the observations that follow, fit in a narrower dtype."""
+        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space.
+
+        Raises:
+            DataError: what follows has numbers that neither fit in it nor in the dtype of the column.
+        """
         found = self._found[name][1]
         if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
             return False
-        if np.can_cast(found, dtype, "safe"):
-            return True
-        names = [
-            name,
-            *(col.moved(name, col.OBS, root) for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS)),
-        ]
-        own = [part for one in names for part in self._plan.mapped.get(one, ())]
+        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
+        later = [col.moved(name, col.OBS, root) for root in roots]
+        fits = np.can_cast(found, dtype, "safe") or self._lies_in(self._plan.mapped[name], dtype) is None
+        after = [part for one in later for part in self._plan.mapped.get(one, ())]
+        wrong = self._lies_in(after, dtype if fits else found)
+        if wrong and not np.can_cast(found, dtype, "safe"):
+            fits, wrong = False, self._lies_in(after, found)
+        if wrong:
+            raise DataError(f"{wrong}, which do not fit in the {dtype if fits else found} of `{name}`. Correct them.")
+        if not fits:
+            where = self._groups[0].file or "the table"
+            _log.warning("%s: `%s` has numbers that do not fit in the %s of its space.", where, name, dtype)
+        return fits
+
+    def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
+        """None if all numbers of these columns are whole and in the range of ``dtype``; else which are not."""
         limits = np.iinfo(dtype)
-        for group in self._groups:
-            table = self._read(group, own)
-            for part in own:
-                low, high = pc.min_max(_numbers_in(one_array(table[part]))).as_py().values()
-                if low is not None and not limits.min <= low <= high <= limits.max:
-                    _log.warning(
-                        "%s: column `%s` has numbers from %s to %s, which do not fit in the %s of its space.",
-                        *(group.place(0), part, low, high, dtype),
-                    )
-                    return False
-        return True
+        for group in self._groups if names else ():
+            table = self._read(group, names)
+            for part in names:
+                array = _numbers_in(one_array(table[part]))
+                is_whole = pa.types.is_integer(array.type)
+                if pa.types.is_floating(array.type):
+                    array = array.drop_null()
+                    array = array.filter(pc.invert(pc.is_nan(array)))
+                    is_whole = pc.all(pc.equal(array, pc.floor(array)), min_count=0).as_py()
+                elif not is_whole:
+                    continue
+                low, high = pc.min_max(array).as_py().values()
+                if low is not None and not (is_whole and limits.min <= low <= high <= limits.max):
+                    what = "numbers" if is_whole else "fractions"
+                    return f"{group.place(0)}: column `{part}` has {what} from {low} to {high}"
+        return None
 
     def _ranges(self, root: str) -> dict[str, Range]:
         """The ranges of integers under ``root`` in all groups."""

@@ -1018,4 +1018,14 @@ def test_whole_numbers_take_the_dtype_of_the_given_space(caplog: pytest.LogCaptu
         large = table.set_column(table.schema.get_field_index(column), column, pa.array(values))
         wide = Recording.open(Source(large, names, obs_space=pixels))
         assert (wide.obs_space.dtype, wide.read().steps["obs"].dtype) == (np.int64, np.int64)
-        assert f"`{column}` has numbers from" in caplog.records[-1].getMessage()
+        assert "`obs` has numbers that do not fit in the uint8" in caplog.records[-1].getMessage()
+    fractions = table.set_column(table.schema.get_field_index("nx"), "nx", pa.array([2.0, 1.5, None]))
+    with pytest.raises(DataError, match="column `nx` has fractions from 1.5 to 2.0, which do not fit in the int64"):
+        Recording.open(Source(fractions, names, obs_space=pixels))
+    for name in ("x", "y"):  # which are no wider than the space
+        table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(pa.uint8()))
+    large = table.set_column(table.schema.get_field_index("nx"), "nx", pa.array([2, 300, 3]))
+    with pytest.raises(
+        DataError, match="column `nx` has numbers from 2 to 300, which do not fit in the uint8 of `obs`"
+    ):
+        Recording.open(Source(large, names, obs_space=pixels))
