@@ -2,17 +2,15 @@
 """Training batches of single steps or of segments: from a stream in bounded memory, or at random from memory."""
 
 import atexit
-import contextlib
 import itertools
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index
 from etude.experience.experience import offsets_of, without_lookback
+from etude.recordings.background import BackgroundThread
 from etude.recordings.pieces import row_bytes
 
 T = TypeVar("T", Columns, Experience)
@@ -454,20 +453,14 @@ class Prefetched(Iterator[Item]):
     """
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        self._wanted: _Wanted[Item] = SimpleQueue()
-        self._thread = threading.Thread(target=_make, args=(items, self._wanted), name="etude-reader", daemon=True)
+        self._thread = BackgroundThread("etude-reader")
+        self._make = partial(next, items, _END)
         self._ahead: deque[Future[Item]] = deque()
         for _ in range(depth + 1):  # one of them is being made
-            self._want()
-        self._thread.start()
-        _READERS[self._thread] = self._wanted
+            self._ahead.append(self._thread.submit(self._make))
+        _READERS.add(self._thread)
         # Garbage collection must not wait for the thread: it may run in it.
-        self._end = weakref.finalize(self, _end, self._wanted)
-
-    def _want(self) -> None:
-        future: Future[Item] = Future()
-        self._ahead.append(future)
-        self._wanted.put(future)
+        self._end = weakref.finalize(self, self._thread.end, cancel=True)
 
     @property
     def depth(self) -> int:
@@ -477,7 +470,7 @@ class Prefetched(Iterator[Item]):
     def close(self) -> None:
         """End the thread, and wait until it has ended."""
         if self._end.detach() is not None:
-            _end(self._wanted)
+            self._thread.end(cancel=True)
             self._thread.join()
 
     def __next__(self) -> Item:
@@ -500,42 +493,22 @@ class Prefetched(Iterator[Item]):
                 f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
                 "must raise an Exception instead, and may not call sys.exit."
             ) from error
-        self._want()
+        self._ahead.append(self._thread.submit(self._make))
         if item is _END:
             self.close()
             raise StopIteration
         return item
 
 
-_Wanted: TypeAlias = SimpleQueue[Future[Item] | None]
-_READERS: Final[WeakKeyDictionary[threading.Thread, _Wanted[Any]]] = WeakKeyDictionary()
+_READERS: Final[WeakSet[BackgroundThread]] = WeakSet()
 _EXIT_SECONDS: Final = 10.0
-
-
-def _make(items: Iterator[Item], wanted: _Wanted[Item]) -> None:
-    while (future := wanted.get()) is not None:
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(next(items, _END))
-        except BaseException as error:  # noqa: BLE001 - raised where the item is taken
-            future.set_exception(error)
-        del future  # or its item would be kept while the next one is made
-
-
-def _end(wanted: _Wanted[Any]) -> None:
-    """Let the thread end after the item that it makes now."""
-    with contextlib.suppress(Empty):
-        while (future := wanted.get_nowait()) is not None:
-            future.cancel()
-    wanted.put(None)
 
 
 @atexit.register
 def _end_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
-    readers = list(_READERS.items())
-    for _, wanted in readers:
-        _end(wanted)
-    for thread, _ in readers:
+    readers = list(_READERS)
+    for thread in readers:
+        thread.end(cancel=True)
+    for thread in readers:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import re
 import reprlib
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -28,6 +28,7 @@ from etude.experience.arrays import describe
 from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
 from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at
+from etude.recordings.background import BackgroundThread
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
 from etude.recordings.formats.inferring import reserved
@@ -348,12 +349,11 @@ class RecordingWriter:
         self._pending: list[Experience] = []
         self._pending_rows = 0
         self._pending_since = 0.0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="etude-writer")
-        own = self._thread.submit(threading.get_ident).result()
+        self._thread = BackgroundThread("etude-writer")
         self._newest: Future[None] | None = None
         """The last row group that was given to the thread."""
         # Also called on garbage collection and interpreter exit: the thread must not outlive its writer.
-        self._finish = weakref.finalize(self, _finish, self._pending, self._thread, own, self._files, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._pending, self._thread, self._files, os.getpid())
 
     def __repr__(self) -> str:
         return short(self, reprlib.repr(str(self.path)), env=self.header.env)
@@ -434,14 +434,15 @@ class RecordingWriter:
         """
         if self._finish.alive:
             self._finish()
-            self._thread.shutdown()
+            if not self._thread.is_current:
+                self._thread.join()
             self._raise_failure()
 
     def _hand_over(self, *, publish: bool = False) -> Future[None]:
         """Let the thread write what is pending, once it has written what it was given before."""
         if self._newest is not None:
             self._newest.result()
-        self._newest = self._thread.submit(self._files.write, tuple(self._pending), publish=publish)
+        self._newest = self._thread.submit(partial(self._files.write, tuple(self._pending), publish=publish))
         self._pending.clear()
         self._pending_rows = 0
         return self._newest
@@ -504,18 +505,12 @@ def recorded(exp: Experience, roots: Sequence[str]) -> Experience:
     return exp.only(chosen(list(exp.steps), roots, "what is to be recorded"))
 
 
-def _finish(pending: list[Experience], thread: ThreadPoolExecutor, own: int, files: FileRoller, owner: int) -> None:
-    """Write what is pending, and end the thread, whose identifier is ``own``."""
+def _finish(pending: list[Experience], thread: BackgroundThread, files: FileRoller, owner: int) -> None:
+    """Write what is pending, and end the thread."""
     if os.getpid() != owner:
         return  # a forked process has no such thread; the parent process continues to write
-    parts = tuple(pending)
+    last = thread.submit(partial(files.finish, tuple(pending)))
     pending.clear()
-    try:
-        last = thread.submit(files.finish, parts)
-    except RuntimeError:  # the interpreter exits, and has ended the thread
-        files.finish(parts)
-        return
-    # Garbage collection must not wait for a thread to end: it may run in one that is just being started.
-    thread.shutdown(wait=False)
-    if threading.get_ident() != own:
+    thread.end()
+    if not thread.is_current:  # garbage collection may run in it
         wait([last])
