@@ -62,7 +62,21 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, t
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
-    ("id", "class", "maxlen", "shape", "rng", "below", "order", "dtype", "offset", "strides", "memory", "code")
+    (
+        "id",
+        "class",
+        "maxlen",
+        "shape",
+        "rng",
+        "below",
+        "order",
+        "dtype",
+        "offset",
+        "strides",
+        "memory",
+        "code",
+        "is_pure",
+    )
 )
 """The keys of a node besides its kind."""
 _ANY = "any"  # stands for an object that never changes, or is for drawing only
@@ -164,7 +178,7 @@ def _static(value: Any) -> str | None:
         return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
     if isinstance(value, types.ModuleType):
         return value.__name__
-    fixed = isinstance(value, EnvSpec | logging.Logger | pathlib.PurePath)
+    fixed = isinstance(value, EnvSpec | logging.Logger)
     if fixed or f"{getattr(type(value), '__module__', '')}.".startswith(_STATELESS):
         return _ANY
     return _ANY if callable(value) and not hasattr(value, "__dict__") else None
@@ -290,6 +304,8 @@ class _Capture:
             return {"python_random": value.getstate()}
         if isinstance(value, np.dtype) and np.dtype(value.str) == value:
             return {"numpy_dtype": value.str}
+        if isinstance(value, pathlib.PurePath):
+            return {"path": str(value), "is_pure": not isinstance(value, pathlib.Path)}
         if kind in (range, slice):
             bounds = (value.start, value.stop, value.step)
             return {kind.__name__: [self.node(bound, path, plain=True) for bound in bounds]}
@@ -565,6 +581,8 @@ class _Restore:
                 return python_random
             case "numpy_dtype":
                 return np.dtype(str(stored))
+            case "path":
+                return pathlib.PurePath(stored) if node["is_pure"] else pathlib.Path(stored)
             case "range" | "slice":
                 parts = [self.value(None, part, path) for part in stored]
                 return range(*parts) if kind == "range" else slice(*parts)

@@ -379,7 +379,7 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     folders = {file.path: relative(file.path, whole).parts[:-1] for file in opened}
     if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS}:
         return True
-    if len({*folders.values()}) < 2:
+    if len({relative(file, whole).parts[:-1] for file in files}) < 2:
         return False
     begun: dict[tuple[str, ...], set[Any]] = {}  # by folder: the episodes and agents whose first steps are there
     for file in opened:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import dataclasses
+import logging
 import string
 import tempfile
 import zlib
@@ -196,14 +197,16 @@ class Oddments(Numbered):
         self.things: dict[Any, Any] = {("sapling", (1, 2)): [2], "kind": np.dtype(np.float32)}
         self.seen: Counter[int] = Counter()
         self.rows, self.part = range(3), slice(None, 2)
+        self.levels = [Path("levels/0")]
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
         self.things["sapling", (1, 2)].append(len(self.seen) % 7)
         self.seen.update([int(action), 3])
+        self.levels.append(self.levels[-1].with_name(str(len(self.seen))))
         self.things["kind"] = np.dtype(np.int16 if self.seen[3] % 2 else np.float64)
         self.rows, self.part = range(self.rows.stop, self.rows.stop + 2, 2), slice(1, self.rows.stop)
-        return obs, float(zlib.crc32(repr((self.things, self.seen, self.rows, self.part)).encode())), *rest
+        return obs, float(zlib.crc32(repr((self.things, self.seen, self.rows, self.part, self.levels)).encode())), *rest
 
 
 def test_plain_data_of_all_kinds_is_kept() -> None:
@@ -293,7 +296,7 @@ def two_of_one_name(number: int) -> type:
         (lambda: Mood("sad"), "thing was a test_snapshot:Mood, of which no other can be made"),
         (Deleting, "thing was a test_snapshot:Deleting, of which no other can be made"),
         (lambda: gym.spaces.Box(0, 1), "thing was a gymnasium.spaces.box:Box, of which no other can be made"),
-        (lambda: Holding(path=Path("/x")), "thing.path was no plain data, but is something else"),
+        (lambda: Holding(log=logging.getLogger("x")), "thing.log was no plain data, but is something else"),
     ],
 )
 def test_what_can_not_be_made_again_is_never_made_up(make: Any, why: str) -> None:
