@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -147,13 +147,6 @@ class Algorithm(Generic[C]):
             if name.startswith("_") or hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises the original error
             raise no_such_attribute(self, name)
-
-    def __reduce__(self) -> NoReturn:
-        """Raise a TypeError: an algorithm can't be pickled or copied."""
-        raise TypeError(
-            f"{type(self).__name__} can't be pickled or copied: it holds envs and processes. Write save(path), and "
-            "load another one with etude.load(path)."
-        )
 
     def __repr__(self) -> str:
         where = [] if self.config.env is None else [f"on {env_name(self.config.env)}"]
