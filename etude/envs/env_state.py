@@ -62,21 +62,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, t
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
-    (
-        "id",
-        "class",
-        "maxlen",
-        "shape",
-        "rng",
-        "below",
-        "order",
-        "dtype",
-        "offset",
-        "strides",
-        "memory",
-        "code",
-        "is_pure",
-    )
+    "id class maxlen shape rng below order dtype offset strides memory code is_pure".split()  # noqa: SIM905
 )
 """The keys of a node besides its kind."""
 _ANY = "any"  # stands for an object that never changes, or is for drawing only
@@ -261,7 +247,7 @@ class _Capture:
     def __init__(self) -> None:
         self.used_get_state = False
         self.classes: dict[str, dict[str, int]] = {}
-        """By class: `_checksums_of`."""
+        """By class: `checksums_of`."""
         self.path = ""
         """The path of the last value."""
         self._depth = 0

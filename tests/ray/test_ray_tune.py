@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -32,6 +33,27 @@ TINY = etude.PPOConfig(
     network=etude.NetworkConfig(hidden=(8,)),
     seed=1,
 )
+
+
+class Noted(etude.Callback):
+    """Notes the process of each episode in a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_episode_end(self, episode):
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_no_more_trials_run_at_once_than_they_may(cluster, tmp_path):
+    config = dataclasses.replace(TINY, callbacks=(Noted(tmp_path / "noted"),))
+    space, stop = {"lr": ray_tune.grid_search([1e-3, 2e-3, 3e-3])}, etude.Stop(env_steps=2000)
+    grid = tune(config, space, stop=stop, max_concurrent=1, out=tmp_path / "out", verbose=0)
+    assert len(grid) == 3
+    pids = (tmp_path / "noted").read_text().split()
+    changes = sum(a != b for a, b in itertools.pairwise(pids))
+    assert changes == len(set(pids)) - 1  # one after another; one process may run several
 
 
 @pytest.fixture(scope="module")

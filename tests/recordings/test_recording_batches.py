@@ -171,6 +171,19 @@ def test_a_process_ends_although_its_reader_waits_for_ever():
     assert (out.stdout, out.stderr) == ("1\n", "")
 
 
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_the_reader():
+    code = (
+        "import os, signal, threading\nfrom etude.recordings.batches import Prefetched\n"
+        "def items():\n    yield 1\n    os.kill(os.getpid(), signal.SIGINT)\n    threading.Event().wait()\n"
+        "ahead = Prefetched(items(), 1)\nprint(next(ahead))\n"
+        "try:\n    next(ahead)\nexcept KeyboardInterrupt:\n    print('interrupted', list(ahead), flush=True)\n"
+        "    os._exit(3)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (out.returncode, out.stdout) == (3, "1\ninterrupted []\n")
+
+
 def test_a_process_with_an_open_iterator_ends(recording):
     code = (
         "from etude.recordings import Recording\n"
