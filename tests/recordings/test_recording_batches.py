@@ -175,6 +175,7 @@ def test_a_process_ends_although_its_reader_waits_for_ever():
 def test_ctrl_c_does_not_wait_for_the_reader():
     code = (
         "import os, signal, threading\nfrom etude.recordings.batches import Prefetched\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         "def items():\n    yield 1\n    os.kill(os.getpid(), signal.SIGINT)\n    threading.Event().wait()\n"
         "ahead = Prefetched(items(), 1)\nprint(next(ahead))\n"
         "try:\n    next(ahead)\nexcept KeyboardInterrupt:\n    print('interrupted', list(ahead), flush=True)\n"
