@@ -480,12 +480,12 @@ class Prefetched(Iterator[Item]):
         try:
             item = first.result()
         except BaseException as error:
-            if not first.done():  # Ctrl-C in this thread, which must not wait for the other
+            if first.cancelled():  # another thread has closed it
+                raise StopIteration from None
+            if not first.done() or error is not first.exception():  # Ctrl-C here, which must not wait for the thread
                 self._end()
                 raise
             self.close()
-            if first.cancelled():  # another thread has closed it
-                raise StopIteration from None
             if isinstance(error, Exception):
                 raise
             # Raised unchanged, it would end this thread, or the whole process, without a message.
