@@ -179,7 +179,8 @@ def test_ctrl_c_does_not_wait_for_the_reader(at):
         "import os, signal, threading\nfrom etude.recordings.batches import Prefetched\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
         "taken = threading.Event()\n"
-        f"def items():\n    yield 1\n    {wait}\n    os.kill(os.getpid(), signal.SIGINT)\n    threading.Event().wait()\n"
+        f"def items():\n    yield 1\n    {wait}\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    threading.Event().wait()\n"
         "ahead = Prefetched(items(), 1)\n"
         "try:\n    next(ahead)\n    taken.set()\n    next(ahead)\n"
         "except KeyboardInterrupt:\n    print('interrupted', list(ahead), flush=True)\n    os._exit(3)"
