@@ -415,8 +415,9 @@ class Algorithm(Generic[C]):
             self.after_update(self.env_steps)
             self.iteration += 1
             self.evaluate_when_due()
-            self.seconds += time.perf_counter() - begin - (self._seconds_apart - apart)
-            result, self._resumed = self._result(update, before), None
+            seconds = time.perf_counter() - begin - (self._seconds_apart - apart)
+            self.seconds += seconds
+            result, self._resumed = self._result(update, before, seconds), None
             return result
 
     def _counts(self) -> Counts:
@@ -437,14 +438,15 @@ class Algorithm(Generic[C]):
         if self._counts() != before:
             self._log_trained(before)
 
-    def _result(self, update: Update, before: Counts | None = None) -> Result:
-        """The result of an iteration that began at ``before``; None: the current state, without an iteration."""
+    def _result(self, update: Update, before: Counts | None = None, seconds: float = 0.0) -> Result:
+        """The result of an iteration that began at ``before`` and took ``seconds``; None: the current state, without an
+        iteration."""
         if before is not None:
             self._log_trained(before)
         logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
         if before is not None:
             self.times = dict.fromkeys(times, 0.0)
-        sampling = times.get("sample", 0.0)
+        sampling = seconds if self.engine.samples_beside else times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before.env_steps
         rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
         for module_id, learner in self.learner.modules.items():

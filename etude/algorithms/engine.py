@@ -92,6 +92,11 @@ class Engine:
         workers = self._algorithm.config.workers
         return not workers.num_workers or workers.min_batch == workers.num_workers * workers.envs_per_worker
 
+    @property
+    def samples_beside(self) -> bool:
+        """Whether envs are stepped all the time, not just while experience is waited for."""
+        return False
+
     # -- learning -------------------------------------------------------------------------------------------------
 
     def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:

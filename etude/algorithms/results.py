@@ -52,7 +52,8 @@ class Result:
     times: dict[str, float]
     """Seconds in each phase of this iteration."""
     sample_steps_per_s: float
-    """Env steps per second of sampling in this iteration; 0 offline."""
+    """Env steps per second of sampling in this iteration, or of the whole iteration if runners sample all the time; 0
+    offline."""
     length_min: float = math.nan
     """Length of the shortest of these episodes, in steps."""
     length_max: float = math.nan

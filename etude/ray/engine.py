@@ -90,6 +90,11 @@ class RayEngine(Engine):
         """Timing decides whose steps come first, and what they are."""
         return False
 
+    @property
+    def samples_beside(self) -> bool:
+        """Whether runners go on while the learner learns."""
+        return self._runners is not None and self._runners.asynchronous
+
     # -- learning -----------------------------------------------------------------------------------------------
 
     @property

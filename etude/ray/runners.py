@@ -73,7 +73,7 @@ class Runners:
     """
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray, *, asynchronous: bool = False) -> None:
-        self._algorithm, self._settings, self._asynchronous = algorithm, settings, asynchronous
+        self._algorithm, self._settings, self.asynchronous = algorithm, settings, asynchronous
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
@@ -202,7 +202,7 @@ class Runners:
         self._ready()
         key, own, begin = (whole_episodes, explore), self._settings, monotonic()
         parts = max(1, min(DEPTH, FRAGMENTS // own.num_runners))
-        share = num_steps if self._asynchronous else math.ceil(num_steps / (own.num_runners * parts))
+        share = num_steps if self.asynchronous else math.ceil(num_steps / (own.num_runners * parts))
         size = own.fragment_steps or share
         taken: list[Fragment] = []
         have = 0
@@ -222,14 +222,14 @@ class Runners:
                 report = taken[-1].report
                 have += report.agent_steps if self._by_agent else report.env_steps
                 self._count(taken[-1])
-        if self._asynchronous:
+        if self.asynchronous:
             self._ask(0, size, key)
         self.pool.counts["sample_wait_s"] += monotonic() - begin
         return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
     def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
         """Request fragments with ``wanted`` steps; if asynchronous, as many from each runner as allowed."""
-        if not self._asynchronous:
+        if not self.asynchronous:
             for member, steps in dealt(self.pool.members, wanted, size):
                 self._order(member, steps, key)
             return

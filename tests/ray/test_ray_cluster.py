@@ -165,3 +165,21 @@ def test_learners_of_a_cluster_are_never_left_out_silently() -> None:
         pytest.raises(SettingsError, match=r"num_learners=1, but LearnsItself\.training_step .*leave"),
     ):
         algorithm.train()
+
+
+def test_a_run_that_changes_between_this_process_and_a_cluster_plays_other_episodes(tmp_path: Path) -> None:
+    """And records each step once."""
+    config = PPOConfig(**SMALL, record=RecordConfig(path=str(tmp_path / "data"), append=True))
+    played = 0
+    for session in range(4):
+        engine = Ray(num_runners=2) if session % 2 else "local"
+        run = etude.load(tmp_path / "run", env=Walk, engine=engine) if session else PPO(config)
+        with closing(run):
+            run.train()
+            run.save(tmp_path / "run")
+            played = run.env_steps
+    recording = etude.Recording.open(tmp_path / "data")
+    assert recording.num_steps == played
+    steps = recording.read()
+    starts = steps.steps["obs"][steps.offsets[:-1]][steps.segments.t_start == 0]
+    assert len(np.unique(starts, axis=0)) == len(starts)

@@ -70,6 +70,8 @@ def test_several_epochs_are_learned_by_several_learners() -> None:
     try:
         results = [algorithm.train() for _ in range(2)]
         assert [result.updates for result in results] == [3, 6]
+        steps, seconds = results[1].env_steps - results[0].env_steps, results[1].seconds - results[0].seconds
+        assert results[1].sample_steps_per_s == pytest.approx(steps / seconds)  # not those of waiting for them
         assert 0.5 < results[-1].metrics["rho"] <= 1
     finally:
         algorithm.close()
