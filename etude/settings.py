@@ -402,6 +402,7 @@ _OTHER_NAMES = {
     "temperature_lr": "alpha_lr ent_lr temp_learning_rate alpha_learning_rate",
     "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
     "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
+    "updates_per_iteration": "n_steps_per_epoch dataset_num_iters_per_learner",
     "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
     "return_mean": "reward_threshold target_return target_reward stop_reward episode_reward_mean episode_return_mean",
     "seconds": "time_limit max_time time_total_s",
@@ -441,20 +442,28 @@ _OTHER_NAMES = {
     "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
     "temperature": "alpha ent_coef init_temperature initial_alpha entropy_coeff",
     "beta": "weight_temp inverse_temperature",
+    "policy_delay": "policy_freq policy_frequency update_actor_interval actor_update_interval",
+    "alpha": "conservative_weight min_q_weight cql_alpha",
+    "context_length": "context_size context_len",
+    "buffer_size": "shuffle_buffer_size",
+    "prelearner": "prelearner_class",
     "data": "dataset input input_ offline_data",
+    "evaluate_beside": "evaluation_parallel_to_training",
+    "whole_episodes": "batch_mode",
     "evaluation_interval": "eval_freq eval_interval evaluation_freq eval_every",
     "evaluation_episodes": "n_eval_episodes num_eval_episodes eval_episodes evaluation_duration",
     "num_episodes": "n_eval_episodes num_eval_episodes eval_episodes n_episodes episodes",
     "window": "stats_window_size metrics_num_episodes_for_smoothing",
     "seed": "random_seed random_state rng",
     "env": "env_id env_name environment gym_id task game",
-    "device": "cuda use_cuda gpu use_gpu num_gpus torch_device",
+    "device": "cuda use_cuda gpu use_gpu num_gpus num_gpus_per_learner torch_device",
     "threads": "num_threads torch_threads",
     "modules": "policies agents",
     "module_of": "policy_mapping_fn agent_to_module_mapping_fn",
     "modules_to_train": "policies_to_train",
     "callbacks": "callback callbacks_class",
-    "connectors": "wrappers env_to_module_connector observation_filter preprocessors",
+    "connectors": "wrappers env_to_module_connector observation_filter preprocessors observation_scaler action_scaler "
+    "reward_scaler",
     "out": "output output_dir log_dir logdir save_dir tensorboard_log storage_path local_dir save_path",
     "resume": "restore load checkpoint load_path resume_from checkpoint_path",
     "log": "logger loggers track wandb tensorboard",
@@ -684,7 +693,7 @@ def _advice(hint: Any, value: Any) -> str:
         return f" Write {meant!r}."
     for option in get_args(hint) if get_origin(hint) in _UNIONS else (hint,):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
-            main = getattr(option, "main_setting", None)
+            main = None if value is None else getattr(option, "main_setting", None)
             given = value if isinstance(value, Mapping) else {main: value} if main else {}
             return f" Write {option.__name__}({', '.join(f'{key}={v!r}' for key, v in given.items()) or '...'})."
         if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):

@@ -39,9 +39,13 @@ def test_settings_of_data_that_are_refused(given, message):
         RayData(**given)
 
 
-def test_an_engine_that_is_none():
-    with pytest.raises(SettingsError, match=r"PPOConfig.engine is 'spark', expected Ray | 'local' | 'ray'\."):
-        PPOConfig(env="CartPole-v1", engine="spark")
+@pytest.mark.parametrize("engine", ["spark", None])
+def test_what_is_no_engine(engine):
+    with pytest.raises(
+        SettingsError, match=rf"PPOConfig.engine is {engine!r}, expected Ray \| 'local' \| 'ray'\."
+    ) as caught:
+        PPOConfig(env="CartPole-v1", engine=engine)
+    assert "num_runners=None" not in str(caught.value)
 
 
 def test_the_local_engine_is_no_cluster():

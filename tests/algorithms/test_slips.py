@@ -279,6 +279,25 @@ def test_stop_and_configs_know_the_names_of_other_libraries():
         said(lambda name=name: PPOConfig(**{name: 10}), "fit(Stop(env_steps=")
 
 
+@pytest.mark.parametrize(
+    ("config", "name", "ours"),
+    [
+        (etude.CQLConfig, "conservative_weight", "penalty.alpha"),
+        (etude.CQLConfig, "n_steps_per_epoch", "updates_per_iteration"),
+        (etude.CQLConfig, "observation_scaler", "connectors"),
+        (etude.IQLConfig, "weight_temp", "beta"),
+        (etude.IQLConfig, "dataset_num_iters_per_learner", "updates_per_iteration"),
+        (etude.IQLConfig, "shuffle_buffer_size", "reading.buffer_size"),
+        (etude.DecisionTransformerConfig, "context_size", "context_length"),
+        (etude.TD3Config, "update_actor_interval", "policy_delay"),
+        (PPOConfig, "num_gpus_per_learner", "compute.device"),
+        (PPOConfig, "batch_mode", "trajectories.whole_episodes"),
+    ],
+)
+def test_settings_of_rllib_and_d3rlpy_name_those_here(config, name, ours):
+    said(lambda: config(**{name: 1}), f"Here it is: `{ours}`")
+
+
 def test_settings_can_not_be_changed_or_built_as_those_of_other_libraries():
     config = PPOConfig(**SMALL)
     error = said(lambda: setattr(config, "lr", 0.1), "dataclasses.replace(config, lr=0.1)")
