@@ -7,7 +7,7 @@ import sys
 import types
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import gymnasium as gym
@@ -81,9 +81,9 @@ class Classes:
                 rest += vars(value).values()
                 if is_env(value):
                     self._add_file(type(value))
-        self._shared = {key: one for key, one in self._shared_objects().items() if not is_env(one)}
-        kinds = Counter(type(one) for one in self._shared.values() if not isinstance(one, gym.Space))
-        self._shared_kinds, self._constants = {*kinds}, {kind for kind, count in kinds.items() if count > 1}
+        shared = [one for one in self._shared_objects().values() if not (is_env(one) or isinstance(one, gym.Space))]
+        self._shared = {id(one): one for one in shared}
+        self._shared_kinds = {type(one) for one in shared}
 
     def _add(self, kind: type) -> None:
         name = class_name(kind)
@@ -98,14 +98,39 @@ class Classes:
                 self._add(one)
 
     def _shared_objects(self) -> dict[int, Any]:
-        """The objects that variables of the files, or of these classes, refer to, by id."""
+        """The objects of these classes, by id, that the program holds: in variables of the classes, of their files and
+        of the modules that these import, and in tables and objects there."""
         kinds = {kind for kind in self._kinds.values() if kind is not None}
-        values = [value for kind in kinds for value in vars(kind).values()]
-        for name in self._files & sys.modules.keys():
-            for value in list(vars(sys.modules[name]).values()):
-                inside: Iterable[Any] = value.values() if isinstance(value, dict) else ()
-                values += [value, *(value if isinstance(value, list | tuple | set | frozenset) else inside)]
-        return {id(value): value for value in values if type(value) in kinds}
+        modules = {name: sys.modules[name] for name in self._files & sys.modules.keys()}
+        for module in list(modules.values()):
+            for value in list(vars(module).values()):
+                if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] not in sys.stdlib_module_names:
+                    modules[value.__name__] = value
+        rest = [value for thing in (*kinds, *modules.values()) for value in list(vars(thing).values())]
+        found, met = dict[int, Any](), set[int]()
+        while rest:
+            value = rest.pop()
+            if type(value) in kinds:
+                found[id(value)] = value
+            inside = self._inside(value)
+            if len(inside) and id(value) not in met:
+                met.add(id(value))
+                rest += inside
+        return found
+
+    def _inside(self, value: Any) -> Collection[Any]:
+        """What a table, or an object of a class of these files, refers to."""
+        if isinstance(value, _DICTS):
+            inside: Collection[Any] = value.values()
+        elif isinstance(value, _SEQUENCES):
+            inside = value
+        elif isinstance(value, np.ndarray) and value.dtype == object:
+            inside = value.ravel()
+        elif not isinstance(value, type) and getattr(type(value), "__module__", "") in self._files:
+            inside = getattr(value, "__dict__", {}).values()
+        else:
+            return ()
+        return inside if len(inside) <= _MOST_VALUES else ()
 
     def named(self, name: str) -> type | None:
         """The class with this name; None if there is none, or if several have the name."""
@@ -121,10 +146,10 @@ class Classes:
             kind in self._shared_kinds or hasattr(kind, "__del__") or issubclass(kind, gym.Space)
         )
 
-    def is_constant(self, value: Any) -> bool:
-        """Whether an object is one of several of its class that belong to the program, such as the states of an agent,
-        and not to the env."""
-        return type(value) in self._constants and id(value) in self._shared
+    def is_shared(self, value: Any) -> bool:
+        """Whether an object belongs to the program, such as one of the states that an agent may have, and not to the
+        env."""
+        return id(value) in self._shared
 
 
 # -- what envs share in their classes -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import pathlib
 import random
 import sys
 import types
+import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -48,7 +49,14 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _STATELESS = tuple(
     f"{module}."
     for module in (
-        "pygame",
+        "pygame.surface",
+        "pygame.font",
+        "pygame.freetype",
+        "pygame.time",
+        "pygame.mixer",
+        "pygame.display",
+        "pygame.event",
+        "pygame.joystick",
         "matplotlib",
         "PIL",
         "moviepy",
@@ -58,11 +66,22 @@ _STATELESS = tuple(
     )
 )
 """Modules whose objects are for drawing only, or have no state of their own."""
+_PYGAME = {
+    f"{module}:{name}": name
+    for module, name in (
+        ("pygame.rect", "Rect"),
+        ("pygame.rect", "FRect"),
+        ("pygame.math", "Vector2"),
+        ("pygame.math", "Vector3"),
+        ("pygame.color", "Color"),
+    )
+}
+"""Positions and colors, which are made of numbers, by class name."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
-    "id class maxlen shape rng below order dtype offset strides memory code is_pure".split()  # noqa: SIM905
+    "id class maxlen shape rng below order dtype offset strides memory code is_pure seeds".split()  # noqa: SIM905
 )
 """The keys of a node besides its kind."""
 _ANY = "any"  # stands for an object that never changes, or is for drawing only
@@ -160,14 +179,20 @@ def _static(value: Any) -> str | None:
     if isinstance(value, _FUNCTIONS):
         if isinstance(value, types.FunctionType):
             return _code_of(value)
-        name = value.__qualname__
-        return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
+        return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
     if isinstance(value, types.ModuleType):
         return value.__name__
-    fixed = isinstance(value, EnvSpec | logging.Logger)
-    if fixed or f"{getattr(type(value), '__module__', '')}.".startswith(_STATELESS):
+    kind = type(value)
+    if class_name(kind) == "PIL.Image:Image":
+        return f"PIL {value.mode} {value.size} {zlib.crc32(value.tobytes())}"
+    if isinstance(value, EnvSpec | logging.Logger) or f"{getattr(kind, '__module__', '')}.".startswith(_STATELESS):
         return _ANY
-    return _ANY if callable(value) and not hasattr(value, "__dict__") else None
+    if isinstance(value, np.ufunc):
+        return f"numpy:{value.__name__}"
+    if callable(value) and not hasattr(value, "__dict__") and not isinstance(value, weakref.ref):
+        is_in_c = not isinstance(kind.__call__, types.FunctionType)  # such as a ufunc, or operator.itemgetter(0)
+        return (_ANY if " at 0x" in repr(value) else repr(value)) if is_in_c else None
+    return None
 
 
 def _code_of(function: Any) -> str:
@@ -252,6 +277,8 @@ class _Capture:
         """The path of the last value."""
         self._depth = 0
         self._numbers: dict[int, int] = {}
+        self._sources: dict[int, int] = {}
+        """The number of each bit generator's generator."""
         self._met: list[Any] = []  # keeps the values alive, so that no id is used twice
         self._arrays: list[tuple[Node, NDArray[Any]]] = []
         self._simulated: list[tuple[int, int]] = []  # memory ranges of simulators' arrays
@@ -261,8 +288,9 @@ class _Capture:
         self.path = path
         if type(value) in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind not in "OV"):
             return {"value": value}
-        if isinstance(value, enum.Enum) and value.name in type(value).__members__ and not plain:
-            return {"enum": value.name, "class": class_name(type(value))}
+        if isinstance(value, enum.Enum) and not plain:
+            name = value.name if value.name in type(value).__members__ else value.value  # one flag, or several
+            return {"enum": name, "class": class_name(type(value))}
         if not plain and (static := _static(value)) is not None:
             return {"static": static}
         if id(value) in self._numbers:
@@ -283,13 +311,18 @@ class _Capture:
         if kind is np.ndarray and value.dtype.kind not in "OV":
             return {}  # see `place_arrays`
         if kind is np.random.Generator:
-            return {"generator": value.bit_generator.state}
+            source = value.bit_generator
+            if self._sources.setdefault(id(source), self._numbers[id(value)]) != self._numbers[id(value)]:
+                raise CannotCaptureError(f"{_short(path)} has the bit generator of another generator")
+            return {"generator": source.state, "seeds": getattr(source.seed_seq, "state", None)}
         if kind is np.random.RandomState:
             return {"random_state": value.get_state(legacy=False)}
         if kind is random.Random:
             return {"python_random": value.getstate()}
         if isinstance(value, np.dtype) and np.dtype(value.str) == value:
             return {"numpy_dtype": value.str}
+        if class_name(kind) in _PYGAME:
+            return {"pygame": list(value), "class": class_name(kind)}
         if isinstance(value, pathlib.PurePath):
             return {"path": str(value), "is_pure": not isinstance(value, pathlib.Path)}
         if kind in (range, slice):
@@ -374,7 +407,9 @@ class _Capture:
         """Forget all that was captured since a `_mark`."""
         self._depth, arrays, simulated, met = mark
         del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
-        self._numbers = {key: number for key, number in self._numbers.items() if number < met}
+        for numbers in (self._numbers, self._sources):
+            for key in [key for key, number in numbers.items() if number >= met]:
+                del numbers[key]
 
     def place_arrays(self) -> None:
         """Fill the nodes of arrays, once it is known which of them share memory."""
@@ -421,6 +456,13 @@ def _twin_of(function: types.FunctionType) -> types.FunctionType:
     twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
     vars(twin).update(vars(function))
     return twin
+
+
+def _is_ordered_by_value(item: Any) -> bool:
+    """Whether an item of a set has the same hash in each process."""
+    if type(item) is tuple:
+        return all(map(_is_ordered_by_value, item))
+    return isinstance(item, int | float | complex | np.number | np.bool_) and not isinstance(item, enum.Enum)
 
 
 def _is_plain_key(key: Any) -> bool:
@@ -478,7 +520,8 @@ class _Restore:
                 raise CannotRestoreError(f"{path} was {was}, but is something else in a new env")
             return current
         if "enum" in node:
-            return self._kind_of(current, node, path, enum.Enum)[node["enum"]]
+            own = self._kind_of(current, node, path, enum.Enum)
+            return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
         if "object" in node:
             return self._fill(current, node, path)
         made = self._make(current, node, path)
@@ -507,9 +550,11 @@ class _Restore:
                 f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
                 f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
             )
-        is_constant = type(current) is kind and self._classes.is_constant(current)
-        if is_constant and not (vars(current) and _is_like(current, node)):
-            raise CannotRestoreError(f"{path} was another {node['class'].lstrip(':')} of those that the program has")
+        is_shared = type(current) is kind and self._classes.is_shared(current)
+        if is_shared and not (vars(current) and _is_like(current, node)):
+            raise CannotRestoreError(
+                f"{path} was another {node['class'].lstrip(':')}, or has changed, but here is one that all envs share"
+            )
         is_new = type(current) is not kind
         if is_new:
             if not self._classes.can_be_made(kind):
@@ -556,7 +601,7 @@ class _Restore:
                 self._simulators.append((current, stored, path))
                 return current
             case "generator":
-                return np.random.Generator(_bit_generator(stored))
+                return np.random.Generator(_bit_generator(stored, node.get("seeds")))
             case "random_state":
                 made = np.random.RandomState()
                 made.set_state(stored)
@@ -567,6 +612,8 @@ class _Restore:
                 return python_random
             case "numpy_dtype":
                 return np.dtype(str(stored))
+            case "pygame":
+                return getattr(sys.modules["pygame"], _PYGAME[node["class"]])(stored)
             case "path":
                 return pathlib.PurePath(stored) if node["is_pure"] else pathlib.Path(stored)
             case "range" | "slice":
@@ -672,7 +719,13 @@ class _Restore:
             made.append(self.value(old[i] if i < len(old) else None, item, f"{path}[{i}]"))
         match kind:
             case "tuple" | "set" | "frozenset":
-                return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+                items = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+                if list(items) != made and all(map(_is_ordered_by_value, made)):
+                    raise CannotRestoreError(
+                        f"{path} has its items in another order than they had: if the env goes over them, keep them in "
+                        "a dict, whose order is kept"
+                    )
+                return items
             case "named":
                 kind_of_tuple = self._kind_of(current, node, path, tuple)
                 if not hasattr(kind_of_tuple, "_fields"):
@@ -685,10 +738,11 @@ class _Restore:
         return made
 
 
-def _bit_generator(state: dict[str, Any]) -> np.random.BitGenerator:
+def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    sequence = None if seeds is None else np.random.SeedSequence(**seeds)
     made: np.random.BitGenerator | None = next(
-        (kind() for kind in kinds if kind.__name__ == state["bit_generator"]), None
+        (kind(sequence) for kind in kinds if kind.__name__ == state["bit_generator"]), None
     )
     if made is None:
         raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")

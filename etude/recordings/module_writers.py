@@ -52,8 +52,11 @@ class _Series:
 
     def _write(self, exp: Experience) -> None:
         if self.there:
-            keys = zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)
+            keys = [*zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)]
             ends = np.array([self.there.get(key, 0) for key in keys], np.int64)
+            for key, is_past in zip(keys, exp.segments.t_start + exp.lengths >= ends, strict=True):
+                if is_past:
+                    self.there.pop(key, None)
             exp = exp.without_first(ends - exp.segments.t_start)
         self.writer.write(exp)
 
@@ -184,7 +187,8 @@ class ModuleWriters:
         writer = RecordingWriter(where, obs_space=kind[0], action_space=kind[1], **options)
         series = _Series(kind, writer, Assembler(together=True) if layout == "episodes" else None, {})
         if before is not None:
-            series.there = written_since(where, int(before["next_file"]), writer.next_file, self._prefix)
+            series.there = {(episode, agent): end for episode, agent, end in before.get("there", ())}
+            series.there |= written_since(where, int(before["next_file"]), writer.next_file, self._prefix)
             if series.held is not None:
                 series.held.load_state_dict(before["held"])
         return series
@@ -258,6 +262,7 @@ class ModuleWriters:
         folders = {
             folder: {
                 "next_file": series.writer.next_file,
+                "there": [[*key, end] for key, end in series.there.items()],
                 "held": None if series.held is None else series.held.state_dict(),
             }
             for folder, series in self._series.items()

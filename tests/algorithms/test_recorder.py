@@ -171,6 +171,27 @@ algorithm.close()
     assert validate(path).ok
 
 
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+def test_a_run_that_is_killed_again_before_it_has_come_as_far_writes_nothing_twice(layout: Any, tmp_path: Path) -> None:
+    """Each session goes on from the last checkpoint; what it does after its own checkpoint is lost to training."""
+    whole = run(tmp_path / "whole", 8, layout=layout)
+    whole.close()
+    algorithm = run(tmp_path / "r", 1, layout=layout)
+    for before, after in [(0, 4), (1, 0), (1, 1), (1, 4), (0, 0)]:
+        for _ in range(before):
+            algorithm.train()
+        algorithm.save(tmp_path / "run")
+        for _ in range(after):
+            algorithm.train()
+        algorithm.close()
+        algorithm = etude.load(tmp_path / "run")
+    for _ in range(4):
+        algorithm.train()
+    algorithm.close()
+    assert read(tmp_path / "r") == read(tmp_path / "whole")
+    assert validate(tmp_path / "r").ok
+
+
 def test_going_back_to_a_state_writes_nothing_twice(tmp_path: Path) -> None:
     algorithm = run(tmp_path / "r", 2)
     state = algorithm.get_state()

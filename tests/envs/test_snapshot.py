@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import dataclasses
+import enum
 import logging
+import operator
+import re
 import string
+import sys
 import tempfile
+import weakref
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -11,7 +16,10 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+import PIL.Image
+import pygame
 import pytest
+import some_envs
 from gymnasium.vector import AutoresetMode
 from some_envs import Growing, Juggler, LendingVectorEnv, Numbered, Simulated, Stateful, numbered
 
@@ -189,6 +197,15 @@ def test_what_changes_in_a_class_is_named() -> None:
     assert how.startswith("new episodes: list[0].env has `trail` from its class, test_snapshot:Trail, where it")
 
 
+class Ways(enum.Flag):
+    NORTH = 1
+    EAST = 2
+    SOUTH = 4
+
+
+BITS = np.random.PCG64(1)
+
+
 class Oddments(Numbered):
     """Holds plain data of all other kinds, and shows a checksum of it as the reward."""
 
@@ -198,6 +215,8 @@ class Oddments(Numbered):
         self.seen: Counter[int] = Counter()
         self.rows, self.part = range(3), slice(None, 2)
         self.levels = [Path("levels/0")]
+        self.ways = Ways.NORTH | Ways.EAST
+        self.box, self.speed, self.drawn = pygame.Rect(0, 0, 5, 5), None, pygame.Surface((2, 2))
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -206,11 +225,111 @@ class Oddments(Numbered):
         self.levels.append(self.levels[-1].with_name(str(len(self.seen))))
         self.things["kind"] = np.dtype(np.int16 if self.seen[3] % 2 else np.float64)
         self.rows, self.part = range(self.rows.stop, self.rows.stop + 2, 2), slice(1, self.rows.stop)
-        return obs, float(zlib.crc32(repr((self.things, self.seen, self.rows, self.part, self.levels)).encode())), *rest
+        self.ways ^= Ways.SOUTH
+        self.box.x, self.speed = self.box.x + 2, pygame.Vector2(self.box.x, 0.5)
+        drawn = self.np_random.spawn(1)[0].random()
+        shown = (self.things, self.seen, self.rows, self.part, self.levels, self.ways, self.box, self.speed, drawn)
+        return obs, float(zlib.crc32(repr(shown).encode())), *rest
 
 
 def test_plain_data_of_all_kinds_is_kept() -> None:
     goes_on(Oddments)
+    assert repr(Ways.NORTH | Ways.EAST) == "<Ways.NORTH|EAST: 3>"  # as in the whole program
+
+
+class Later(Numbered):
+    """Has something in an attribute that is made again in each step, by the number of the step."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made, self.thing, self.free = made, made(0), {(i, j) for i in range(9) for j in range(9)}
+
+    def step(self, action: Any) -> Any:
+        self.thing = self.made(self.t + 1)
+        return super().step(action)
+
+
+class Pieces(Later):
+    """The pieces of a game, which its class has, one of which falls."""
+
+    PIECES: ClassVar[Any] = ()
+
+    def __init__(self) -> None:
+        super().__init__(lambda t: self.PIECES[min(t, 1)])
+
+
+class Slotted:
+    __slots__ = ("t",)
+
+    def __call__(self) -> int:
+        return int(self.t)
+
+
+def slotted(t: int) -> Any:
+    one = Slotted()
+    one.t = t
+    return one
+
+
+def kind_of(t: int) -> Any:
+    class Red:
+        pass
+
+    class Blue:
+        pass
+
+    return Blue if t else Red
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda t: PIL.Image.new("L", (2, 2), t), "thing was PIL L (2, 2)"),
+        (lambda t: weakref.ref(Ways), "thing is a weakref:ReferenceType"),
+        (slotted, "thing is a test_snapshot:Slotted"),
+        (kind_of, "thing was test_snapshot:kind_of.<locals>.Blue, but is something else"),
+        (operator.itemgetter, "thing was operator.itemgetter(3), but is something else"),
+        (lambda t: np.cos if t else np.sin, "thing was numpy:cos, but is something else"),
+        (lambda t: np.random.Generator(BITS), "held has the bit generator of another generator"),
+    ],
+)
+def test_what_can_not_be_kept_is_told(made: Any, why: str) -> None:
+    env, other = Later(made), Later(made)
+    for one in (env, other):
+        one.reset(seed=1)
+        one.held = np.random.Generator(BITS)  # type: ignore[attr-defined]
+    for _ in range(3):
+        env.step(0)
+    state = capture_env(env)
+    if state["how"] == "new episodes":
+        assert why in state["why"]
+        return
+    with pytest.raises(CannotRestoreError, match=re.escape(why)):
+        restore_env(other, state)
+
+
+@pytest.mark.parametrize("where", ["class", "nested", "imported"])
+def test_objects_that_all_envs_share_are_never_changed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Holding(name="I"), Holding(name="O")
+    if where == "class":
+        monkeypatch.setattr(Pieces, "PIECES", [*pieces])
+    else:
+        home = sys.modules[__name__] if where == "nested" else some_envs
+        monkeypatch.setattr(home, "GAMES", {"all": [{"pieces": pieces}]}, raising=False)
+        monkeypatch.setattr(Pieces, "PIECES", property(lambda self: pieces))
+    env, other = Pieces(), Pieces()
+    env.step(0)
+    with pytest.raises(CannotRestoreError, match="thing was another test_snapshot:Holding, or has changed"):
+        restore_env(other, capture_env(env))
+    assert [piece.name for piece in pieces] == ["I", "O"]
+
+
+def test_sets_that_would_come_in_another_order_are_told() -> None:
+    env, other = Later(int), Later(int)
+    for k in range(60):
+        env.free.discard(sorted(env.free)[k % len(env.free)])
+    with pytest.raises(CannotRestoreError, match="free has its items in another order than they had"):
+        restore_env(other, capture_env(env))
 
 
 @dataclasses.dataclass
@@ -322,7 +441,10 @@ def test_objects_of_the_program_are_neither_copied_nor_changed() -> None:
     calm = Moody()
     calm.reset()
     assert restored(calm).mood is CALM
-    with pytest.raises(CannotRestoreError, match="mood was another test_snapshot:Mood of those that the program has"):
+    with pytest.raises(
+        CannotRestoreError,
+        match="mood was another test_snapshot:Mood, or has changed, but here is one that all envs share",
+    ):
         restored(angry())
     assert (CALM.name, CALM.words) == ("calm", ["calm"])
 
