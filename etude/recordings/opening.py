@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from etude import columns as col
@@ -27,7 +28,7 @@ from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
-from etude.recordings.formats.table_inputs import InFolders, given_twice, is_table_by_name
+from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.pieces import filtered
@@ -347,6 +348,9 @@ def _of_parts(
     """Open the folders with names such as ``agent_id=a`` that are below ``whole``: as one recording, or as several."""
     if list(folders) == [whole]:
         return [_own(whole, None, faults)]
+    firsts = {relative(folder, whole).parts[:1] for folder in folders}
+    if len(firsts) == 1 and (first := firsts.pop()) and first[0].partition("=")[0] not in (*KEYS, *_OF_STEPS):
+        return _of_parts(whole / first[0], folders, inside, faults)  # a name that all have in common divides nothing
     files = [file for folder in folders for file in inside[folder]]
     if _is_one(whole, files):
         return [_rewritten(Source(InFolders(whole, files), preset=ETUDE), _header_of(files), whole, faults)]
@@ -377,21 +381,39 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     if len({str(file.header.to_json()["spaces"]) for file in opened if file.header}) > 1:
         return False
     folders = {file.path: relative(file.path, whole).parts[:-1] for file in opened}
-    if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS}:
+    own = {name for file in opened for name in file.schema.names}
+    if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS} - own:
         return True
     if len({relative(file, whole).parts[:-1] for file in files}) < 2:
         return False
-    begun: dict[tuple[str, ...], set[Any]] = {}  # by folder: the episodes and agents whose first steps are there
+    steps: dict[tuple[str, ...], list[pa.Table]] = {}  # by folder
     for file in opened:
-        own = [name for name in (col.EPISODE_ID, col.AGENT_ID) if name in file.schema.names]
-        said = tuple(name for name in folders[file.path] if name.partition("=")[0] in KEYS)
+        said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
         for group in range(file.num_groups if col.T_INDEX in file.schema.names else 0):
-            with contextlib.suppress(DataError):  # it is told of where it is read
-                rows = file.read_group(group, [*own, col.T_INDEX], None)
-                firsts = rows.filter(pc.equal(rows[col.T_INDEX], 0)).to_pylist()
-                keys = {(*said, *(row[name] for name in own)) for row in firsts}
-                begun.setdefault(folders[file.path], set()).update(keys)
-    return sum(map(len, begun.values())) == len(set().union(*begun.values()))
+            with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
+                steps.setdefault(folders[file.path], []).append(_steps_in(file, group, said))
+    in_each = sum(map(_num_different, steps.values()))
+    return in_each == _num_different([table for tables in steps.values() for table in tables])
+
+
+def _steps_in(file: DataFile, group: int, said: Mapping[str, str]) -> pa.Table:
+    """Which steps a row group has, by ``episode_id``, ``agent_id`` and ``t``; ``said`` is what its folders say."""
+    ids = (col.EPISODE_ID, col.AGENT_ID)
+    rows = file.read_group(group, [name for name in (*ids, col.T_INDEX) if name in file.schema.names], None)
+    steps = {col.T_INDEX: pc.cast(rows[col.T_INDEX], pa.int64())}
+    for name in ids:
+        given = (
+            rows[name] if name in rows.column_names else pa.repeat(pa.scalar(said.get(name), pa.string()), len(rows))
+        )
+        steps[name] = pc.cast(given, pa.string())
+    return pa.table(steps)
+
+
+def _num_different(tables: Sequence[pa.Table]) -> int:
+    if not tables:
+        return 0
+    rows = pa.concat_tables(tables)
+    return int(rows.group_by(rows.column_names).aggregate([]).num_rows)
 
 
 def _header_of(files: Sequence[AnyPath]) -> Header | None:

@@ -353,6 +353,35 @@ def test_recordings_in_folders_of_like_names_stay_several(tmp_path: Path, rewrit
     assert {episode[:2] for episode in found.read().segments.episode_id} == {"0-", "1-"}
 
 
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("seed=1", "seed=2"),
+        ("reward=dense", "reward=sparse"),
+        ("agent_id=x", "agent_id=y"),
+        ("lr=1/seed=1", "lr=1/seed=2"),
+        ("seed=1/agent_id=", "seed=2"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_same_steps_in_two_folders_are_of_two_recordings(
+    tmp_path: Path, folder: Path, folders: tuple[str, str], first: int
+) -> None:
+    """Whatever the folders are called, also if the first steps were filtered out."""
+    table = ds.dataset(folder).to_table()
+    table = table.filter(pc.greater_equal(table["t"], first))
+    for name in folders:
+        out = tmp_path / "runs" / name.removesuffix("/agent_id=")
+        if name.endswith("="):
+            ds.write_dataset(table, out, format="parquet", partitioning=["agent_id"], partitioning_flavor="hive")
+        else:
+            out.mkdir(parents=True)
+            pq.write_table(table, out / "x.parquet")
+    found = Recording.open(tmp_path / "runs")
+    assert found.read().num_steps == 2 * len(table)
+    assert found.num_episodes == 2 * len(pc.unique(table["episode_id"]))
+
+
 def test_recordings_of_other_spaces_are_no_parts_of_one(tmp_path: Path) -> None:
     for task in (5, 7):
         folder = tmp_path / "tasks" / f"task={task}"

@@ -34,7 +34,7 @@ SUFFIXES: Final = {
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
 _IN_LISTS: Final = re.compile(r"(\.list\.(element|item))+$")
 """What Parquet appends to the name of a column of lists."""
-_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED: Final = (".gz", ".bz2", ".zst")
 _BESIDE_ARROW: Final = ("dataset_info.json", "state.json", "dataset_dict.json")
 """Files without rows that Hugging Face's ``save_to_disk`` writes beside its Arrow files."""
@@ -202,7 +202,7 @@ def groups_of(
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
     if isinstance(data, InFolders):
-        found = [(file, kind, _in_names(data.folder, file)) for file, kind, _ in found]
+        found = [(file, kind, in_names(data.folder, file)) for file, kind, _ in found]
     names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
     if len(set(names)) < len(names):
         raise given_twice(next(name for name in names if names.count(name) > 1))
@@ -250,12 +250,12 @@ def _with_types(found: Sequence[Mapping[str, str]]) -> list[dict[str, str | int 
     numbers = {name for name, own in texts.items() if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in own)}
 
     def typed(name: str, text: str) -> str | int | None:
-        return None if text == _NO_VALUE else int(text) if name in numbers else text
+        return None if text == NO_VALUE else int(text) if name in numbers else text
 
     return [{name: typed(name, text) for name, text in values.items()} for values in found]
 
 
-def _in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
+def in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
     """What the names of the folders between ``folder`` and a file say, as Hive, Spark and DuckDB write it."""
     parts = [part.partition("=") for part in relative(file, folder).parts[:-1]]
     return {name: unquote(text) for name, is_equal, text in parts if name and is_equal}
@@ -270,7 +270,7 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
             inside = visible_files(path)
             of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
             kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
-            found += [(file, kind, _in_names(path, file)) for file, kind in kinds.items() if kind]
+            found += [(file, kind, in_names(path, file)) for file, kind in kinds.items() if kind]
         elif path.is_file():
             if (kind := _kind(path)) is None:
                 raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
