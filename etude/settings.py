@@ -677,7 +677,7 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
         SettingsError: the value is of another type.
     """
     fine, result = _fit(hint, value, text)
-    if not fine:
+    if not fine or foreign_env(value):
         finite = " that is finite" if str(value).lstrip("-") in ("inf", "nan") else ""
         truth = ": not yes or no" if _holds_truth(value) else ""
         raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.{_advice(hint, value)}")

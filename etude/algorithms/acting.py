@@ -195,6 +195,7 @@ class ActingAlgorithm(Algorithm[C]):
         self._set_league(others, module_of, self.spaces)
         del self.policies[module_id]
         self.learner.updates_of_removed += self.learner.modules.pop(module_id).updates
+        self.figures.forget(module_id)
         self._parameters = None
         self._recast()
 

@@ -796,11 +796,12 @@ class Algorithm(Generic[C]):
         """
         several = self.config.agents.modules is not None
         nets = {name: saving.name_of(type(policy.module.net)) for name, policy in self.policies.items()}
+        connectors = {name: [*map(repr, policy.connectors.connectors)] for name, policy in self.policies.items()}
         learned = learned_by_connectors(self.policies)
         meta: dict[str, Any] = {
             "algorithm": saving.name_of(type(self)),
             "module": nets if several else nets[MAIN],
-            "connectors": [repr(connector) for connector in next(iter(self.policies.values())).connectors.connectors],
+            "connectors": connectors if several else connectors[MAIN],
             "explore": explore,
             "seed": seed,
             "updates": self.updates,

@@ -23,6 +23,7 @@ from etude.envs.render import (
     RenderMode,
     Size,
     check_fps,
+    close_env,
     filmed,
     fps_of,
     open_window,
@@ -34,7 +35,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.modules.random import RandomModule
 from etude.policies import Policy, PolicyLike
-from etude.runners import Runner
+from etude.runners import Episode, Runner
 
 Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
 """What acts: an algorithm, a policy, a module without connectors, or None for random actions."""
@@ -185,13 +186,12 @@ def _play(
     """Play episodes; return the Experience of each, if it is kept, and their returns."""
     if episodes < 1:
         raise SettingsError(f"`episodes` is {episodes}, but must be at least 1.")
-    parts = []
     with contextlib.closing(_runner(policy, env, seed, max_steps)) as runner:
-        for _ in range(episodes):
-            if keep:
-                parts.append(runner.collect(num_episodes=1, explore=explore))
-            else:
-                runner.collect_each(num_episodes=1, explore=explore)
+        if not keep:
+            runner.collect_each(num_episodes=episodes, explore=explore)
+            return [], runner.take_finished().returns
+        exp = runner.collect(num_episodes=episodes, explore=explore)
+        parts = sorted(exp.episodes(), key=lambda part: Episode.recorded(part.segments.episode_id[0]).number)
         return parts, runner.take_finished().returns
 
 
@@ -218,7 +218,7 @@ def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
             yield shown
         finally:
             if shown is not where:
-                shown.close()
+                close_env(shown)
 
 
 def _runner(policy: Playable, env: Any, seed: int | None, max_steps: int | None) -> Runner:

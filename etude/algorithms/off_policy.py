@@ -17,7 +17,7 @@ from etude.algorithms.results import joined, together
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
-from etude.connectors.rewards import with_summed_rewards
+from etude.connectors.rewards import RewardMap, with_summed_rewards
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.experience.priorities import Priorities
@@ -146,6 +146,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         parts = {name: split(policy.connectors) for name, policy in self.policies.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
+        for name, behind in self._behind.items():
+            with self.settings_of(name):
+                n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in behind.connectors)
+                if maps and n_step > 1 and not self.policies[name].module.recurrent:
+                    raise _changes_sums(behind, n_step)
         self._told(self.env_steps)
 
     def _new_replay(self, name: str) -> Replay:
@@ -366,14 +371,18 @@ def seen(connectors: Pipeline, batch: Columns, replay: Replay, n_step: int) -> C
     raw = Experience(steps, np.arange(size + 1), segments, following)
     exp = connectors.offline(raw)
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
-        names = [connector.name for connector in connectors.connectors]
-        raise SettingsError(
-            f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
-            f"applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards before it."
-        )
+        raise _changes_sums(connectors, n_step)
     ends = exp
     if n_step > 1 and not all(type(connector).__module__.startswith("etude.") for connector in connectors.connectors):
         # your own connectors may use `t`, and the observation after n steps is not that of the next step
         later = segments.replace(t_start=segments.t_start + replay.steps_ahead(batch["index"]) - 1)
         ends = connectors.offline(Experience(steps, raw.offsets, later, following))
     return {**exp.numpy().steps, **col.renamed(ends.numpy().final_obs, col.OBS, col.NEXT_OBS)}
+
+
+def _changes_sums(connectors: Pipeline, n_step: int) -> SettingsError:
+    names = [connector.name for connector in connectors.connectors]
+    return SettingsError(
+        f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
+        f"applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards before it."
+    )

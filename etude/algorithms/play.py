@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
@@ -152,7 +151,8 @@ def runner_for(
     Raises:
         SettingsError: after the connectors, the env's spaces are not those that the modules were made for.
     """
-    num_envs = 1 if isinstance(env, Env) else min(num_episodes, 16)
+    is_one = not isinstance(env, str | VectorEnv | Arena) and not callable(env)
+    num_envs = 1 if is_one else min(num_episodes, 16)
     workers = Workers()
     if isinstance(config, ActingConfig) and not isinstance(env, VectorEnv):
         given = workers_of(config)

@@ -252,6 +252,10 @@ class RunningStats:
             for name, values in figures.items():
                 self._windows[kind][name].add(values)
 
+    def forget(self, module_id: str) -> None:
+        """Leave out a module that was removed."""
+        self._windows["modules"].pop(module_id, None)
+
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
         """Add turns, given a runner's seconds by phase and its number of turns since it was made."""
         count = turns - self._turn_count

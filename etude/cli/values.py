@@ -83,7 +83,8 @@ def made(hint: Any, value: Any, converters: Converters) -> Any:
             for key, item in value.items()
         }
     if isinstance(value, list | tuple) and hint in converters and not by_name:
-        return tuple(made(hint, item, converters) if isinstance(item, str) else item for item in value)
+        items = (made(hint, item, converters) if isinstance(item, str) else (item,) for item in value)
+        return tuple(part for item in items for part in (item if isinstance(item, tuple) else (item,)))
     return converters[hint](value) if isinstance(value, str) and hint in converters and not by_name else value
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -23,7 +23,19 @@ from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
 from etude.settings import nearest, suggestion
 
-EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Arena | Callable[[], Any]
+
+@runtime_checkable
+class SteppedEnv(Protocol):
+    """One env of several agents, such as a `MultiAgentEnv`, or a ``ParallelEnv`` or ``AECEnv`` of PettingZoo."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin an episode."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step."""
+
+
+EnvLike: TypeAlias = str | gym.Env[Any, Any] | SteppedEnv | VectorEnv[Any, Any, Any] | Arena | Callable[[], Any]
 
 
 class _Package(NamedTuple):

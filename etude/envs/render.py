@@ -66,13 +66,19 @@ def seen_env(env: EnvLike, mode: RenderMode) -> Any:
     has = getattr(made, "render_mode", None)
     if has != mode:
         if made is not env:
-            made.close()
+            close_env(made)
         modes = (getattr(made, "metadata", None) or {}).get("render_modes") or []
         raise EnvError(
             f"{name} has render_mode {has!r}, but {mode!r} is needed here (it knows {', '.join(modes) or 'none'}): "
             f"make it with render_mode={mode!r}, or let the function that makes it accept `render_mode`."
         )
     return made
+
+
+def close_env(env: Any) -> None:
+    """Close an env, if it can be closed."""
+    if callable(close := getattr(env, "close", None)):
+        close()
 
 
 def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:

@@ -140,8 +140,8 @@ class EpisodeRecorder:
 
 def _meta(policies: Mapping[str, Policy], explore: bool) -> dict[str, Any]:
     """What is kept beside the episodes; see `Algorithm.recording_meta`."""
-    learned: Mapping[str, Any] = learned_by_connectors(policies)
+    learned: Any = learned_by_connectors(policies)
+    connectors: Any = {name: [*map(repr, policy.connectors.connectors)] for name, policy in policies.items()}
     if [*policies] == [MAIN]:
-        learned = learned.get(MAIN, {})
-    connectors = [repr(one) for one in next(iter(policies.values())).connectors.connectors]
+        learned, connectors = learned.get(MAIN, {}), connectors[MAIN]
     return {"connectors": connectors, "explore": explore, **({"filter": learned} if learned else {})}

@@ -3,16 +3,18 @@
 
 import os
 import sys
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from PIL import Image, ImageSequence
+from signalling import Signalling
 from torch import nn
 
 import etude
-from etude.algorithms import clips
+from etude.algorithms import PPO, PPOConfig, clips
 from etude.algorithms.clips import check_clips, clip, show
 from etude.errors import DataError, EnvError, EtudeError, ModuleError, SettingsError
 from etude.modules import make_module
@@ -301,6 +303,47 @@ def test_agents_with_spaces_of_their_own_are_filmed():
     assert clip(None, mine).num_frames == 7
     assert not mine.closed
     assert "step" not in vars(mine)
+
+
+class NoClose(Relay):
+    close = None
+
+
+def test_an_env_without_close_is_filmed():
+    assert clip(None, NoClose, episodes=1).num_frames == 7
+    with pytest.raises(EnvError, match="has render_mode None, but 'rgb_array' is needed"):
+        clip(None, lambda: NoClose())
+
+
+def test_one_object_with_several_agents_is_an_env():
+    with closing(PPO(PPOConfig(env=Signalling(), modules=("speaker", "listener"), num_envs=1, num_steps=16))) as ppo:
+        assert ppo.train().env_steps == 16
+        assert ppo.evaluate(3, env=Signalling()).episodes == 3
+
+
+def test_episodes_of_a_clip_are_numbered_one_after_the_other():
+    """So that in self-play each side is seen in turn; Experience is in that order."""
+
+    class Filmed(Signalling):
+        metadata = {"render_fps": 4, "name": "filmed"}  # noqa: RUF012
+        action_spaces = {agent: spaces.Discrete(4) for agent in ("speaker", "listener")}  # noqa: RUF012
+        render_mode = "rgb_array"
+
+        def render(self):
+            return np.zeros((4, 4, 3), np.uint8)
+
+    numbers = []
+
+    def module_of(agent, episode):
+        numbers.append(episode.number)
+        return agent
+
+    config = PPOConfig(env=Filmed, modules=("speaker", "listener"), module_of=module_of, num_envs=1, num_steps=16)
+    with closing(PPO(config)) as ppo:
+        ppo.train()
+        numbers.clear()
+        clip(ppo, episodes=5, seed=1)
+    assert sorted({*numbers}) == [0, 1, 2, 3, 4, 5]  # the one that follows has begun
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

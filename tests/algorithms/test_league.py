@@ -78,10 +78,31 @@ def test_a_module_comes_and_goes() -> None:
     assert {name.partition("/")[0] for name in result.losses} == {"first", "last", "third"}
     assert {"third/lr"} <= result.metrics.keys()
     assert algorithm.learner.modules["third"].updates > 0
+    assert result.module_returns.keys() == {"first", "last", "third"}
     algorithm.remove_module("third", module_of=first_and_last)
     result = algorithm.train()
     assert {name.partition("/")[0] for name in result.losses} == {"first", "last"}
+    assert result.module_returns.keys() == {"first", "last"}
     assert algorithm.evaluate(2).episodes == 2
+
+
+def test_what_connectors_have_learned_is_copied_to_an_opponent() -> None:
+    algorithm = PPO(config(connectors=("normalize_obs",), modules_to_train=("first",)))
+    algorithm.train()
+    learner, opponent = algorithm.policies["first"], algorithm.policies["last"]
+    opponent.module.load_state_dict(learner.module.state_dict())
+    assert opponent.connectors.metrics() != learner.connectors.metrics()
+    opponent.connectors.load_state_dict(learner.connectors.state_dict())
+    obs = np.random.default_rng(0).random((500, 2), np.float32)
+    np.testing.assert_array_equal(opponent.act(obs)[0], learner.act(obs)[0])
+
+
+def test_a_recording_names_the_connectors_of_each_module(tmp_path: Path) -> None:
+    algorithm = PPO(config(overrides={"last": {"connectors": ("frame_stack:2",)}}))
+    algorithm.record(tmp_path / "data", 2)
+    found = etude.Recording.open(tmp_path / "data").meta["connectors"]
+    assert [name.split(":")[0] for name in found["first"]] == ["clip_action"]
+    assert [name.split(":")[0] for name in found["last"]] == ["clip_action", "frame_stack"]
 
 
 def test_a_module_that_was_added_is_in_checkpoints(tmp_path: Path) -> None:

@@ -316,10 +316,22 @@ def test_what_the_learners_connectors_add_is_stored() -> None:
     assert "logp" in batch
 
 
+class Doubled(Connector):
+    needs = ("reward",)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.with_steps(reward=2 * exp.steps["reward"])
+
+
 def test_rewards_that_are_summed_already_are_not_changed() -> None:
-    algorithm = dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"))
     with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put what"):
-        algorithm.train()
+        dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"), learning_starts=10**6).train()
+    own = dqn(env=Counts, n_step=2, connectors=("normalize_obs", Doubled()))  # known only from what it does
+    with pytest.raises(SettingsError, match="sums of 2 rewards"):
+        own.train()
     assert dqn(env=Counts, n_step=1, connectors=("normalize_obs", "clip_reward")).train().updates > 0
 
 

@@ -552,6 +552,10 @@ def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
     assert main([*given, "no_such_module:fn"]) == 2
     assert "`modules_to_train` is `no_such_module:fn`, which can't be imported here" in capsys.readouterr().err
     assert main([*given, "main"]) in (0, 3)
+    capsys.readouterr()
+    (tmp_path / "settings.yaml").write_text("modules_to_train: [red, blue]\n")
+    assert main([*given[:-1], "--overwrite", "--config", str(tmp_path / "settings.yaml")]) == 2
+    assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules`" in capsys.readouterr().err
 
 
 def test_the_package_runs_as_a_module():
