@@ -719,7 +719,8 @@ def shown(data: Any) -> str:
     if isinstance(data, list | tuple) and data:
         more = f" and {len(data) - 3} more" if len(data) > 3 else ""
         return ", ".join(map(shown, data[:3])) + more
-    return str(data) if isinstance(data, RemotePath) else f"a {type(data).__name__}"
+    name = type(data).__name__
+    return str(data) if isinstance(data, RemotePath) else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 # -- local and remote alike ----------------------------------------------------------------------------------------

@@ -406,7 +406,7 @@ _OTHER_NAMES = {
     "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
     "return_mean": "reward_threshold target_return target_reward stop_reward episode_reward_mean episode_return_mean",
     "seconds": "time_limit max_time time_total_s",
-    "batch_size": "minibatch_size train_batch_size mini_batch_size",
+    "batch_size": "minibatch_size train_batch_size mini_batch_size train_batch_size_per_learner",
     "minibatch_size": "batch_size sgd_minibatch_size mini_batch_size",
     "n_step": "n_steps nstep multi_step n_step_return estimation_step",
     "num_steps": "n_steps steps_per_epoch train_batch_size train_batch_size_per_learner rollout_length rollout_steps "
@@ -436,12 +436,13 @@ _OTHER_NAMES = {
     "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
     "training_intensity",
     "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
-    "tau": "polyak soft_update_coefficient target_smoothing_coefficient",
+    "tau": "polyak soft_update_coefficient target_smoothing_coefficient target_update_interval",
     "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
     "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
     "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
     "temperature": "alpha ent_coef init_temperature initial_alpha entropy_coeff",
-    "beta": "weight_temp inverse_temperature",
+    "beta": "weight_temp inverse_temperature lam",
+    "mode": "materialize_data materialize_mapped_data",
     "policy_delay": "policy_freq policy_frequency update_actor_interval actor_update_interval",
     "alpha": "conservative_weight min_q_weight cql_alpha",
     "context_length": "context_size context_len",
@@ -526,7 +527,8 @@ def _summary(cls: type, name: str, default: Any) -> str:
     about = re.split(r"(?<!et al)[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     is_short = default is not dataclasses.MISSING and not dataclasses.is_dataclass(default)
     usual = f"default {shown(default)}" if is_short else ""
-    return ", ".join(filter(None, [about[:1].lower() + about[1:], usual]))
+    about = about if about[1:2].isupper() else about[:1].lower() + about[1:]
+    return ", ".join(filter(None, [about, usual]))
 
 
 def shown(value: Any) -> str:
@@ -697,7 +699,8 @@ def _advice(hint: Any, value: Any) -> str:
             given = value if isinstance(value, Mapping) else {main: value} if main else {}
             return f" Write {option.__name__}({', '.join(f'{key}={v!r}' for key, v in given.items()) or '...'})."
         if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):
-            return f" Write ({'...' if repr(value).startswith('<') else repr(value)},)."
+            name = getattr(value, "__qualname__", "...") if repr(value).startswith("<") else repr(value)
+            return f" Write ({name},)."
     return ""
 
 

@@ -824,9 +824,8 @@ class Algorithm(Generic[C]):
             SettingsError: an argument is wrong, or there is no env to act in.
         """
         if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool) or num_episodes < 1:
-            raise SettingsError(
-                f"`num_episodes` is {num_episodes!r}, but must be a whole number of at least 1; give an env as env=..."
-            )
+            hint = "." if isinstance(num_episodes, int | float | np.number) else "; give an env as env=..."
+            raise SettingsError(f"`num_episodes` is {num_episodes!r}, but must be a whole number of at least 1{hint}")
         if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
             raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
         where = self.env_to_play(env)

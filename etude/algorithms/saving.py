@@ -106,8 +106,8 @@ class SettingPlace(NamedTuple):
         shown = name[:200] if isinstance(name, str) else reprlib.repr(name)
         flag = " (--env on the command line)" if self.setting == "env" else ""
         return CheckpointError(
-            f"its `{self.path}` names {shown}, and nothing that a checkpoint names is imported or called, unless it is "
-            "Etude's own, or a class of this program that inherits from one of Etude's and may stand there. Give it "
+            f"its `{self.path}` names {shown}. Loading imports and calls nothing that a checkpoint names, except "
+            "what is Etude's, and classes of this program that inherit from Etude's. Give it "
             f"when loading, as etude.load(path, {self.setting}=...){flag}; or load with trust=True (--trust), which "
             "runs code from the file."
         )

@@ -56,9 +56,10 @@ def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) ->
     if isinstance(first, AlgorithmConfig) and not isinstance(first, wanted):
         raise SettingsError(f"{name} takes a {kind}, not a {type(first).__name__}.")
     settings: dict[str, Any] = dict(first) if isinstance(first, Mapping) else {}
+    main = "data" if "data" in {field.name for field in dataclasses.fields(wanted)} else "env"
     envs = [value for value in given if not (isinstance(value, str) and value.endswith("Policy"))]
     if envs and not isinstance(envs[-1], Mapping | AlgorithmConfig | type | None):
-        settings["env"] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env)
+        settings[main] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env), BC("data")
     settings |= {key: value for key, value in named.items() if key not in ("config", "saved_spaces")}
     known = {field.name for field in dataclasses.fields(wanted)} | own_paths(cls.Config).keys()
     meant = {}

@@ -194,10 +194,14 @@ class FlagNames:
         if not word.startswith("-"):
             is_env = "env" in self.full and re.search(r"-v\d+$", word)
             hint = f"give the env as --env {word}" if is_env else "flags begin with `--`"
+            if word.lower() in ("true", "false", "yes", "no", "on", "off"):
+                hint = "a flag that is yes or no takes no value, as in --quiet or --no-quiet"
             return SettingsError(f"{owner} can't take {word!r}: {hint}. {more}")
         name = word.lstrip("-").partition("=")[0]
         if several := self.named.get(_canonical(name)):
             which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
+            if not word.startswith("--"):
+                return SettingsError(f"{owner} can't take {word!r}: write -{word}. {more}")
             return SettingsError(f"{owner} has more than one setting `{name}`: write {which}.")
         ours = {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
         inside = {path[0]: flag for flag, leaf in reversed(self.full.items()) if len(path := leaf.path) > 1}

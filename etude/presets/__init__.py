@@ -79,6 +79,8 @@ def find_presets(algorithm: str | None = None) -> list[Preset]:
     Raises:
         SettingsError: there is no such algorithm.
     """
+    if not isinstance(algorithm, str | None):
+        raise SettingsError(f"an algorithm is given by its name, such as 'ppo', not as {algorithm!r}.")
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise SettingsError(f"there is no algorithm `{algorithm}`. {choice(algorithm, ALGORITHMS)}")
     return [preset for preset in _all() if algorithm in (None, preset.algorithm)]

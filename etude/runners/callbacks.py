@@ -24,6 +24,7 @@ from etude.runners.episodes import Episode, EpisodeTracker, Finished
 from etude.runners.limits import Limit
 from etude.runners.mapping import Share
 from etude.runners.rollout import BLIND, SLOT, Rollout
+from etude.settings import choice
 from etude.spaces import Nester
 
 
@@ -366,7 +367,7 @@ def callback_from(spec: CallbackLike) -> Callback:
         ) from error
     if isinstance(found, type) and issubclass(found, Callback):
         try:
-            return found()
+            found = found()
         except TypeError as error:
             raise SettingsError(
                 f"the callback {found.__name__} can't be made without arguments: {error}. Give an object instead."
@@ -375,6 +376,11 @@ def callback_from(spec: CallbackLike) -> Callback:
         raise SettingsError(
             f"{spec!r} is not a callback: give an object or a class derived from etude.Callback, or `module:Class`."
         )
+    for name in dir(type(found)):
+        if name.startswith("on_") and name not in EVENTS:
+            raise SettingsError(
+                f"{type(found).__name__} has a method `{name}`, which is no event. {choice(name, EVENTS)}"
+            )
     return found
 
 

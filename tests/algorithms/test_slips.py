@@ -273,6 +273,32 @@ def test_a_vector_env_of_stable_baselines_is_named(ppo, kind):
     said(lambda: PPO(PPOConfig(**(SMALL | {"env": make_normalized}))), "VecNormalize", *facts[1:])
 
 
+class Misspelt(etude.Callback):
+    def on_epsiode_end(self, episode):
+        raise NotImplementedError
+
+
+def test_other_slips_of_newcomers(tmp_path, ppo):
+    said(lambda: etude.BC("data/expert"), "BC(BCConfig(data='data/expert'))")
+    said(lambda: etude.preset(PPO, "CartPole-v1"), "given by its name, such as 'ppo'")
+    said(lambda: PPOConfig(env="CartPole-v1", callbacks=etude.Callback), "Write (Callback,)")
+    for callback in (Misspelt, Misspelt()):
+        said(
+            lambda callback=callback: PPO(PPOConfig(**SMALL, callbacks=(callback,))).train(),
+            "`on_epsiode_end`",
+            "`on_episode_end`",
+        )
+    said(lambda: PPOConfig(env="CartPole-v1", target_kl=1), "Here it is: `kl_target` (KL divergence")
+    said(lambda: etude.AWACConfig(data="x", lam=1), "`beta`")
+    said(lambda: etude.IQLConfig(data="x", materialize_data=True), "`reading.mode`")
+    said(lambda: etude.SACConfig(env="Pendulum-v1", target_update_interval=1), "`tau`")
+    assert "env=..." in str(said(lambda: ppo.evaluate("Pendulum-v1")))
+    assert "env=..." not in str(said(lambda: ppo.evaluate(0)))
+    box = gym.spaces.Box(-1, 1, (2,))
+    with etude.RecordingWriter(tmp_path / "data", obs_space=box, action_space=box) as writer:
+        said(lambda: writer.write({"obs": np.zeros((3, 2))}), "takes an Experience, not a dict", "Source")
+
+
 def test_stop_and_configs_know_the_names_of_other_libraries():
     for name in ("total_timesteps", "timesteps_total", "total_steps"):
         said(lambda name=name: Stop(**{name: 10}), "`env_steps`")

@@ -545,6 +545,19 @@ def test_a_run_that_failed_at_once_does_not_block_its_folder(tmp_path):
     assert (out / "metrics.jsonl").stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-env", "CartPole-v1"], "can't take '-env': write --env"),
+        (["--normalize-advantages", "False"], "a flag that is yes or no takes no value, as in --quiet or --no-quiet"),
+        (["quickly"], "flags begin with `--`"),
+    ],
+)
+def test_words_that_are_no_flags(capsys, words, said):
+    assert main(["train", "ppo", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
     given = [*SMALL, "--stop.updates", "1", "--quiet", "--out", str(tmp_path / "run"), "--modules-to-train"]
     assert main([*given, "red,blue"]) == 2
