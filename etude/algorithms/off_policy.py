@@ -146,7 +146,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         parts = {name: split(policy.connectors) for name, policy in self.policies.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
+        trained = self.learner.modules_to_train
         for name, behind in self._behind.items():
+            if trained is not None and (callable(trained) or name not in trained):
+                continue  # it may not learn; if it does, it is told then
             with self.settings_of(name):
                 n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in behind.connectors)
                 if maps and n_step > 1 and not self.policies[name].module.recurrent:

@@ -3,6 +3,7 @@
 them."""
 
 import enum
+import random
 import sys
 import types
 import zlib
@@ -14,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 
 _CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
+_GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random)
+_PLAIN: Final = frozenset((int, float, str, bool, bytes, type(None)))
 _DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _MOST_VALUES: Final = 10_000
@@ -54,8 +57,14 @@ class Classes:
         is_env: Callable[[Any], bool],
         is_static: Callable[[Any], bool],
     ) -> None:
+        self._is_env = is_env
+        self._shared: dict[int, Any] = {}
+        self._shared_kinds: set[type] = set()
+        self._data: dict[int, Any] = {}
+        """Lists, arrays, generators and so on that a variable refers to."""
         self._kinds: dict[str, type | None] = {}
         self._files: set[str] = set()
+        self._env_files: set[str] = set()
         met: dict[int, Any] = {}
         rest = [env]
         while rest:
@@ -81,9 +90,7 @@ class Classes:
                 rest += vars(value).values()
                 if is_env(value):
                     self._add_file(type(value))
-        shared = [one for one in self._shared_objects().values() if not (is_env(one) or isinstance(one, gym.Space))]
-        self._shared = {id(one): one for one in shared}
-        self._shared_kinds = {type(one) for one in shared}
+        self._find_shared()
 
     def _add(self, kind: type) -> None:
         name = class_name(kind)
@@ -93,44 +100,62 @@ class Classes:
     def _add_file(self, kind: type) -> None:
         """Add the classes that are defined beside a class."""
         name = getattr(kind, "__module__", "")
+        self._env_files.add(name)
         for one in list(vars(sys.modules.get(name, types.SimpleNamespace())).values()):
             if isinstance(one, type) and getattr(one, "__module__", "") == name:
                 self._add(one)
 
-    def _shared_objects(self) -> dict[int, Any]:
-        """The objects of these classes, by id, that the program holds: in variables of the classes, of their files and
-        of the modules that these import, and in tables and objects there."""
-        kinds = {kind for kind in self._kinds.values() if kind is not None}
+    def _find_shared(self) -> None:
+        """Find what the program holds: in variables of the classes, of their files and of the modules that the envs'
+        files import (or import something from), and in tables and objects there."""
+        kinds = {kind for kind in self._kinds.values() if kind is not None and not issubclass(kind, gym.Space)}
         modules = {name: sys.modules[name] for name in self._files & sys.modules.keys()}
-        for module in list(modules.values()):
+        for module in [modules[name] for name in self._env_files & modules.keys()]:
             for value in list(vars(module).values()):
-                if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] not in sys.stdlib_module_names:
-                    modules[value.__name__] = value
-        rest = [value for thing in (*kinds, *modules.values()) for value in list(vars(thing).values())]
-        found, met = dict[int, Any](), set[int]()
+                is_made_there = isinstance(value, type | types.FunctionType)
+                name = getattr(value, "__module__" if is_made_there else "__name__", None)
+                if (is_made_there or isinstance(value, types.ModuleType)) and isinstance(name, str):
+                    modules |= {name: sys.modules[name]} if self._may_hold(name) else {}
+        variables = [value for thing in (*kinds, *modules.values()) for value in list(vars(thing).values())]
+        self._data = {id(value): value for value in variables if type(value) in (*_CHANGING, *_GENERATORS)}
+        rest, met = [(value, False) for value in variables if type(value) not in _PLAIN], set[int]()
         while rest:
-            value = rest.pop()
-            if type(value) in kinds:
-                found[id(value)] = value
+            value, is_in_object = rest.pop()
+            kind = type(value)
+            if kind in kinds and not self._is_env(value):
+                self._shared[id(value)] = value
+                if not is_in_object:
+                    self._shared_kinds.add(kind)
             inside = self._inside(value)
             if len(inside) and id(value) not in met:
                 met.add(id(value))
-                rest += inside
-        return found
+                is_in_object |= kind not in (*_DICTS, *_SEQUENCES, np.ndarray)
+                rest += [(part, is_in_object) for part in inside]
+
+    def _may_hold(self, module: str) -> bool:
+        """Whether a module that an env's file imports may hold objects of their classes: not Python's own, nor one of
+        another package that is installed, which may be large."""
+        package = module.split(".")[0]
+        if module not in sys.modules or package in sys.stdlib_module_names:
+            return False
+        is_installed = "-packages" in (getattr(sys.modules[module], "__file__", None) or "")
+        return not is_installed or package in {name.split(".")[0] for name in self._env_files}
 
     def _inside(self, value: Any) -> Collection[Any]:
-        """What a table, or an object of a class of these files, refers to."""
+        """What a table, or an object of a class of these files that is no env, refers to."""
         if isinstance(value, _DICTS):
             inside: Collection[Any] = value.values()
         elif isinstance(value, _SEQUENCES):
             inside = value
         elif isinstance(value, np.ndarray) and value.dtype == object:
             inside = value.ravel()
-        elif not isinstance(value, type) and getattr(type(value), "__module__", "") in self._files:
-            inside = getattr(value, "__dict__", {}).values()
-        else:
+        elif (
+            isinstance(value, type) or getattr(type(value), "__module__", "") not in self._files or self._is_env(value)
+        ):
             return ()
-        return inside if len(inside) <= _MOST_VALUES else ()
+        else:
+            inside = getattr(value, "__dict__", {}).values()
+        return () if len(inside) > _MOST_VALUES or _PLAIN.issuperset(map(type, inside)) else inside
 
     def named(self, name: str) -> type | None:
         """The class with this name; None if there is none, or if several have the name."""
@@ -150,6 +175,14 @@ class Classes:
         """Whether an object belongs to the program, such as one of the states that an agent may have, and not to the
         env."""
         return id(value) in self._shared
+
+    def is_only(self, value: Any) -> bool:
+        """Whether a shared object is the only one of its class."""
+        return sum(type(one) is type(value) for one in self._shared.values()) == 1
+
+    def is_shared_data(self, value: Any) -> bool:
+        """Whether a variable of the program refers to this list, dict, array, generator and so on."""
+        return id(value) in self._data
 
 
 # -- what envs share in their classes -------------------------------------------------------------------------------

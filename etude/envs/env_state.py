@@ -57,6 +57,8 @@ _STATELESS = tuple(
         "pygame.display",
         "pygame.event",
         "pygame.joystick",
+        "pygame.mask",
+        "pygame.pixelarray",
         "matplotlib",
         "PIL",
         "moviepy",
@@ -184,7 +186,9 @@ def _static(value: Any) -> str | None:
         return value.__name__
     kind = type(value)
     if class_name(kind) == "PIL.Image:Image":
-        return f"PIL {value.mode} {value.size} {zlib.crc32(value.tobytes())}"
+        return None
+    if kind is weakref.finalize or (kind is weakref.ref and value() is None):
+        return _ANY
     if isinstance(value, EnvSpec | logging.Logger) or f"{getattr(kind, '__module__', '')}.".startswith(_STATELESS):
         return _ANY
     if isinstance(value, np.ufunc):
@@ -321,6 +325,10 @@ class _Capture:
             return {"python_random": value.getstate()}
         if isinstance(value, np.dtype) and np.dtype(value.str) == value:
             return {"numpy_dtype": value.str}
+        if kind is weakref.ref and value.__callback__ is None:
+            return {"weakref": self.node(value(), f"{path}()")}
+        if class_name(kind) == "PIL.Image:Image":
+            return {"image": value.tobytes(), "shape": [value.mode, *value.size]}
         if class_name(kind) in _PYGAME:
             return {"pygame": list(value), "class": class_name(kind)}
         if isinstance(value, pathlib.PurePath):
@@ -478,8 +486,10 @@ def _is_like(value: Any, node: Node) -> bool:
         if isinstance(a, dict) and isinstance(b, dict):
             if "ref" in a or "ref" in b:  # captured where it was met first
                 return True
-            numbers = ("id", "view")
-            return a.keys() == b.keys() and all(name in numbers or alike(a[name], b[name]) for name in a)
+            numbers = {"id", "view"} | ({"seeds"} & (a.keys() ^ b.keys()))  # which were not always kept
+            return a.keys() - numbers == b.keys() - numbers and all(
+                name in numbers or alike(a[name], b[name]) for name in a
+            )
         if isinstance(a, list | tuple) and isinstance(b, list | tuple):
             return len(a) == len(b) and all(map(alike, a, b))
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -524,7 +534,19 @@ class _Restore:
             return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
         if "object" in node:
             return self._fill(current, node, path)
+        is_shared = self._classes.is_shared_data(current)
+        is_like = not is_shared or isinstance(current, np.ndarray) or _is_like(current, node)
         made = self._make(current, node, path)
+        if is_shared and isinstance(current, np.ndarray) and isinstance(made, np.ndarray):
+            is_like = current.dtype == made.dtype and np.array_equal(
+                current, made, equal_nan=current.dtype.kind in "fc"
+            )
+        if not is_like:
+            raise CannotRestoreError(
+                f"{path} was another {type(current).__name__}, or has changed, but all envs share it"
+            )
+        if is_shared and isinstance(current, np.ndarray | np.random.Generator | np.random.RandomState | random.Random):
+            made = current
         self._made[node["id"]] = made
         return made
 
@@ -551,7 +573,7 @@ class _Restore:
                 f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
             )
         is_shared = type(current) is kind and self._classes.is_shared(current)
-        if is_shared and not (vars(current) and _is_like(current, node)):
+        if is_shared and not ((vars(current) or self._classes.is_only(current)) and _is_like(current, node)):
             raise CannotRestoreError(
                 f"{path} was another {node['class'].lstrip(':')}, or has changed, but here is one that all envs share"
             )
@@ -612,6 +634,16 @@ class _Restore:
                 return python_random
             case "numpy_dtype":
                 return np.dtype(str(stored))
+            case "weakref":
+                return weakref.ref(
+                    self.value(current() if isinstance(current, weakref.ref) else None, stored, f"{path}()")
+                )
+            case "image":
+                mode, *size = node["shape"]
+                if (getattr(current, "mode", None), getattr(current, "size", None)) != (mode, tuple(size)):
+                    current = sys.modules["PIL.Image"].new(mode, size)
+                current.frombytes(stored)  # in place, since what draws on it holds it
+                return current
             case "pygame":
                 return getattr(sys.modules["pygame"], _PYGAME[node["class"]])(stored)
             case "path":
@@ -720,6 +752,8 @@ class _Restore:
         match kind:
             case "tuple" | "set" | "frozenset":
                 items = {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+                if kind != "tuple" and type(current) is type(items) and list(current) == made:
+                    items = current.copy() if list(current.copy()) == made else current
                 if list(items) != made and all(map(_is_ordered_by_value, made)):
                     raise CannotRestoreError(
                         f"{path} has its items in another order than they had: if the env goes over them, keep them in "

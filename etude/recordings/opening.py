@@ -336,7 +336,8 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
         wholes.setdefault(_partitioned(folder, path, files[0]) or folder, []).append(folder)
     if not inside:
         return [_own(path, None, faults)]
-    return [one for whole, folders in wholes.items() for one in _of_parts(whole, folders, inside, faults)]
+    top = next(iter(wholes)) if len(wholes) == 1 else None
+    return [one for whole, folders in wholes.items() for one in _of_parts(whole, folders, inside, faults, top)]
 
 
 def _of_parts(
@@ -344,16 +345,20 @@ def _of_parts(
     folders: Sequence[AnyPath],
     inside: Mapping[AnyPath, Sequence[AnyPath]],
     faults: list[Problem] | None,
+    top: AnyPath | None = None,
 ) -> list[Described]:
-    """Open the folders with names such as ``agent_id=a`` that are below ``whole``: as one recording, or as several."""
+    """Open the folders with names such as ``agent_id=a`` that are below ``whole``: as one recording, or as several.
+
+    If it is one, names below ``top`` are columns of it; None: those below ``whole``.
+    """
     if list(folders) == [whole]:
         return [_own(whole, None, faults)]
     firsts = {relative(folder, whole).parts[:1] for folder in folders}
     if len(firsts) == 1 and (first := firsts.pop()) and first[0].partition("=")[0] not in (*KEYS, *_OF_STEPS):
-        return _of_parts(whole / first[0], folders, inside, faults)  # a name that all have in common divides nothing
+        return _of_parts(whole / first[0], folders, inside, faults, top)  # a name that all have divides nothing
     files = [file for folder in folders for file in inside[folder]]
     if _is_one(whole, files):
-        return [_rewritten(Source(InFolders(whole, files), preset=ETUDE), _header_of(files), whole, faults)]
+        return [_rewritten(Source(InFolders(top or whole, files), preset=ETUDE), _header_of(files), whole, faults)]
     parts: dict[AnyPath, list[AnyPath]] = {}
     for folder in folders:
         parts.setdefault(whole / relative(folder, whole).parts[0], []).append(folder)
@@ -386,34 +391,52 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
         return True
     if len({relative(file, whole).parts[:-1] for file in files}) < 2:
         return False
-    steps: dict[tuple[str, ...], list[pa.Table]] = {}  # by folder
+    by_folder: dict[tuple[str, ...], list[DataFile]] = {}
     for file in opened:
+        by_folder.setdefault(folders[file.path], []).append(file)
+    episodes = [_different(_steps_in(whole, parts, _IDS)) for parts in by_folder.values()]
+    counts = pa.concat_tables(episodes).group_by([*_IDS]).aggregate([([], "count_all")])
+    in_several = counts.filter(pc.greater(counts["count_all"], 1))[col.EPISODE_ID].unique()
+    known = _NO_STEPS
+    for parts in by_folder.values() if len(in_several) else ():
+        steps = _different(_steps_in(whole, parts, (*_IDS, col.T_INDEX), in_several))
+        both = _different([known, steps])
+        if len(both) < len(known) + len(steps):
+            return False
+        known = both
+    return True
+
+
+_IDS: Final = (col.EPISODE_ID, col.AGENT_ID)
+_NO_STEPS: Final = pa.table(
+    {name: pa.array([], pa.string()) for name in _IDS} | {col.T_INDEX: pa.array([], pa.int64())}
+)
+
+
+def _steps_in(
+    whole: AnyPath, files: Sequence[DataFile], names: Sequence[str], episodes: pa.Array | None = None
+) -> list[pa.Table]:
+    """The columns ``names`` of ``episode_id``, ``agent_id`` and ``t`` in each row group, each row once. What a file
+    lacks, its folder may say. ``episodes`` are those that count; None: all."""
+    found = [_NO_STEPS.select(names)]
+    for file in files:
         said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
         for group in range(file.num_groups if col.T_INDEX in file.schema.names else 0):
             with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
-                steps.setdefault(folders[file.path], []).append(_steps_in(file, group, said))
-    in_each = sum(map(_num_different, steps.values()))
-    return in_each == _num_different([table for tables in steps.values() for table in tables])
+                rows = file.read_group(group, [name for name in names if name in file.schema.names], None)
+                steps = {
+                    name: rows[name] if name in rows.column_names else pa.repeat(pa.scalar(said.get(name)), len(rows))
+                    for name in names
+                }
+                table = pa.table(steps).cast(_NO_STEPS.select(names).schema)
+                kept = table if episodes is None else table.filter(pc.is_in(table[col.EPISODE_ID], episodes))
+                found.append(_different([kept]))
+    return found
 
 
-def _steps_in(file: DataFile, group: int, said: Mapping[str, str]) -> pa.Table:
-    """Which steps a row group has, by ``episode_id``, ``agent_id`` and ``t``; ``said`` is what its folders say."""
-    ids = (col.EPISODE_ID, col.AGENT_ID)
-    rows = file.read_group(group, [name for name in (*ids, col.T_INDEX) if name in file.schema.names], None)
-    steps = {col.T_INDEX: pc.cast(rows[col.T_INDEX], pa.int64())}
-    for name in ids:
-        given = (
-            rows[name] if name in rows.column_names else pa.repeat(pa.scalar(said.get(name), pa.string()), len(rows))
-        )
-        steps[name] = pc.cast(given, pa.string())
-    return pa.table(steps)
-
-
-def _num_different(tables: Sequence[pa.Table]) -> int:
-    if not tables:
-        return 0
+def _different(tables: Sequence[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(tables)
-    return int(rows.group_by(rows.column_names).aggregate([]).num_rows)
+    return rows.group_by(rows.column_names).aggregate([])
 
 
 def _header_of(files: Sequence[AnyPath]) -> Header | None:

@@ -329,6 +329,11 @@ class Doubled(Connector):
 def test_rewards_that_are_summed_already_are_not_changed() -> None:
     with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put what"):
         dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"), learning_starts=10**6).train()
+    from signalling import Signalling
+
+    config = {**SMALL, "modules": ("speaker", "listener"), "modules_to_train": ("speaker",), "n_step": 2}
+    fixed = {"listener": {"connectors": ("normalize_obs", "clip_reward")}}  # which does not learn
+    assert DQN(DQNConfig(env=Signalling, **config, overrides=fixed)).train().env_steps > 0
     own = dqn(env=Counts, n_step=2, connectors=("normalize_obs", Doubled()))  # known only from what it does
     with pytest.raises(SettingsError, match="sums of 2 rewards"):
         own.train()

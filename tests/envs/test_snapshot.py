@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import PIL.Image
+import PIL.ImageDraw
 import pygame
 import pytest
 import some_envs
@@ -217,6 +218,9 @@ class Oddments(Numbered):
         self.levels = [Path("levels/0")]
         self.ways = Ways.NORTH | Ways.EAST
         self.box, self.speed, self.drawn = pygame.Rect(0, 0, 5, 5), None, pygame.Surface((2, 2))
+        self.canvas, self.cells = PIL.Image.new("L", (3, 3)), frozenset((i, j) for i in range(9) for j in range(9))
+        self.pen, self.inside, self.end = PIL.ImageDraw.Draw(self.canvas), Holding(), weakref.finalize(self, len, ())
+        self.inside.parent = weakref.ref(self)
 
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -228,7 +232,11 @@ class Oddments(Numbered):
         self.ways ^= Ways.SOUTH
         self.box.x, self.speed = self.box.x + 2, pygame.Vector2(self.box.x, 0.5)
         drawn = self.np_random.spawn(1)[0].random()
+        self.pen.point((self.t % 3, 1), int(9 * drawn))
+        canvas, cells = self.canvas.tobytes(), list(self.cells)
+        assert self.inside.parent() is self
         shown = (self.things, self.seen, self.rows, self.part, self.levels, self.ways, self.box, self.speed, drawn)
+        shown = (*shown, canvas, cells)
         return obs, float(zlib.crc32(repr(shown).encode())), *rest
 
 
@@ -284,8 +292,7 @@ def kind_of(t: int) -> Any:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda t: PIL.Image.new("L", (2, 2), t), "thing was PIL L (2, 2)"),
-        (lambda t: weakref.ref(Ways), "thing is a weakref:ReferenceType"),
+        (lambda t: weakref.ref(Ways, print), "thing is a weakref:ReferenceType"),
         (slotted, "thing is a test_snapshot:Slotted"),
         (kind_of, "thing was test_snapshot:kind_of.<locals>.Blue, but is something else"),
         (operator.itemgetter, "thing was operator.itemgetter(3), but is something else"),
@@ -322,6 +329,64 @@ def test_objects_that_all_envs_share_are_never_changed(where: str, monkeypatch: 
     with pytest.raises(CannotRestoreError, match="thing was another test_snapshot:Holding, or has changed"):
         restore_env(other, capture_env(env))
     assert [piece.name for piece in pieces] == ["I", "O"]
+
+
+class Sizes:
+    size = 5
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+@dataclasses.dataclass
+class Start:
+    at: Point
+
+
+SIZES, RNG, START = Sizes(), np.random.default_rng(1), Start(Point(1))
+
+
+class Configured(Numbered):
+    """Holds what the program has: neither of these changes, and the generator may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.start, self.trail = SIZES, START, list[Any]()
+        self.table, self.inner = TABLE, TABLE[1:]
+
+    def step(self, action: Any) -> Any:
+        self.trail.append(Point(len(self.trail)))
+        return super().step(action)
+
+
+TABLE = np.arange(9)
+DEMO = Configured()  # an env whose objects are its own, though a variable refers to it
+
+
+def test_an_env_may_hold_objects_of_the_program_that_do_not_change() -> None:
+    goes_on(Configured)
+    TABLE[0] = 0
+    env, other = Configured(), Configured()
+    env.step(0)
+    state = capture_env(env)
+    TABLE[0] = 7
+    with pytest.raises(CannotRestoreError, match="table was another ndarray, or has changed, but all envs share it"):
+        restore_env(other, state)
+    TABLE[0] = 0
+
+
+def test_a_generator_that_all_envs_share_is_not_made_twice() -> None:
+    env, other = Configured(), Configured()
+    for one in (env, other):
+        one.rng = RNG  # type: ignore[attr-defined]
+    restore_env(other, capture_env(env))
+    assert other.rng is RNG  # type: ignore[attr-defined]
+    state = capture_env(env)
+    RNG.random()
+    with pytest.raises(CannotRestoreError, match="rng was another Generator, or has changed, but all envs share it"):
+        restore_env(other, state)
 
 
 def test_sets_that_would_come_in_another_order_are_told() -> None:

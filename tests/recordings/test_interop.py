@@ -143,6 +143,10 @@ def test_folders_named_by_the_values_of_a_column_are_parts_of_one_recording(tmp_
         assert validate(out).ok
         if name != "half":
             same(Recording.open(out), whole())
+    wide = table.append_column("level", pa.array(["low"] * len(table)))
+    names = ["level", "half"]
+    ds.write_dataset(wide, tmp_path / "two", format="parquet", partitioning=names, partitioning_flavor="hive")
+    assert {"level", "half"} <= Recording.open(tmp_path / "two").read().steps.keys()
     for k, part in enumerate(("m", "n")):  # as polars does: with the column in the files as well
         (tmp_path / "both" / f"module_id={part}").mkdir(parents=True)
         rows = table.filter(pc.equal(table["module_id"], part)).replace_schema_metadata(None)
