@@ -245,7 +245,7 @@ def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path)
     tree, meta = load_tree(tmp_path)
     meta["config"]["connectors"] = [call]
     save_tree(tmp_path, tree, meta=meta)
-    with pytest.raises(CheckpointError, match="`config/connectors/0` names subprocess:Popen\. Loading"):
+    with pytest.raises(CheckpointError, match=r"`config/connectors/0` names subprocess:Popen\. Loading"):
         etude.load(tmp_path)
     assert not touched.exists()
 
