@@ -68,6 +68,7 @@ _STATELESS = tuple(
     )
 )
 """Modules whose objects are for drawing only, or have no state of their own."""
+_IMAGE = "PIL.Image:Image"
 _PYGAME = {
     f"{module}:{name}": name
     for module, name in (
@@ -185,7 +186,7 @@ def _static(value: Any) -> str | None:
     if isinstance(value, types.ModuleType):
         return value.__name__
     kind = type(value)
-    if class_name(kind) == "PIL.Image:Image":
+    if class_name(kind) == _IMAGE:
         return None
     if kind is weakref.finalize or (kind is weakref.ref and value() is None):
         return _ANY
@@ -327,7 +328,7 @@ class _Capture:
             return {"numpy_dtype": value.str}
         if kind is weakref.ref and value.__callback__ is None:
             return {"weakref": self.node(value(), f"{path}()")}
-        if class_name(kind) == "PIL.Image:Image":
+        if class_name(kind) == _IMAGE and value.mode not in ("P", "PA"):  # whose colors are elsewhere
             return {"image": value.tobytes(), "shape": [value.mode, *value.size]}
         if class_name(kind) in _PYGAME:
             return {"pygame": list(value), "class": class_name(kind)}
@@ -639,11 +640,7 @@ class _Restore:
                     self.value(current() if isinstance(current, weakref.ref) else None, stored, f"{path}()")
                 )
             case "image":
-                mode, *size = node["shape"]
-                if (getattr(current, "mode", None), getattr(current, "size", None)) != (mode, tuple(size)):
-                    current = sys.modules["PIL.Image"].new(mode, size)
-                current.frombytes(stored)  # in place, since what draws on it holds it
-                return current
+                return self._image(current, node, path)
             case "pygame":
                 return getattr(sys.modules["pygame"], _PYGAME[node["class"]])(stored)
             case "path":
@@ -667,6 +664,20 @@ class _Restore:
                     current._np_random = rng
                 return current
         return self._sequence(current, kind, node, path)
+
+    def _image(self, current: Any, node: Node, path: str) -> Any:
+        mode, *size = node["shape"]
+        is_image = class_name(type(current)) == _IMAGE and (current.mode, current.size) == (mode, tuple(size))
+        if is_image and current.tobytes() == node["image"]:
+            self._filled[id(current)] = current
+            return current
+        if self._classes.is_shared(current):
+            raise CannotRestoreError(f"{path} was another image, or has changed, but here is one that all envs share")
+        if not is_image or current.readonly or id(current) in self._filled:  # one in a new env, but two when captured
+            current = sys.modules["PIL.Image"].new(mode, size)
+        current.frombytes(node["image"])  # in place, since what draws on it holds it
+        self._filled[id(current)] = current
+        return current
 
     def put_simulators(self) -> None:
         """Restore the states of the simulators in the env, models before the data that belong to them."""

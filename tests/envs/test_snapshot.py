@@ -294,6 +294,7 @@ def kind_of(t: int) -> Any:
     [
         (lambda t: weakref.ref(Ways, print), "thing is a weakref:ReferenceType"),
         (slotted, "thing is a test_snapshot:Slotted"),
+        (lambda t: PIL.Image.new("P", (2, 2)), "thing._im is a builtins:ImagingCore, not plain data"),
         (kind_of, "thing was test_snapshot:kind_of.<locals>.Blue, but is something else"),
         (operator.itemgetter, "thing was operator.itemgetter(3), but is something else"),
         (lambda t: np.cos if t else np.sin, "thing was numpy:cos, but is something else"),
@@ -375,6 +376,29 @@ def test_an_env_may_hold_objects_of_the_program_that_do_not_change() -> None:
     with pytest.raises(CannotRestoreError, match="table was another ndarray, or has changed, but all envs share it"):
         restore_env(other, state)
     TABLE[0] = 0
+
+
+SPRITES = [PIL.Image.new("L", (2, 2), color) for color in (10, 20)]
+
+
+def test_images_that_all_envs_share_are_not_drawn_on() -> None:
+    env, other = Later(lambda t: SPRITES[min(t, 1)]), Later(lambda t: SPRITES[min(t, 1)])
+    env.step(0)
+    with pytest.raises(CannotRestoreError, match="thing was another image, or has changed, but here is one that all"):
+        restore_env(other, capture_env(env))
+    assert [sprite.getpixel((0, 0)) for sprite in SPRITES] == [10, 20]
+
+
+def test_one_image_of_a_new_env_may_have_been_two() -> None:
+    env, other = Later(int), Later(int)
+    for one in (env, other):
+        one.canvas = one.thing = PIL.Image.new("L", (2, 2))  # type: ignore[attr-defined]
+    env.thing = PIL.Image.new("L", (2, 2), 9)
+    for color in (0, 5):
+        env.canvas.putpixel((0, 0), color)  # type: ignore[attr-defined]
+        restore_env(other, capture_env(env))
+        assert [other.thing.getpixel((0, 0)), other.canvas.getpixel((0, 0))] == [9, color]  # type: ignore[attr-defined]
+        other.canvas = other.thing = PIL.Image.new("L", (2, 2))  # type: ignore[attr-defined]
 
 
 def test_a_generator_that_all_envs_share_is_not_made_twice() -> None:
