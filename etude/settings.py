@@ -465,7 +465,8 @@ _OTHER_NAMES = {
     "callbacks": "callback callbacks_class",
     "connectors": "wrappers env_to_module_connector observation_filter preprocessors observation_scaler action_scaler "
     "reward_scaler",
-    "out": "output output_dir log_dir logdir save_dir tensorboard_log storage_path local_dir save_path",
+    "out": "output output_dir folder dir run_dir save save_dir save_path checkpoint_dir log_dir logdir tensorboard_log "
+    "storage_path local_dir",
     "resume": "restore load checkpoint load_path resume_from checkpoint_path",
     "log": "logger loggers track wandb tensorboard",
     "save_interval": "save_freq checkpoint_freq checkpoint_frequency",

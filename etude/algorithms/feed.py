@@ -4,7 +4,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -257,10 +257,17 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         source: Parted = recording
         if loads_here and held != "nothing":
             if columns not in read:
-                read[columns] = recording.read(columns=columns)
+                read[columns] = recording.read(columns=columns, next_obs=make.next_obs)
             source = InMemory(read[columns], sys.maxsize if held == "prepared" else PIECE_ROWS)
         if not algorithm.has_seen_data:
-            _learn(name, config, prepare, source, columns, recording.meta.get("filter"))
+            _learn(
+                name,
+                config,
+                prepare,
+                partial(source.part, columns=columns, next_obs=make.next_obs),
+                source.num_parts,
+                recording.meta.get("filter"),
+            )
         if several:
             seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
         return Plan(
@@ -343,15 +350,20 @@ def _fits_in_memory(recording: Recording, row_spaces: Spaces) -> bool:
 
 
 def _learn(
-    name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...], stored: Any
+    name: str,
+    config: OfflineConfig,
+    prepare: Preparation,
+    part: Callable[[int], Experience],
+    num_parts: int,
+    stored: Any,
 ) -> None:
     """Let connectors learn from the recording, or from what is ``stored`` in it, what they know about observations."""
     if not prepare.learning:
         return
     if config.reading.obs_filter == "data":
         for index in prepare.learning:  # one after the other, as each sees what those before it make of the data
-            for k in range(source.num_parts):
-                prepare.learn(index, source.part(k, columns))
+            for k in range(num_parts):
+                prepare.learn(index, part(k))
         return
     if stored is None:
         raise DataError(

@@ -4,7 +4,7 @@
 import copy
 import time
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from etude import columns as col
@@ -21,7 +21,7 @@ from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
-from etude.spaces import Spaces
+from etude.spaces import Space, Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.feed import Feed
@@ -50,13 +50,23 @@ class OfflineAlgorithm(Algorithm[C]):
             return self._saved_spaces
         names = list(modules_given(self.config))
         if self.config.data is None:
-            assert self.config.env is not None  # the config has checked it
-            arena = make_arena(self.config.env, 1, exact=False, drop=dropped_by(self.config))
-            try:
-                return spaces_in(arena, names, self.config.agents.module_of)
-            finally:
-                arena.close()
+            return self._spaces_in_env()
         return dict.fromkeys(names, (self.recording.obs_space, self.recording.action_space))
+
+    def _spaces_in_env(self) -> dict[str, Spaces]:
+        env = self.config.env
+        assert env is not None  # the config has checked it
+        arena = make_arena(env, 1, exact=False, drop=dropped_by(self.config))
+        try:
+            return spaces_in(arena, list(modules_given(self.config)), self.config.agents.module_of)
+        finally:
+            if isinstance(env, type) or not hasattr(env, "reset"):  # it was made here; the user's own is used again
+                arena.close()
+
+    def _spaces_of_env(self) -> tuple[Space | None, Space | None]:
+        """The spaces for data that does not state any: the env's, if there is one, and all its agents have the same."""
+        found = [] if self.config.env is None else list(self._spaces_in_env().values())
+        return found[0] if found and all(spaces == found[0] for spaces in found) else (None, None)
 
     @cached_property
     def recording(self) -> "Recording":
@@ -66,7 +76,6 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is missing or broken, or its spaces differ from those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
-        from etude.recordings.formats.source import with_spaces
         from etude.recordings.where import RowFilter
 
         if self.config.filter is not None:
@@ -75,9 +84,10 @@ class OfflineAlgorithm(Algorithm[C]):
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
-        if saved is not None:
-            data = with_spaces(data, *saved)  # so that names are mapped to the same numbers
-        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.reading.on_bad)
+        spaces = cache(self._spaces_of_env if saved is None else lambda: saved)  # also for names, as the same numbers
+        recording = (
+            data if isinstance(data, Recording) else Recording.open_with(data, self.config.reading.on_bad, spaces)
+        )
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "

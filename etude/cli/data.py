@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
@@ -19,6 +20,7 @@ from etude.settings import choice, settings
 if TYPE_CHECKING:
     from etude.recordings import Guess, Recording
     from etude.recordings.editing import Edited
+    from etude.spaces import Space
 
 PROBLEMS = 1
 _MOST_NAMES = 6
@@ -55,11 +57,11 @@ class DataCommand(flags.TableOptions):
     """What to do with bad data, such as NaN or duplicate steps. strict: raise an error; repair: fix it if no values
     need to be invented, and otherwise leave it out; skip: leave it out with its segment."""
 
-    def opened(self, path: str | Sequence[str]) -> "Recording":
-        """Open the recording at ``path``, or several as one."""
+    def opened(self, path: str | Sequence[str], env: str | None = None) -> "Recording":
+        """Open the recording at ``path``, or several as one; with the spaces of ``env`` if it states none."""
         from etude.recordings import Recording
 
-        return Recording.open(self.described(path), on_bad=self.on_bad)
+        return Recording.open_with(self.described(path), self.on_bad, cache(partial(_spaces_of, env)))
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
         """Print a command's results, and what was bad in the data it read; return the exit code."""
@@ -183,16 +185,32 @@ class Convert(Writing):
     fps: int | None = None
     """Steps per second, at least 1, for `lerobot` only. None: that of the LeRobot dataset converted, or 30."""
 
+    env: str | None = None
+    """The env that the data is from, for data that does not state its spaces, such as a table: it gets the env's."""
+
     def execute(self) -> int:
         """Write the new recording."""
         from etude.recordings import convert
 
-        recording = self.opened(self.path)
+        recording = self.opened(self.path, self.env)
         new = convert(recording, self.to, self.format, fps=self.fps)
         found = {"path": str(new.path), "steps": new.num_steps, "episodes": new.num_episodes, "format": new.format}
         words = [f"{new.path}: {new.num_steps:,} steps of {new.num_episodes:,} episodes."]
         words += [f"  {note}" for note in new.notes]
         return self.tell([recording], {**found, "notes": list(new.notes)}, "\n".join(words))
+
+
+def _spaces_of(env: str | None) -> "tuple[Space | None, Space | None]":
+    """The spaces of the first agent of an env."""
+    if env is None:
+        return None, None
+    from etude.envs import make_arena
+
+    arena = make_arena(env, 1)
+    try:
+        return arena.kinds[0].obs_space, arena.kinds[0].action_space
+    finally:
+        arena.close()
 
 
 @settings

@@ -18,7 +18,6 @@ from etude.experience.arrays import not_finite
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
 from etude.recordings.episodes import Assembler
-from etude.recordings.formats.source import with_spaces
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
 from etude.spaces import Space, Spaces, alike, leaf_shape, leaves
@@ -37,14 +36,15 @@ NO_MODULE: Final = "of agents that no module acts for"
 def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Experience:
     """Open the data with ``on_bad`` if it is a path or a `Source`.
 
-    A `Source` without spaces gets ``spaces``, those of the policy, so that its names stand for the same numbers.
+    Data that does not state its spaces is read by ``spaces``, those of the policy, so that its names stand for the same
+    numbers.
 
     Raises:
         DataError: nothing is there, or it lacks observations, actions or rewards.
     """
     held = data
     if not isinstance(held, Recording | Experience):
-        held = Recording.open(with_spaces(held, *spaces), on_bad=on_bad)
+        held = Recording.open(held, on_bad=on_bad, obs_space=spaces[0], action_space=spaces[1])
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

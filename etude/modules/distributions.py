@@ -434,7 +434,8 @@ class SquashedGaussian(DiagGaussian):
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise SpaceError(
                 f"`{root}` is {space}: squashed actions need finite bounds. Give the env's action space finite "
-                "bounds (for a table, the `action_space` of its Source), or don't squash if the algorithm allows it."
+                "bounds, or don't squash if the algorithm allows it. A recording that does not state its spaces gets "
+                "those of `env`; without an env, open it with Recording.open(path, action_space=...)."
             )
         if (which := np.argwhere(space.low == space.high)).size:
             raise SpaceError(

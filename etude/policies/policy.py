@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, ca
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
@@ -439,11 +440,14 @@ class Policy:
         learned = connectors.state_dict()
         seen, acted = connectors.spaces(obs_space, action_space)
         if not (alike(seen, module.obs_space) and acted == module.action_space):
+            hint = "If the actions of a recording have other units than the env's, put a connector such as "
+            hint += "rescale_action between them."
+            if _is_bounded(acted) and not _is_bounded(module.action_space):
+                hint = "The recording that it learned from does not state the bounds of actions: set `env` when "
+                hint += "training begins, or open the recording with the env's `action_space`."
             raise SettingsError(
                 f"the env {where} does not fit the module: after the connectors its spaces are {seen} "
-                f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
-                "If the actions of a recording have other units than the env's, put a connector such as "
-                "rescale_action between them."
+                f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. {hint}"
             )
         connectors.load_state_dict(learned)
         return Policy(module, connectors, obs_space=obs_space, action_space=action_space)
@@ -451,6 +455,11 @@ class Policy:
 
 PolicyLike: TypeAlias = Policy | Module
 """A policy; or a module, as a policy without connectors."""
+
+
+def _is_bounded(space: Space) -> bool:
+    boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, spaces.Box)]
+    return all(np.isfinite(box.low).all() and np.isfinite(box.high).all() for box in boxes)
 
 
 def _for_rows(name: str, value: ArrayLike, rows: int, dtype: type) -> NDArray[Any]:

@@ -47,7 +47,7 @@ class RemoteRecording:
         self.num_parts, self.loader = num_parts, loader
         self.found: dict[int, Findings] = {}
 
-    def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
+    def part(self, k: int, columns: Any = None, *, finals: bool = True, next_obs: bool = False) -> Experience:
         """Unused: a learner loads no parts itself."""
         raise NotImplementedError
 

@@ -27,15 +27,15 @@ class Fault(NamedTuple):
     """A fault that affects some rows."""
 
     kind: str
-    """The kind of fault, as in `etude.recordings.Problem`: ``nan``, ``out_of_space``, ``no_final_obs`` or
-    ``impossible_logp``."""
+    """The kind of fault, as in `etude.recordings.Problem`: ``nan``, ``out_of_space``, ``out_of_bounds``,
+    ``no_final_obs`` or ``impossible_logp``."""
     column: str
     rows: Index
     """The row indices, increasing; for a final observation, the last rows of its segments."""
     what: str
     """A description of the first row's fault."""
     harmless: bool = False
-    """Whether it is only a warning: an unknown final observation after a segment that was truncated."""
+    """Whether it is only a warning, such as an unknown final observation after a segment that was truncated."""
 
     @property
     def is_final(self) -> bool:
@@ -119,14 +119,31 @@ def logp_fault(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
         yield Fault("impossible_logp", col.LOGP, rows, what, harmless=True)
 
 
+def beyond_bounds(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
+    """Find actions outside the bounds of spaces that were given for the data, which may have other units."""
+    for name, leaf in leaves.items():
+        if name not in exp.steps or not isinstance(leaf, spaces.Box):
+            continue
+        values = np.asarray(exp.steps[name])
+        with np.errstate(invalid="ignore"):
+            slack = np.where(np.isfinite(leaf.high - leaf.low), (leaf.high - leaf.low) * _ROUNDED, 0)
+            outside = (values < leaf.low - slack) | (values > leaf.high + slack)
+        rows = np.flatnonzero(outside.reshape(len(values), -1).any(axis=1))
+        if len(rows):
+            yield Fault("out_of_bounds", name, rows, f"is {values[rows[0]]}, outside the bounds of {leaf}", True)
+
+
 _ROUNDED: Final = 1e-3
-"""How far above 0 a log-probability may be by rounding, such as in bfloat16."""
+"""How far above 0 a log-probability may be by rounding, such as in bfloat16; and an action outside of its bounds, as a
+part of their distance."""
 
 _REMEDIES: Final = {
     "nan": "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair), or a filter.",
     "out_of_space": "Was it recorded with another space? Remove these rows with a filter, or correct them.",
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
+    "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given (the env's, where "
+    "there is an `env`). Does it have other units? Then scale it first.",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",

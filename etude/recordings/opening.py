@@ -4,7 +4,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -21,12 +21,12 @@ from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
-from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, UnreadableError
+from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import foreign, format_of, format_of_folder, minari, of_files, usable
 from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
-from etude.recordings.formats.inferring import joint_space
-from etude.recordings.formats.source import ETUDE, Source, described
+from etude.recordings.formats.inferring import fits, joint_space, widened
+from etude.recordings.formats.source import ETUDE, Source, described, with_spaces
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     DataLike: TypeAlias = One | "Places" | Sequence[One]
     """What `Recording.open` takes: a path, a URL, a glob, a `Source`, or a list of these."""
 
+GivenSpaces: TypeAlias = Callable[[], tuple[Space | None, Space | None]]
+"""Gives the spaces of observations and actions for data that does not state them; None infers them."""
+
 _AT_ONCE: Final = 24
+_ROOTS: Final = (col.OBS, col.ACTION)
 _OF_STEPS: Final = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
 
 
@@ -104,6 +108,8 @@ class Units:
 
     def __init__(self, members: Sequence[Described], header: Header) -> None:
         self.members, self.header = tuple(members), header
+        self.given: frozenset[str] = frozenset()
+        """Of which of observations and actions the space is not the data's own, but was given; see `opened`."""
         names = list(dict.fromkeys(member.format.name for member in members))
         self.format = names[0] if len(names) == 1 else "joined"
         self.files: list[AnyPath] = [file for member in members for file in member.contents.files]
@@ -247,23 +253,34 @@ class Units:
 
 
 def opened(
-    given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None
+    given: "DataLike",
+    filesystem: Any = None,
+    faults: list[Problem] | None = None,
+    spaces: GivenSpaces = lambda: (None, None),
 ) -> tuple[AnyPath | Places, Units]:
     """Return the place of a recording, and its units. With ``faults``, unusable files are left out and named there.
 
-    Files given one by one form one recording per kind.
+    Files given one by one form one recording per kind. ``spaces`` are for data that does not state its own.
 
     Raises:
-        DataError: nothing is there, it can't be opened, or there are several that do not belong together.
+        DataError: nothing is there, it can't be opened, or there are several that do not belong together; or it does
+            not fit ``spaces``.
     """
     if isinstance(given, Places):
-        return given, opened(given.given, given.filesystem, faults)[1]
+        return given, opened(given.given, given.filesystem, faults, spaces)[1]
+    given_one_by_one = given if isinstance(given, list | tuple) else [given]
+    lacking = {root for one in given_one_by_one if isinstance(one, Source) for root in one.lacking}
     try:
-        members = _found(given, filesystem, faults)
+        members = _found(with_spaces(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
+    lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
+    found = dict(zip(_ROOTS, spaces(), strict=True)) if lacking else {}
+    known = {root: space for root, space in found.items() if space is not None}
+    units = joined([_with_spaces(member, known) for member in members])
+    units.given = frozenset(lacking & known.keys())
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
-    return path or Places(given, filesystem), joined(members)
+    return path or Places(given, filesystem), units
 
 
 def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:
@@ -509,6 +526,94 @@ def is_own(path: AnyPath) -> bool:
             return True
     # If nothing says whose format it is, Etude's own reader reports what is wrong.
     return is_first_broken and format_of_folder(path) is None and not any(map(format_of, files))
+
+
+# -- spaces of data that does not state them -----------------------------------------------------------------------
+
+
+class _WithSpaces(Format):
+    """Data that does not state its spaces, read by spaces that were given.
+
+    Args:
+        own: The data.
+        header: With the given spaces.
+    """
+
+    def __init__(self, own: Format, header: Header) -> None:
+        self.own, self.header, self.name = own, header, own.name
+        self._leaves = header.leaves()
+
+    def describe(self) -> Contents:
+        """Return the contents, with the given spaces."""
+        return dataclasses.replace(self.own.describe(), header=self.header)
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Read a unit, with the dtypes and shapes of the spaces.
+
+        Raises:
+            DataError: nothing of it can be read, or a number does not fit in the dtype of its space.
+        """
+        exp = self.own.read(unit, columns, problems)
+        steps, final_obs = ({n: self._fit(n, v) for n, v in part.items()} for part in (exp.steps, exp.final_obs))
+        return Experience(steps, exp.offsets, exp.segments, final_obs)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Locate a row, as the data does."""
+        return self.own.place(unit, row, exp)
+
+    def _fit(self, name: str, values: Any) -> Any:
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            return values
+        dtype = leaf_dtype(leaf)
+        with np.errstate(invalid="ignore"):
+            out = values.astype(dtype, copy=False)
+        if dtype.kind in "iu" and not np.array_equal(out, values):
+            raise DataError(f"{self.name}: column `{name}` has numbers that its space, {leaf}, can't hold.")
+        return out.reshape(len(values), *leaf_shape(leaf))
+
+
+def _with_spaces(member: Described, given: Mapping[str, Space]) -> Described:
+    """Read a recording by spaces that it does not state.
+
+    Raises:
+        DataError: its columns do not fit them.
+    """
+    roots = [root for root in given if _is_inferred(member, root)]
+    if not roots:
+        return member
+    header = member.contents.header
+    spaces = {**header.spaces, **{root: _fitted(member.name, root, header.spaces[root], given[root]) for root in roots}}
+    meta = dict(header.meta)
+    told = meta.pop("inferred")
+    if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
+        meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
+    new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
+    is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
+    format = member.format if is_as_stored else _WithSpaces(member.format, new)
+    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new))
+
+
+def _fitted(where: str, root: str, own: Space, given: Space) -> Space:
+    """The given space, where observations of fractions keep the dtype in which they are stored."""
+    stored, wanted = leaves(own, root), leaves(given, root)
+    is_fit = stored.keys() == wanted.keys() and all(
+        fits(leaf_shape(leaf), leaf_shape(wanted[name]))
+        and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
+        and (not isinstance(leaf, NamedDiscrete) or leaf == wanted[name])
+        for name, leaf in stored.items()
+    )
+    if not is_fit:
+        raise DataError(
+            f"{where}: its `{root}` is like {own}, which does not fit the space given (that of `env`, where there is "
+            f"one), {given}. Was it recorded in another env?"
+        )
+    kept = {name for name, leaf in stored.items() if root == col.OBS and leaf_dtype(leaf).kind == "f"}
+    return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
+
+
+def _form(leaf: Space) -> tuple[Any, ...]:
+    return leaf_dtype(leaf), leaf_shape(leaf)
 
 
 # -- several recordings as one -----------------------------------------------------------------------------------

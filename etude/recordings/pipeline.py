@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -166,7 +166,9 @@ class Parted(Protocol):
     def num_parts(self) -> int:
         """The number of parts."""
 
-    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
+    def part(
+        self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
+    ) -> Experience:
         """Load part ``k``: whole segments; see `Recording.part`."""
 
     def counts(self, k: int) -> Any:
@@ -190,7 +192,9 @@ class InMemory:
         """The number of pieces."""
         return len(self._pieces)
 
-    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
+    def part(
+        self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
+    ) -> Experience:
         """Return piece ``k`` with all its columns."""
         return self._pieces[k]
 
@@ -323,8 +327,8 @@ class Steps:
         )
 
     @property
-    def looks_behind(self) -> bool:
-        """Whether it needs final observations."""
+    def next_obs(self) -> bool:
+        """Whether it needs the next observation of each step."""
         return col.NEXT_OBS in self.roots
 
     def rows(self, made: Columns) -> int:
@@ -338,7 +342,7 @@ class Cuts:
 
     max_len: int
     burn_in: int = 0
-    looks_behind = True
+    next_obs: ClassVar[bool] = False
 
     def __call__(self, exp: Experience, added: Sequence[str]) -> Experience:
         """Return the segments, with all their columns."""
@@ -387,8 +391,9 @@ class Plan:
             if not self._is_wanted(k):
                 spent.bad = self.source.counts(k)
                 return None, spent
-            finals = self.make.looks_behind or self.prepare.looks_behind
-            exp = self.source.part(k, self.columns, finals=finals)
+            next_obs = self.make.next_obs
+            finals = next_obs or isinstance(self.make, Cuts) or self.prepare.looks_behind
+            exp = self.source.part(k, self.columns, finals=finals, next_obs=next_obs)
         if not self.source.is_in_memory:
             spent.bytes = exp.num_steps * row_bytes(exp)
         with spent.on(CONNECTORS):

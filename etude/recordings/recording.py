@@ -29,7 +29,7 @@ from etude.recordings.batches import (
 from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
 from etude.recordings.layout import Header
-from etude.recordings.opening import Places, Units, opened
+from etude.recordings.opening import GivenSpaces, Places, Units, opened
 from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.screening import OnBad, Report, Screened, check_mode, validate
 from etude.spaces import Space
@@ -58,7 +58,15 @@ class Recording(Screened):
         self._num_episodes: int | None = None
 
     @classmethod
-    def open(cls, path: "DataLike", *, on_bad: OnBad | None = "strict", filesystem: Any = None) -> "Recording":
+    def open(
+        cls,
+        path: "DataLike",
+        *,
+        on_bad: OnBad | None = "strict",
+        filesystem: Any = None,
+        obs_space: Space | None = None,
+        action_space: Space | None = None,
+    ) -> "Recording":
         """Open the recording at ``path``: a folder, one of its files, or a table described by a `Source`.
 
         A path may be a URL (``s3://bucket/run``) or a glob (``runs/*/data``). A list of paths is read as one recording;
@@ -73,13 +81,25 @@ class Recording(Screened):
         ``repair`` repairs what it can and leaves out the rest, ``skip`` leaves out whole segments; `left_out` counts
         the rows. None does not check values. Duplicate steps are never read as they are.
 
+        ``obs_space`` and ``action_space`` are for data that does not state its spaces: tables, HDF5 and NPZ files,
+        LeRobot datasets, RLlib's tables and JSON. Without them, they are inferred from the numbers, without bounds.
+        Data that states its spaces keeps them.
+
         Raises:
             DataError: nothing is there, it is empty or of an unknown format, a file is broken or missing, or the files
-                do not belong together; the message names the file and what to do.
+                do not belong together; or the data does not fit a given space. The message names the file and what to
+                do.
         """
+        return cls.open_with(path, on_bad, lambda: (obs_space, action_space), filesystem)
+
+    @classmethod
+    def open_with(
+        cls, path: "DataLike", on_bad: OnBad | None, spaces: GivenSpaces, filesystem: Any = None
+    ) -> "Recording":
+        """Like `open`; ``spaces`` gives the spaces, and is called only if the data does not state its own."""
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
-        place, units = opened(path, filesystem, faults)
+        place, units = opened(path, filesystem, faults, spaces)
         return cls(place, units, on_bad, faults or ())
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -164,7 +184,13 @@ class Recording(Screened):
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def read(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | str | None = None) -> Experience:
+    def read(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | str | None = None,
+        next_obs: bool = False,
+    ) -> Experience:
         """Read the whole recording. Segments are sorted, and joined to the segments that they continue.
 
         Args:
@@ -173,13 +199,15 @@ class Recording(Screened):
                 `etude.recordings.where.RowFilter`), or an expression over stored scalar columns, such as
                 ``pyarrow.compute.field("reward") > 0``. Row groups that can't match are not read. Removed rows cut
                 segments.
+            next_obs: Whether the next observation of each step is needed. ``on_bad="repair"`` and ``"skip"`` then also
+                leave out what truncated episodes end with, if the observation after it is unknown.
 
         Raises:
             DataError: a column does not exist, or a file can't be decoded.
             SettingsError: ``filter`` is a text that is not a valid condition.
         """
         names = self._names(columns)
-        parts = self._loaded(names, filter)
+        parts = self._loaded(names, filter, next_obs)
         exp = gathered(parts, self.num_steps if self._units.own is not None else self._num_steps or 0)
         if exp is None:
             return self._units.nothing(names)
@@ -237,15 +265,17 @@ class Recording(Screened):
         stored = [root for root in roots if root not in DERIVED]
         names = self._names([*stored, col.OBS] if col.NEXT_OBS in roots else stored)
 
+        has_next = col.NEXT_OBS in roots
+
         def load(k: int) -> Columns:
             try:
-                return steps_of(self._load(k, names, finals=col.NEXT_OBS in roots), roots)
+                return steps_of(self._load(k, names, finals=has_next, next_obs=has_next), roots)
             except DataError as error:
                 where = self._units.files[0] if len(self._units.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
         return batches_of(
-            self._groups(load, names, buffer_size),
+            self._groups(load, names, buffer_size, has_next),
             RowPool,
             batch_size,
             shuffle=shuffle,
@@ -288,18 +318,21 @@ class Recording(Screened):
         """The number of parts that can be loaded one at a time."""
         return len(self._units)
 
-    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
+    def part(
+        self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
+    ) -> Experience:
         """Load part ``k`` as views: whole segments, except those that are stored in pieces.
 
         Args:
             k: Index of the part, less than `num_parts`.
             columns: The step columns, by name or root; None is all.
             finals: If False, final observations may be left out; those of images take long to decode.
+            next_obs: Whether the next observation of each step is needed; see `read`.
 
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._load(k, self._names(columns), finals=finals)
+        return self._load(k, self._names(columns), finals=finals, next_obs=next_obs)
 
     def validate(self) -> Report:
         """Check every row and report every problem; see `etude.recordings.screening.validate`."""
@@ -330,20 +363,25 @@ class Recording(Screened):
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return chosen(self.columns, columns, str(self.path), derived=DERIVED)
 
-    def _loaded(self, names: Sequence[str], where: pc.Expression | str | None) -> Iterator[Experience]:
+    def _loaded(
+        self, names: Sequence[str], where: pc.Expression | str | None, next_obs: bool = False
+    ) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
         clashes = None if where is None else self._pass_over()
-        return (self._load(k, names, where, clashes) for k in range(len(self._units)))
+        return (self._load(k, names, where, clashes, next_obs=next_obs) for k in range(len(self._units)))
 
-    def _groups(self, load: Callable[[int], T], names: Sequence[str], buffer_size: int) -> Groups[T]:
+    def _groups(
+        self, load: Callable[[int], T], names: Sequence[str], buffer_size: int, next_obs: bool = False
+    ) -> Groups[T]:
         """The source of batches from the parts; ``names`` are the columns that ``load`` reads."""
         rows = self.rows_up_to(buffer_size)
-        return Groups(partial(map, load), len(self._units), rows, partial(self._num_trained, names))
+        return Groups(partial(map, load), len(self._units), rows, partial(self._num_trained, names, next_obs))
 
-    def _num_trained(self, names: Sequence[str]) -> int:
+    def _num_trained(self, names: Sequence[str], next_obs: bool) -> int:
         """The steps except lookback; ``on_bad`` may leave some out for bad values in the columns ``names``."""
         needed = names if self.leaves_out else ()
-        return sum(int(self._load(k, needed).trained().sum()) for k in range(len(self._units)))
+        loaded = (self._load(k, needed, next_obs=next_obs) for k in range(len(self._units)))
+        return sum(int(exp.trained().sum()) for exp in loaded)
 
 
 def recording_of(data: "Recording | DataLike") -> Recording:

@@ -21,7 +21,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 def without_faults(
-    exp: Experience, faults: Sequence[Fault], *, whole_segments: bool
+    exp: Experience, faults: Sequence[Fault], *, whole_segments: bool, next_obs: bool
 ) -> tuple[Experience, Counter[str]]:
     """Remove the faulty steps from ``exp``.
 
@@ -29,6 +29,7 @@ def without_faults(
         exp: The experience to repair.
         faults: Its faults.
         whole_segments: Whether to remove whole segments with a fault, rather than single steps.
+        next_obs: Whether each step needs its next observation, also the last one of a truncated episode.
 
     Returns:
         The remaining experience, and the number of steps removed by kind of fault.
@@ -36,7 +37,7 @@ def without_faults(
     lost = np.zeros(exp.num_steps, bool)
     counts: Counter[str] = Counter()
     for fault in faults:
-        rows = _segments_with(exp, fault) if whole_segments else _steps_lost(exp, fault)
+        rows = _segments_with(exp, fault) if whole_segments else _steps_lost(exp, fault, next_obs)
         counts[fault.kind] += int((~lost[rows]).sum())
         lost[rows] = True
     return (without(exp, lost, faults) if faults else exp), counts
@@ -48,15 +49,17 @@ def _segments_with(exp: Experience, fault: Fault) -> Index:
     return ranges(exp.offsets[which], exp.lengths[which])
 
 
-def _steps_lost(exp: Experience, fault: Fault) -> Index:
+def _steps_lost(exp: Experience, fault: Fault, next_obs: bool = False) -> Index:
     """The rows to remove because of a fault, increasing.
 
     These are the faulty rows; the row before a bad observation, because the observation is its outcome; and, for a bad
-    or unknown final observation, the last row of the segment, unless the episode terminated there.
+    or unknown final observation, the last row of the segment, unless the episode terminated there, or was truncated
+    there and ``next_obs`` is not needed.
     """
     segment = np.searchsorted(exp.offsets, fault.rows, side="right") - 1
     if fault.is_final:
-        return fault.rows[~exp.segments.terminated[segment]]
+        needs_none = exp.segments.terminated | (exp.segments.truncated & (not next_obs))
+        return fault.rows[~needs_none[segment]]
     if not col.is_under(fault.column, col.OBS):
         return fault.rows
     before = fault.rows[fault.rows > exp.offsets[segment]] - 1

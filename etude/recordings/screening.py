@@ -12,6 +12,7 @@ Some problems are harmless (`Problem.harmless`), such as a copy of a file, which
 """
 
 import dataclasses
+import itertools
 import logging
 import shlex
 import threading
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import pyarrow.compute as pc
 
+from etude import columns as col
 from etude.display import counted
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
-from etude.recordings.faults import HARMLESS, KINDS, Timeline, distinct, find, logp_fault, problem_of
+from etude.recordings.faults import HARMLESS, KINDS, Timeline, beyond_bounds, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
 from etude.recordings.opening import Places, Units, opened
@@ -92,6 +94,8 @@ class Screened:
         is_path = not isinstance(path, Places)
         self._lists = f"etude data validate {shlex.quote(str(path))}" if is_path else "Recording.validate()"
         self._leaves = units.header.leaves()
+        is_given = col.ACTION in units.given
+        self._bounded = {n: leaf for n, leaf in self._leaves.items() if is_given and col.is_under(n, col.ACTION)}
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
         self._timeline = self._pass_over()
@@ -209,6 +213,7 @@ class Screened:
         clashes: Timeline | None = None,
         *,
         finals: bool = True,
+        next_obs: bool = False,
     ) -> Experience:
         """Load part ``k`` without bad data; see `etude.recordings.opening.Units`.
 
@@ -219,6 +224,8 @@ class Screened:
                 Etude's own files, row groups that can't match are not read.
             clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
+            next_obs: Whether the next observation of each step is needed: ``repair`` and ``skip`` then also leave out
+                what truncated episodes end with, if the observation after it is unknown.
 
         Raises:
             DataError: there is a fault (mode ``strict``) or a duplicate step (modes ``strict`` and None). The message
@@ -228,7 +235,7 @@ class Screened:
         where = RowFilter(where) if isinstance(where, str) else where
         if self._timeline is not None:
             return self._checked(k, columns, where, clashes, finals)
-        exp = self._load_repaired(k, columns if where is None else None, finals or where is not None)
+        exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
         if isinstance(where, RowFilter):
             return where.chosen(exp, looks_ahead=False).only(columns)
         return exp if where is None else filtered(exp, where, columns)
@@ -250,7 +257,7 @@ class Screened:
                 self.count(-1, Findings(harmless=self._plan.harmless))
             return self._plan
 
-    def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool) -> Experience:
+    def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
         plan = self._repair_plan()
         try:
             exp, problems = self._units.load_rest(k, columns)
@@ -263,13 +270,14 @@ class Screened:
                 if not problem.harmless:
                     found.lost[problem.kind] += problem.count
                     found.fault_counts[problem.kind] += 1
+        found.harmless += tuple(problem_of(self._units, k, exp, f) for f in beyond_bounds(exp, self._bounded))
         exp = plan.applied(k, exp)
         if not finals:  # nobody reads them, so that nothing is left out for them
             exp = Experience(exp.steps, exp.offsets, exp.segments, {})
-        faults = list(find(exp, self._leaves))
+        faults = [fault for fault in find(exp, self._leaves) if next_obs or not fault.harmless]
         for fault in faults:
             found.fault_counts[fault.kind] += len(fault.rows)
-        exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip")
+        exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip", next_obs=next_obs)
         found.lost += lost
         self.count(k, found)
         return exp
@@ -307,7 +315,8 @@ class Screened:
                 raise DataError(bad.message)
         with self._lock:
             self._add(k, exp, clashes if where is not None else self._timeline)
-        faults = (*find(exp, self._leaves), *logp_fault(exp, self._leaves)) if self._mode == "strict" else ()
+        checks = (find(exp, self._leaves), logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
+        faults = itertools.chain(*checks) if self._mode == "strict" else ()
         for fault in faults:
             if fault.kind == "no_final_obs" and where is not None:
                 continue  # the filter cut the segment there

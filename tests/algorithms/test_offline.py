@@ -345,7 +345,7 @@ def test_parts_in_which_no_step_fits_are_not_read(tmp_path: Path) -> None:
     read: list[tuple[int, bool]] = []
 
     class Watched(Recording):
-        def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
+        def part(self, k: int, columns: Any = None, *, finals: bool = True, next_obs: bool = False) -> Experience:
             read.append((k, "obs" in (columns or ())))
             return super().part(k, columns)
 

@@ -2,6 +2,7 @@
 import json
 import shutil
 
+import gymnasium as gym
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -107,6 +108,16 @@ def test_convert_writes_the_same_anew(recording, tmp_path, capsys):
     assert "holds a recording" in capsys.readouterr().err
     assert main(["data", "convert", str(recording)]) == 2
     assert "needs a value for `to`" in capsys.readouterr().err
+
+
+def test_convert_gives_data_without_spaces_those_of_an_env(tmp_path, capsys):
+    arrays = {"observations": np.zeros((10, 3), np.float32), "actions": np.ones((10, 1), np.float32)}
+    np.savez(tmp_path / "a.npz", rewards=np.zeros(10), terminals=np.arange(10) == 9, **arrays)
+    assert main(["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "b"), "--env", "Pendulum-v1"]) == 0
+    env, new = gym.make("Pendulum-v1"), Recording.open(tmp_path / "b")
+    assert (new.obs_space, new.action_space) == (env.observation_space, env.action_space)
+    assert main(["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "c"), "--env", "CartPole-v1"]) == 2
+    assert "does not fit the space given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".hdf5"])

@@ -259,7 +259,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
     class Source:
         is_in_memory, columns, num_parts = False, recording.columns, 9
 
-        def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
+        def part(self, k: int, columns: Any = None, *, finals: bool = True, next_obs: bool = False) -> Experience:
             if k == 4:
                 sys.exit("the plant is closed")
             return recording.part(k, columns)

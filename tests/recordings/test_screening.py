@@ -113,6 +113,12 @@ def test_final_observations_that_are_bad(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 3: column `final_obs` holds NaN in component 0 \(2 rows like it\)"):
         opened(tmp_path, "strict")
     recording, mended = opened(tmp_path, "repair")
+    assert mended.lengths.tolist() == [4, 5]
+    assert mended.segments.has_final_obs.tolist() == [False, False]
+    assert (mended.final_obs["obs"] == 0).all()
+    assert recording.left_out == {}
+    recording = Recording.open(tmp_path, on_bad="repair")
+    mended = recording.read(next_obs=True)
     assert mended.lengths.tolist() == [4, 4]
     assert mended.segments.has_final_obs.tolist() == [False, True]
     assert mended.segments.truncated.tolist() == [False, True]
@@ -159,6 +165,30 @@ def test_an_episode_whose_end_is_not_known_gives_up_its_last_step(tmp_path: Path
     assert recording.left_out == {"no_final_obs": 2}
     assert opened(tmp_path, "skip")[1].segments.episode_id.tolist() == ["e2"]
     assert Recording.open(tmp_path, on_bad="strict").read(columns=["reward"]).num_steps == 10  # it needs no more
+
+
+@pytest.mark.parametrize("on_bad", ["repair", "skip"])
+def test_a_truncated_end_without_an_observation_is_left_out_only_if_one_is_needed(on_bad: Any, tmp_path: Path) -> None:
+    exp = numbered([5, 1, 4])
+    exp.segments.terminated[:] = [True, False, False]
+    exp.segments.truncated[:] = [False, True, True]
+    exp.segments.has_final_obs[:] = [True, False, True]
+    exp.final_obs["obs"][2] = np.nan if on_bad == "repair" else exp.final_obs["obs"][2]
+    record(tmp_path, exp)
+    recording, whole = opened(tmp_path, on_bad)
+    assert whole.lengths.tolist() == [5, 1, 4]
+    assert whole.segments.has_final_obs.tolist() == [True, False, on_bad == "skip"]
+    assert "no_final_obs" not in recording.left_out
+    lost = {"no_final_obs": 1} | ({"nan": 1} if on_bad == "repair" else {})
+    for read in (
+        lambda found: found.read(next_obs=True).num_steps,
+        lambda found: found.part(0, next_obs=True).num_steps,
+        lambda found: sum(len(batch["reward"]) for batch in found.batches(3, columns=["reward", "next_obs"], epochs=1)),
+    ):
+        found = Recording.open(tmp_path, on_bad=on_bad)
+        assert (read(found), found.left_out) == (10 - sum(lost.values()), lost)
+    steps = sum(len(batch["reward"]) for batch in recording.batches(3, columns=["reward"], epochs=1))
+    assert steps == sum(part.num_steps for part in recording.segment_batches(3, 2, epochs=1)) == 10
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_nothing_is_left_out_for_final_observations_that_are_not_read(on_bad: An
 
 def test_an_episode_stays_truncated_only_if_nothing_but_its_final_observation_is_bad(tmp_path: Path) -> None:
     for name, reward, wanted in (("final", 1.0, True), ("both", np.nan, False)):
-        exp = Recording.open(truncated(tmp_path / name, np.nan, reward), on_bad="repair").read()
+        exp = Recording.open(truncated(tmp_path / name, np.nan, reward), on_bad="repair").read(next_obs=True)
         assert exp.num_steps == 2
         assert exp.segments.truncated.tolist() == [wanted]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Infer spaces and dtypes of columns."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -29,6 +30,12 @@ _WRITTEN: Final = {
 
 Range: TypeAlias = tuple[Any, Any]
 """The smallest and the largest integer at each position of a row."""
+
+
+def fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether rows of shape ``own`` hold values of shape ``wanted``: flat or not, but with no other order of axes."""
+    axes, others = (tuple(size for size in shape if size > 1) for shape in (own, wanted))
+    return math.prod(own) == math.prod(wanted) and (axes == others or min(len(axes), len(others)) < 2)
 
 
 def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:

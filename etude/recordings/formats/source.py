@@ -154,6 +154,11 @@ class Source:
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
     @property
+    def lacking(self) -> list[str]:
+        """Of observations and actions, those without a space."""
+        return [root for root, space in ((col.OBS, self.obs_space), (col.ACTION, self.action_space)) if space is None]
+
+    @property
     def named(self) -> list[str]:
         """The table's columns that `columns` names, each once."""
         given = (own for each in self.columns.values() for own in ([each] if isinstance(each, str) else each))
@@ -195,7 +200,7 @@ def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:
     return (column, order) if order in DATE_ORDERS and column and own not in names else (own, None)
 
 
-def with_spaces(data: Any, obs_space: Space, action_space: Space) -> Any:
+def with_spaces(data: Any, obs_space: Space | None, action_space: Space | None) -> Any:
     """Give each `Source` in ``data`` that lacks a space these ones, by which its numbers and names are then read."""
     if isinstance(data, list | tuple):
         return type(data)(with_spaces(one, obs_space, action_space) for one in data)

@@ -23,7 +23,16 @@ from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
-from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
+from etude.recordings.formats.inferring import (
+    Range,
+    fits,
+    fitting,
+    inferred_space,
+    needs_range,
+    reserved,
+    widen,
+    widened,
+)
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
@@ -317,7 +326,7 @@ class TableColumns:
             if set(wanted) != set(names):
                 raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.")
             for name, leaf in wanted.items():
-                if not _fits(self._found[name][0], leaf_shape(leaf)):
+                if not fits(self._found[name][0], leaf_shape(leaf)):
                     raise DataError(
                         f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
                     )
@@ -512,12 +521,6 @@ def _numbers_in(array: pa.Array) -> pa.Array:
     while is_list(array.type):
         array = array.flatten()
     return array
-
-
-def _fits(own: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether rows of shape ``own`` hold values of shape ``wanted``: flat or not, but with no other order of axes."""
-    axes, others = (tuple(size for size in shape if size > 1) for shape in (own, wanted))
-    return math.prod(own) == math.prod(wanted) and (axes == others or min(len(axes), len(others)) < 2)
 
 
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:

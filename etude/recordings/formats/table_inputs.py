@@ -273,7 +273,10 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
             found += [(file, kind, in_names(path, file)) for file, kind in kinds.items() if kind]
         elif path.is_file():
             if (kind := _kind(path)) is None:
-                raise DataError(f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}.")
+                raise DataError(
+                    f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}. Other formats need no "
+                    "Source: Recording.open(path) detects them, and takes `obs_space` and `action_space` too."
+                )
             found.append((path, kind, {}))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))

@@ -413,7 +413,10 @@ def test_one_image_that_cant_be_read_costs_its_episode(tmp_path: Path) -> None:
         Recording.open(tmp_path / "a").read()
     mended = Recording.open(tmp_path / "a", on_bad="repair")
     exp = mended.read()
-    assert (exp.segments.episode_id.tolist(), exp.num_steps) == (["1"], 5)
+    assert (exp.segments.episode_id.tolist(), exp.num_steps) == (["1"], 6)
+    assert mended.left_out == {"unreadable": 4}
+    exp = mended.read(next_obs=True)
+    assert exp.num_steps == 5
     assert mended.left_out == {"no_final_obs": 1, "unreadable": 4}
     assert exp.segments.has_final_obs.all()  # what was observed at the step that is left out
     assert Recording.open(tmp_path / "a").read(columns=["obs/images/wrist"]).num_steps == 10

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spaces that are given for data that does not state its own."""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+import etude
+from etude.errors import DataError, SettingsError, SpaceError
+from etude.recordings import Recording, Source, convert
+
+ENV = gym.make("Pendulum-v1")
+OBS, ACTION = ENV.observation_space, ENV.action_space
+SPACES = {"obs_space": OBS, "action_space": ACTION}
+
+
+def arrays(rows: int = 60, *, episode: int = 20, scale: float = 2.0, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    obs = rng.uniform(-1, 1, (rows, 3)).astype(np.float32)
+    return {
+        "observations": obs,
+        "next_observations": np.roll(obs, -1, axis=0),
+        "actions": rng.uniform(-scale, scale, (rows, 1)).astype(np.float32),
+        "rewards": rng.normal(size=rows).astype(np.float32),
+        "terminals": np.zeros(rows, bool),
+        "timeouts": np.arange(rows) % episode == episode - 1,
+    }
+
+
+def npz(path: Path, **changes: Any) -> Path:
+    np.savez(path, **(arrays() | changes))
+    return path
+
+
+def lerobot(folder: Path) -> Path:
+    """A LeRobot dataset as other tools write it, without Etude's spaces."""
+    convert(npz(folder.with_suffix(".npz")), folder, "lerobot")
+    info = folder / "meta" / "info.json"
+    told = json.loads(info.read_text())
+    del told["etude"]
+    info.write_text(json.dumps(told))
+    return folder
+
+
+def rllib_table(folder: Path) -> Path:
+    convert(npz(folder.with_suffix(".npz")), folder, "rllib-table")
+    return folder
+
+
+def inferred(folder: Path) -> Path:
+    """A recording of Etude's, converted from data without spaces."""
+    convert(npz(folder.with_suffix(".npz")), folder)
+    return folder
+
+
+def table(_: Path) -> Source:
+    """One number an action, as a column of a table."""
+    found = arrays()
+    columns: dict[str, Any] = {name: pa.array(values) for name, values in found.items() if values.ndim == 1}
+    columns |= {f"s{i}": pa.array(found["observations"][:, i].astype(np.float64)) for i in range(3)}
+    columns["torque"] = pa.array(found["actions"][:, 0].astype(np.float64))
+    names = {"obs": ["s0", "s1", "s2"], "action": "torque", "reward": "rewards", "truncated": "timeouts"}
+    return Source(pa.table(columns), names)
+
+
+KINDS = {"npz": npz, "lerobot": lerobot, "rllib-table": rllib_table, "etude-recording": inferred, "table": table}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_steps_with_the_given_spaces(kind: str, tmp_path: Path) -> None:
+    data: Any = KINDS[kind](tmp_path / ("a.npz" if kind == "npz" else "a"))
+    plain, given = Recording.open(data), Recording.open(data, **SPACES)
+    assert plain.format == given.format == kind
+    assert not np.isfinite(plain.action_space.high).any()  # type: ignore[attr-defined]
+    assert (given.obs_space, given.action_space) == (OBS, ACTION)
+    assert not {"obs", "action"} & set(given.meta.get("inferred", ()))
+    first, second = plain.read(), given.read()
+    assert second.steps["action"].shape == (60, 1)
+    for name in ("obs", "action", "reward"):
+        np.testing.assert_array_equal(first.steps[name].reshape(second.steps[name].shape), second.steps[name])
+    np.testing.assert_array_equal(second.steps["action"], arrays()["actions"])
+    np.testing.assert_array_equal(first.offsets, second.offsets)
+    again = pickle.loads(pickle.dumps(given))  # noqa: S301 - as for a worker
+    np.testing.assert_array_equal(next(again.batches(8, seed=1))["action"], next(given.batches(8, seed=1))["action"])
+    filtered = given.read(filter="reward > 0")
+    np.testing.assert_array_equal(filtered.steps["reward"], first.steps["reward"][first.steps["reward"] > 0])
+
+
+def test_data_that_states_its_spaces_keeps_them(tmp_path: Path) -> None:
+    convert(Recording.open(npz(tmp_path / "a.npz"), **SPACES), tmp_path / "own")
+    own = Recording.open(tmp_path / "own", action_space=Box(-9, 9, (1,)))
+    assert (own.obs_space, own.action_space) == (OBS, ACTION)
+
+
+@pytest.mark.parametrize("space", [Box(-2, 2, (2,)), Discrete(3), gym.spaces.Dict(a=ACTION)])
+def test_spaces_that_do_not_fit(space: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.npz: its `action` is like Box.* does not fit the space given"):
+        Recording.open(npz(tmp_path / "a.npz"), action_space=space)
+
+
+def test_whole_numbers_are_held_by_their_space_or_refused(tmp_path: Path) -> None:
+    whole = np.arange(60, dtype=np.int64)[:, None] * 10
+    path = npz(tmp_path / "a.npz", observations=whole, next_observations=whole)
+    space = Box(0, 255, (1,), np.uint8)
+    with pytest.raises(DataError, match="`obs` has numbers that its space, Box.*can't hold"):
+        Recording.open(path, obs_space=space).read()
+    path = npz(tmp_path / "b.npz", observations=whole // 10, next_observations=whole // 10)
+    read = Recording.open(path, obs_space=space).read()
+    assert read.steps["obs"].dtype == np.uint8
+    assert read.steps["obs"].tolist() == (whole // 10).tolist()
+
+
+def test_choices_that_no_row_has(tmp_path: Path) -> None:
+    path = npz(tmp_path / "a.npz", actions=np.arange(60) % 2)
+    assert Recording.open(path).action_space == Discrete(2)
+    assert Recording.open(path, action_space=Discrete(4)).action_space == Discrete(4)
+    with pytest.raises(DataError, match="outside its space"):
+        Recording.open(npz(tmp_path / "b.npz", actions=np.arange(60) % 5), action_space=Discrete(4)).read()
+    path = npz(tmp_path / "c.npz", actions=np.arange(120).reshape(60, 2) % 3)
+    assert Recording.open(path, action_space=MultiDiscrete([3, 7])).action_space == MultiDiscrete([3, 7])
+
+
+@pytest.mark.parametrize("on_bad", ["strict", "repair", "skip"])
+def test_actions_in_other_units_are_warned_of(on_bad: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Actions of twice the env's range, and with a rounding error at the bound."""
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        assert (
+            Recording.open(npz(tmp_path / "a.npz", **arrays(scale=4)), on_bad=on_bad, **SPACES).read().num_steps == 60
+        )
+        assert "`action` is" in caplog.text
+        assert "outside the bounds" in caplog.text
+        caplog.clear()
+        actions = arrays()["actions"]
+        actions[0] = 2.0000005
+        Recording.open(npz(tmp_path / "b.npz", actions=actions), on_bad=on_bad, **SPACES).read()
+        Recording.open(npz(tmp_path / "c.npz", **arrays(scale=4)), on_bad=on_bad).read()
+        assert "bounds" not in caplog.text
+
+
+def test_algorithms_take_the_spaces_of_their_env(tmp_path: Path) -> None:
+    path = str(npz(tmp_path / "a.npz"))
+    with pytest.raises(SpaceError, match=r"those of `env`; without an env, open it with Recording\.open"):
+        etude.TD3BC(etude.TD3BCConfig(data=path))
+    config: dict[str, Any] = {"env": "Pendulum-v1", "batch_size": 16, "seed": 0}
+    td3_bc = etude.TD3BC(etude.TD3BCConfig(data=path, updates_per_iteration=2, on_bad="repair", **config))
+    td3_bc.train()
+    td3_bc.save(tmp_path / "run")
+    again = etude.load(tmp_path / "run")
+    assert again.policy.action_space == ACTION
+    again.train()
+    bc = etude.BC(
+        etude.BCConfig(
+            data=path, updates_per_iteration=2, evaluation=etude.EvaluationConfig(interval=1, episodes=1), **config
+        )
+    )
+    assert bc.train().evaluation is not None
+    etude.BC(etude.BCConfig(data=path)).save(tmp_path / "blind")
+    with pytest.raises(SettingsError, match="does not state the bounds of actions: set `env` when training begins"):
+        etude.load(tmp_path / "blind", env="Pendulum-v1").evaluate(1)
+
+
+def test_an_env_object_is_not_closed_for_its_spaces(tmp_path: Path) -> None:
+    class Closing(gym.Wrapper[Any, Any, Any, Any]):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    env = Closing(gym.make("Pendulum-v1"))
+    bc = etude.BC(
+        etude.BCConfig(data=str(npz(tmp_path / "a.npz")), env=env, evaluation=etude.EvaluationConfig(interval=0))
+    )
+    assert bc.recording.action_space == ACTION
+    assert not env.closed
+
+
+def test_data_of_another_env_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"its `obs` is like .*, which does not fit the space given \(that of `env`"):
+        etude.BC(etude.BCConfig(data=str(npz(tmp_path / "a.npz")), env="MountainCarContinuous-v0"))
