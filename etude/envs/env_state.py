@@ -7,8 +7,8 @@ and arrays that share memory still do. Restoring fills objects of an env that wa
 data it creates nothing but numbers, strings, arrays, random generators, their containers, and objects of classes of
 which that env holds some already, or which are defined beside it. Of objects implemented in C, only those of
 `etude.envs.simulators` are supported. An env that holds anything else (an open socket, a Box2D world), or that raises
-an error meanwhile, can't be captured, and the reason is given. An env whose class holds lists or arrays that change
-can't be restored, as all envs share them.
+an error meanwhile, can't be captured, and the reason is given. What the whole program holds, such as a constant, is
+found again by its name, and never changed. An env for which it has changed can't be restored.
 """
 
 import contextlib
