@@ -279,7 +279,7 @@ class _Capture:
             raise CannotCaptureError(f"{_short(path)} is nested more than {_DEEPEST} levels deep")
         number = self._numbers[id(value)] = len(self._met)
         node: Node = {"id": number}
-        self._met.append((value, node))
+        self._met.append((value, {} if plain else node))  # what get_state returns is never what all envs share
         self._depth += 1
         node |= self._content(value, path, plain)
         self._depth -= 1
@@ -400,8 +400,8 @@ class _Capture:
     def place(self, program: Classes) -> None:
         """Name what the program holds, and fill the nodes of arrays, once it is known which of them share memory."""
         for value, node in self._met:
-            if (name := program.shared_name(value)) is not None:
-                node["shared"] = name
+            if "simulator" not in node and (name := program.shared_name(value)) is not None:
+                node["shared"] = name  # but dm_control has a variable for the last model of all
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
         for node, array in self._arrays:
             sharing.setdefault(id(memory_of(array)), []).append((node, array))
@@ -531,7 +531,7 @@ class _Restore:
             return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
         if "shared" in node:
             return self._of_program(node, path)
-        if self._classes.shared_name(current) is not None:
+        if "simulator" not in node and self._classes.shared_name(current) is not None:
             current = None  # which is never changed
         if "object" in node:
             return self._fill(current, node, path)

@@ -503,22 +503,24 @@ class Inside:
     count: int
 
 
-WORLD = argparse.Namespace(count=0)
+WORLD, STEPS = argparse.Namespace(count=0), list[int]()
 
 
 class Dataclassed(Numbered):
-    """Its state is in a variable of this file, and in an object of its own in `get_state`."""
+    """Its state is in variables of this file, and in an object of its own in `get_state`."""
 
     def step(self, action: Any) -> Any:
         WORLD.count += 1
+        STEPS.append(int(action))
         obs, _, *rest = super().step(action)
-        return obs, float(WORLD.count), *rest
+        return obs, float(WORLD.count + sum(STEPS)), *rest
 
     def get_state(self) -> dict[str, Any]:
-        return {"world": Inside(WORLD.count), "t": self.t, "episode": self.episode}
+        return {"world": Inside(WORLD.count), "steps": STEPS, "t": self.t, "episode": self.episode}
 
     def set_state(self, state: dict[str, Any]) -> None:
         WORLD.count, self.t, self.episode = state["world"].count, state["t"], state["episode"]
+        STEPS[:] = state["steps"]
 
 
 def test_get_state_may_return_dataclasses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,6 +530,7 @@ def test_get_state_may_return_dataclasses(monkeypatch: pytest.MonkeyPatch) -> No
     state = through_a_file(arena.state_dict())
     expected = play(arena, 40, seed=1)
     WORLD.count = 0
+    STEPS.clear()
     other = make_arena(Dataclassed, 1)
     assert other.load_state_dict(state) == "get_state"
     assert_same(expected, play(other, 40, seed=1))
