@@ -476,6 +476,13 @@ _OTHER_NAMES = {
 }
 """Names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, by Etude's name."""
 
+OTHER_VALUES: Final = frozenset(
+    "tau polyak target_interval beta mode updates_per_step epsilon temperature network activation weight_init module "  # noqa: SIM905
+    "modules module_of connectors callbacks device whole_episodes prelearner train_batch_size "
+    "train_batch_size_per_learner".split()
+)
+"""Names above, here or elsewhere, of settings whose values have another meaning elsewhere: they are not copied."""
+
 _SAID_ELSEWHERE = {
     **{
         name: f"Tell fit when to stop, as in fit(Stop({name}=...)), or write `stop: {{{name}: ...}}` in a file"

@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import gymnasium as gym
+
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
 from etude.policies.policy import ACT_ELSEWHERE
-from etude.settings import nearest, other_names, own_paths, shown
+from etude.settings import OTHER_VALUES, nearest, other_names, own_paths, shown
 from etude.urls import redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,16 +59,19 @@ def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) ->
         raise SettingsError(f"{name} takes a {kind}, not a {type(first).__name__}.")
     settings: dict[str, Any] = dict(first) if isinstance(first, Mapping) else {}
     main = "data" if "data" in {field.name for field in dataclasses.fields(wanted)} else "env"
+    meant = {}
     envs = [value for value in given if not (isinstance(value, str) and value.endswith("Policy"))]
     if envs and not isinstance(envs[-1], Mapping | AlgorithmConfig | type | None):
-        settings[main] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env), BC("data")
+        is_env = hasattr(envs[-1], "step") or (isinstance(envs[-1], str) and envs[-1] in gym.registry)
+        if is_env and main == "data":
+            meant[main] = "..."
+        settings["env" if is_env else main] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env), BC("data")
     settings |= {key: value for key, value in named.items() if key not in ("config", "saved_spaces")}
     known = {field.name for field in dataclasses.fields(wanted)} | own_paths(cls.Config).keys()
-    meant = {}
     for key, value in settings.items():
         own = next((own for own in (key, *other_names(key)) if own in known), None)
         if own is not None:
-            meant[own] = _short(value)
+            meant[own] = _short(value) if own == key or OTHER_VALUES.isdisjoint((own, key)) else "..."
     written = ", ".join(f"{own}={value}" for own, value in meant.items())
     raise SettingsError(
         f"{name} takes one argument, its settings as a {kind}: write {name}({kind}({written or '...'}))."

@@ -2,27 +2,30 @@
 """The classes of the objects of an env: those of which restoring may make new objects, and what all envs share in
 them."""
 
+import contextlib
 import enum
-import random
+import functools
+import gc
+import operator
+import pathlib
 import sys
 import types
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 _CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
-_GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random)
-_PLAIN: Final = frozenset((int, float, str, bool, bytes, type(None)))
+_CACHE: Final = type(functools.cache(len))
+_PLAIN: Final = frozenset((int, float, complex, str, bool, bytes, type(None), range, slice))
 _DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_MOST_VALUES: Final = 10_000
-"""Larger tables in a class are taken for constants."""
-_MOST_BYTES: Final = 2**24
-_DEEPEST: Final = 50
+_MOST_VALUES: Final = 200_000
+_MOST_BYTES: Final = 2**28
 
 
 class _Bare:
@@ -39,30 +42,43 @@ def is_bare(kind: type) -> bool:
     return hasattr(kind, "__dict__") and kind.__dictoffset__ != 0 and kind.__basicsize__ <= _Bare.__basicsize__
 
 
+def memory_of(array: NDArray[Any]) -> NDArray[Any]:
+    """The array whose memory this array is a view of, or the array itself."""
+    while type(array.base) is np.ndarray:
+        array = array.base
+    return array
+
+
+def _is_pythons(module: str) -> bool:
+    return module.split(".")[0] in sys.stdlib_module_names
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value never changes, and may be there twice."""
+    kind = type(value)
+    if kind in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return kind in _PLAIN or issubclass(kind, np.generic | np.dtype | pathlib.PurePath)
+
+
 class Classes:
     """The classes of the objects, named tuples and enums that an env holds, and those that are defined in the files of
     the env and its wrappers: an episode may have objects that do not exist when it begins.
 
     Args:
         env: The env.
-        held: What a function holds; None for values that are no functions.
         is_env: Whether an object is an env or a wrapper.
-        is_static: Whether a value has no state of its own.
+        static: A name for a value without state of its own; None for all others.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        held: Callable[[Any], dict[str, Any] | None],
-        is_env: Callable[[Any], bool],
-        is_static: Callable[[Any], bool],
-    ) -> None:
+    def __init__(self, env: Any, is_env: Callable[[Any], bool], static: Callable[[Any], str | None]) -> None:
         self._is_env = is_env
-        self._shared: dict[int, Any] = {}
-        self._shared_kinds: set[type] = set()
-        self._data: dict[int, Any] = {}
-        """Lists, arrays, generators and so on that a variable refers to."""
-        self._kinds: dict[str, type | None] = {}
+        self._shared: dict[int, tuple[Any, str]] = {}
+        """By id: what the program holds, and its name."""
+        self._memories: dict[int, tuple[Any, str]] = {}
+        """The same for the memory of arrays."""
+        self._named: dict[str, Any] = {}
+        self._kinds: defaultdict[str, set[type]] = defaultdict(set)
         self._files: set[str] = set()
         self._env_files: set[str] = set()
         met: dict[int, Any] = {}
@@ -71,31 +87,19 @@ class Classes:
             value = rest.pop()
             if isinstance(value, enum.Enum):
                 self._add(type(value))
-                continue
-            if id(value) in met or isinstance(value, np.generic | str | bytes | int | float):
-                continue
-            met[id(value)] = value
-            if isinstance(value, dict):
-                rest += value.values()
-            elif isinstance(value, _SEQUENCES):
-                rest += value
-                if hasattr(value, "_fields"):
+            elif not (_is_constant(value) or id(value) in met or static(value) is not None):
+                met[id(value)] = value
+                if hasattr(value, "__dict__") or hasattr(value, "_fields"):
                     self._add(type(value))
-            elif isinstance(value, np.ndarray):
-                rest += list(value.flat) if value.dtype == object else []
-            elif inside := held(value):
-                rest += inside.values()
-            elif not is_static(value) and hasattr(value, "__dict__"):
-                self._add(type(value))
-                rest += vars(value).values()
-                if is_env(value):
-                    self._add_file(type(value))
+                    if is_env(value):
+                        self._add_file(type(value))
+                rest += [part for _, part in self._inside(value)]
         self._find_shared()
+        self._shared.pop(id(env), None)
 
     def _add(self, kind: type) -> None:
-        name = class_name(kind)
-        self._kinds[name] = kind if self._kinds.get(name, kind) is kind else None  # None: several have this name
-        self._files.add(getattr(kind, "__module__", ""))
+        self._kinds[class_name(kind)].add(kind)
+        self._files |= {getattr(base, "__module__", "") for base in kind.__mro__}
 
     def _add_file(self, kind: type) -> None:
         """Add the classes that are defined beside a class."""
@@ -107,82 +111,104 @@ class Classes:
 
     def _find_shared(self) -> None:
         """Find what the program holds: in variables of the classes, of their files and of the modules that the envs'
-        files import (or import something from), and in tables and objects there."""
-        kinds = {kind for kind in self._kinds.values() if kind is not None and not issubclass(kind, gym.Space)}
-        modules = {name: sys.modules[name] for name in self._files & sys.modules.keys()}
+        files import (or import something from), and in tables, objects, functions and caches there."""
+        modules = {name: sys.modules[name] for name in self._files & sys.modules.keys() if not _is_pythons(name)}
         for module in [modules[name] for name in self._env_files & modules.keys()]:
             for value in list(vars(module).values()):
                 is_made_there = isinstance(value, type | types.FunctionType)
                 name = getattr(value, "__module__" if is_made_there else "__name__", None)
                 if (is_made_there or isinstance(value, types.ModuleType)) and isinstance(name, str):
                     modules |= {name: sys.modules[name]} if self._may_hold(name) else {}
-        variables = [value for thing in (*kinds, *modules.values()) for value in list(vars(thing).values())]
-        self._data = {id(value): value for value in variables if type(value) in (*_CHANGING, *_GENERATORS)}
-        rest, met = [(value, False) for value in variables if type(value) not in _PLAIN], set[int]()
+        self._files |= modules.keys()
+        local = [(name, kind) for name, kinds in self._kinds.items() if "<" in name for kind in kinds]
+        rest: deque[tuple[str, Any]] = deque(sorted([*modules.items(), *local], key=operator.itemgetter(0)))
         while rest:
-            value, is_in_object = rest.pop()
-            kind = type(value)
-            if kind in kinds and not self._is_env(value):
-                self._shared[id(value)] = value
-                if not is_in_object:
-                    self._shared_kinds.add(kind)
-            inside = self._inside(value)
-            if len(inside) and id(value) not in met:
-                met.add(id(value))
-                is_in_object |= kind not in (*_DICTS, *_SEQUENCES, np.ndarray)
-                rest += [(part, is_in_object) for part in inside]
+            with contextlib.suppress(Exception):  # what can't be looked at, such as a stand-in for what is not there
+                rest += self._meet(*rest.popleft())
+            if len(self._shared) > _MOST_VALUES:
+                raise ValueError(
+                    f"its file and those that it imports hold more than {_MOST_VALUES:,} objects, lists and so on in "
+                    "their variables, too many to tell which of them the env has"
+                )
+
+    def _meet(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """Note what the program holds by a name; return what is in it, with names."""
+        is_object = not isinstance(value, type | types.FunctionType | types.ModuleType) and hasattr(value, "__dict__")
+        if is_object and (isinstance(value, gym.Space) or self._is_env(value)):
+            return []
+        if type(value) is np.ndarray:
+            self._share(self._memories, memory_of(value), name and f"{name}.base")
+        if not self._share(self._shared, value, name):
+            return []
+        return [
+            (f"{name}[{key!r}]" if name and key is not None and _is_constant(key) else "", part)
+            for key, part in self._inside(value)
+            if not _is_constant(part)
+        ]
+
+    def _share(self, known: dict[int, tuple[Any, str]], value: Any, name: str) -> bool:
+        """Note a value and its name; return whether the value, or that it has a name, is new."""
+        if name:
+            self._named[name] = value if self._named.get(name, value) is value else None
+        if id(value) in known and (known[id(value)][1] or not name):
+            return False
+        known[id(value)] = (value, name)
+        return True
 
     def _may_hold(self, module: str) -> bool:
         """Whether a module that an env's file imports may hold objects of their classes: not Python's own, nor one of
         another package that is installed, which may be large."""
-        package = module.split(".")[0]
-        if module not in sys.modules or package in sys.stdlib_module_names:
+        if module not in sys.modules or _is_pythons(module):
             return False
         is_installed = "-packages" in (getattr(sys.modules[module], "__file__", None) or "")
-        return not is_installed or package in {name.split(".")[0] for name in self._env_files}
+        return not is_installed or module.split(".")[0] in {name.split(".")[0] for name in self._env_files}
 
-    def _inside(self, value: Any) -> Collection[Any]:
-        """What a table, or an object of a class of these files that is no env, refers to."""
+    def _inside(self, value: Any) -> Iterable[tuple[Any, Any]]:
+        """What a table, a function or a cache refers to, or a module, class or object of these files, each with its
+        place there; None if that may be another one elsewhere."""
         if isinstance(value, _DICTS):
-            inside: Collection[Any] = value.values()
-        elif isinstance(value, _SEQUENCES):
-            inside = value
-        elif isinstance(value, np.ndarray) and value.dtype == object:
-            inside = value.ravel()
-        elif (
-            isinstance(value, type) or getattr(type(value), "__module__", "") not in self._files or self._is_env(value)
-        ):
-            return ()
-        else:
-            inside = getattr(value, "__dict__", {}).values()
-        return () if len(inside) > _MOST_VALUES or _PLAIN.issuperset(map(type, inside)) else inside
+            return value.items()
+        if isinstance(value, set | frozenset):
+            return [(None, part) for part in value]
+        if isinstance(value, list | tuple | deque):
+            return enumerate(value)
+        if isinstance(value, np.ndarray):
+            return enumerate(value.flat if value.dtype == object else ())
+        if isinstance(value, types.FunctionType):
+            cells = gc.get_referents(*value.__closure__ or ())
+            return enumerate([value.__defaults__, value.__kwdefaults__, *filter(None, [vars(value)]), *cells])
+        if isinstance(value, _CACHE):  # one without a limit is a dict, whose place is always the same
+            parts = enumerate(gc.get_referents(value))
+            return [(i if i == 1 and type(part) is dict else None, part) for i, part in parts]
+        if isinstance(value, functools.partial | types.MethodType | staticmethod | classmethod | property):
+            return enumerate(gc.get_referents(value))
+        home = value.__name__ if isinstance(value, types.ModuleType) else None
+        home = home or getattr(value if isinstance(value, type) else type(value), "__module__", "")
+        return getattr(value, "__dict__", {}).items() if home in self._files else ()
 
     def named(self, name: str) -> type | None:
         """The class with this name; None if there is none, or if several have the name."""
-        return self._kinds.get(name)
+        kinds = self._kinds.get(name, set())
+        return next(iter(kinds)) if len(kinds) == 1 else None
 
     def can_be_made(self, kind: type) -> bool:
         """Whether a new object of this class may be made and filled.
 
-        Not if it would be taken for one that the program compares it with (``state is IDLE``), if something would run
-        when it is thrown away, or if its attributes are not all that it is.
+        Not if something would run when it is thrown away, or if its attributes are not all that it is.
         """
-        return is_bare(kind) and not (
-            kind in self._shared_kinds or hasattr(kind, "__del__") or issubclass(kind, gym.Space)
-        )
+        return is_bare(kind) and not (hasattr(kind, "__del__") or issubclass(kind, gym.Space))
 
-    def is_shared(self, value: Any) -> bool:
-        """Whether an object belongs to the program, such as one of the states that an agent may have, and not to the
-        env."""
-        return id(value) in self._shared
+    def shared_name(self, value: Any) -> str | None:
+        """The name of what belongs to the program and not to the env, or of the memory that it is a view of: such as
+        one of the states that an agent may have, or a list in a variable. Empty if it has none; None for all else."""
+        found = None if type(value) is tuple else self._shared.get(id(value))  # a tuple is as good as another
+        if found is None and type(value) is np.ndarray:
+            found = self._memories.get(id(memory_of(value)))
+        return None if found is None else found[1]
 
-    def is_only(self, value: Any) -> bool:
-        """Whether a shared object is the only one of its class."""
-        return sum(type(one) is type(value) for one in self._shared.values()) == 1
-
-    def is_shared_data(self, value: Any) -> bool:
-        """Whether a variable of the program refers to this list, dict, array, generator and so on."""
-        return id(value) in self._data
+    def shared(self, name: str) -> Any:
+        """What the program holds by a name from `shared_name`, maybe in another process; None if there is none."""
+        return self._named.get(name)
 
 
 # -- what envs share in their classes -------------------------------------------------------------------------------
@@ -195,34 +221,35 @@ class _NoPlainDataError(Exception):
 def checksums_of(kind: type) -> dict[str, int]:
     """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
 
-    Large ones are left out, and those that are caches by their name.
+    Those that are caches by their name are left out.
+
+    Raises:
+        ValueError: they are too large to compare.
     """
     found: dict[str, int] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             found.pop(name, None)
             if type(value) in _CHANGING and "cache" not in name.lower():
-                try:
-                    found[name] = _checksum_of(value, [_MOST_VALUES], 0)
-                except _NoPlainDataError:
-                    continue
+                with contextlib.suppress(_NoPlainDataError):
+                    found[name] = _checksum_of(value, [_MOST_VALUES])
     return found
 
 
-def _checksum_of(value: Any, budget: list[int], depth: int) -> int:
+def _checksum_of(value: Any, budget: list[int]) -> int:
     """A number that is the same for equal values, whatever the order in dicts and sets."""
     kind = type(value)
     budget[0] -= 1
-    if budget[0] < 0 or depth > _DEEPEST:
-        raise _NoPlainDataError
+    if budget[0] < 0 or (kind is np.ndarray and value.nbytes > _MOST_BYTES):
+        raise ValueError("what its class holds is too large to compare: make it in __init__")
     if isinstance(value, type(None) | bool | int | float | complex | str | bytes | bytearray | np.generic):
         content: Any = repr(value)
-    elif kind is np.ndarray and not value.dtype.hasobject and value.nbytes <= _MOST_BYTES:
+    elif kind is np.ndarray and not value.dtype.hasobject:
         content = value.dtype.str, value.shape, zlib.crc32(value.tobytes())
     elif kind in _DICTS:
-        content = sorted(tuple(_checksum_of(part, budget, depth + 1) for part in item) for item in value.items())
+        content = sorted(tuple(_checksum_of(part, budget) for part in item) for item in value.items())
     elif kind in _SEQUENCES:
-        content = [_checksum_of(part, budget, depth + 1) for part in value]
+        content = [_checksum_of(part, budget) for part in value]
         content = sorted(content) if kind in (set, frozenset) else content
     else:
         raise _NoPlainDataError

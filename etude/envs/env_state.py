@@ -7,8 +7,8 @@ and arrays that share memory still do. Restoring fills objects of an env that wa
 data it creates nothing but numbers, strings, arrays, random generators, their containers, and objects of classes of
 which that env holds some already, or which are defined beside it. Of objects implemented in C, only those of
 `etude.envs.simulators` are supported. An env that holds anything else (an open socket, a Box2D world), or that raises
-an error meanwhile, can't be captured, and the reason is given. An env whose class holds lists or arrays that change
-can't be restored, as all envs share them.
+an error meanwhile, can't be captured, and the reason is given. What the whole program holds, such as a constant, is
+found again by its name, and never changed. An env for which it has changed can't be restored.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import types
 import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -34,7 +34,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare
+from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare, memory_of
 from etude.envs.simulators import arrays_of, simulator
 from etude.errors import described
 
@@ -48,43 +48,24 @@ _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozens
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _STATELESS = tuple(
     f"{module}."
-    for module in (
-        "pygame.surface",
-        "pygame.font",
-        "pygame.freetype",
-        "pygame.time",
-        "pygame.mixer",
-        "pygame.display",
-        "pygame.event",
-        "pygame.joystick",
-        "pygame.mask",
-        "pygame.pixelarray",
-        "matplotlib",
-        "PIL",
-        "moviepy",
-        "_thread",
-        "gymnasium.envs.mujoco.mujoco_rendering",
-        "dm_control.mujoco.index",  # names of parts of a simulator's memory
-    )
+    for module in (  # noqa: SIM905
+        "pygame.surface pygame.font pygame.freetype pygame.time pygame.mixer pygame.display pygame.event "
+        "pygame.joystick pygame.pixelarray matplotlib PIL.ImageFont moviepy _thread "
+        "gymnasium.envs.mujoco.mujoco_rendering "
+        "dm_control.mujoco.index"  # names of parts of a simulator's memory
+    ).split()
 )
 """Modules whose objects are for drawing only, or have no state of their own."""
 _IMAGE = "PIL.Image:Image"
-_PYGAME = {
-    f"{module}:{name}": name
-    for module, name in (
-        ("pygame.rect", "Rect"),
-        ("pygame.rect", "FRect"),
-        ("pygame.math", "Vector2"),
-        ("pygame.math", "Vector3"),
-        ("pygame.color", "Color"),
-    )
-}
+_PYGAME = frozenset(
+    "pygame.rect:Rect pygame.rect:FRect pygame.math:Vector2 pygame.math:Vector3 pygame.color:Color".split()  # noqa: SIM905
+)
 """Positions and colors, which are made of numbers, by class name."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
-    "id class maxlen shape rng below order dtype offset strides memory code is_pure seeds".split()  # noqa: SIM905
+    "id class maxlen shape rng below order dtype offset strides memory code is_pure seeds shared info".split()  # noqa: SIM905
 )
 """The keys of a node besides its kind."""
 _ANY = "any"  # stands for an object that never changes, or is for drawing only
@@ -109,7 +90,8 @@ def capture_env(env: Any) -> dict[str, Any]:
     capture = _Capture()
     try:
         tree = capture.node(env, type(env).__name__)
-        capture.place_arrays()
+        capture.path = type(env).__name__
+        capture.place(Classes(env, _is_env, _static))
     except CannotCaptureError as error:
         return {"how": "new episodes", "why": str(error)}
     except KeyboardInterrupt:
@@ -117,7 +99,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     how = "get_state" if capture.used_get_state else "snapshot"
-    return {"how": how, "env": tree, "classes": capture.classes}
+    return {"how": how, "env": tree, "checksums": capture.checksums}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -128,7 +110,9 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
             It must then be reset, or made again.
     """
     try:
-        restore = _Restore(env, state.get("classes", {}))
+        if "checksums" not in state:
+            raise CannotRestoreError("the state does not say what all envs share")
+        restore = _Restore(env, state["checksums"])
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
     except (CannotRestoreError, KeyboardInterrupt):
@@ -186,9 +170,7 @@ def _static(value: Any) -> str | None:
     if isinstance(value, types.ModuleType):
         return value.__name__
     kind = type(value)
-    if class_name(kind) == _IMAGE:
-        return None
-    if kind is weakref.finalize or (kind is weakref.ref and value() is None):
+    if kind is weakref.finalize:
         return _ANY
     if isinstance(value, EnvSpec | logging.Logger) or f"{getattr(kind, '__module__', '')}.".startswith(_STATELESS):
         return _ANY
@@ -264,27 +246,20 @@ def _takes(function: Any, count: int) -> bool:
     return True
 
 
-def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array whose memory this array is a view of, or the array itself."""
-    while type(array.base) is np.ndarray:
-        array = array.base
-    return array
-
-
 class _Capture:
     """Converts an env to nodes, ``{kind: content}``; a node that can be referred to has a number ``id``."""
 
     def __init__(self) -> None:
         self.used_get_state = False
-        self.classes: dict[str, dict[str, int]] = {}
-        """By class: `checksums_of`."""
+        self.checksums: dict[str, dict[str, int]] = {}
+        """By class."""
         self.path = ""
         """The path of the last value."""
         self._depth = 0
         self._numbers: dict[int, int] = {}
         self._sources: dict[int, int] = {}
         """The number of each bit generator's generator."""
-        self._met: list[Any] = []  # keeps the values alive, so that no id is used twice
+        self._met: list[tuple[Any, Node]] = []  # keeps the values alive, so that no id is used twice
         self._arrays: list[tuple[Node, NDArray[Any]]] = []
         self._simulated: list[tuple[int, int]] = []  # memory ranges of simulators' arrays
 
@@ -303,9 +278,10 @@ class _Capture:
         if self._depth == _DEEPEST:
             raise CannotCaptureError(f"{_short(path)} is nested more than {_DEEPEST} levels deep")
         number = self._numbers[id(value)] = len(self._met)
-        self._met.append(value)
+        node: Node = {"id": number}
+        self._met.append((value, {} if plain else node))  # what get_state returns is never what all envs share
         self._depth += 1
-        node = {"id": number, **self._content(value, path, plain)}
+        node |= self._content(value, path, plain)
         self._depth -= 1
         if type(value) is np.ndarray and "objects" not in node:
             self._arrays.append((node, value))
@@ -314,7 +290,7 @@ class _Capture:
     def _content(self, value: Any, path: str, plain: bool) -> Node:
         kind = type(value)
         if kind is np.ndarray and value.dtype.kind not in "OV":
-            return {}  # see `place_arrays`
+            return {}  # see `place`
         if kind is np.random.Generator:
             source = value.bit_generator
             if self._sources.setdefault(id(source), self._numbers[id(value)]) != self._numbers[id(value)]:
@@ -329,7 +305,8 @@ class _Capture:
         if kind is weakref.ref and value.__callback__ is None:
             return {"weakref": self.node(value(), f"{path}()")}
         if class_name(kind) == _IMAGE and value.mode not in ("P", "PA"):  # whose colors are elsewhere
-            return {"image": value.tobytes(), "shape": [value.mode, *value.size]}
+            info = self.node(value.info, f"{path}.info", plain=True)
+            return {"image": value.tobytes(), "shape": [value.mode, *value.size], "info": info}
         if class_name(kind) in _PYGAME:
             return {"pygame": list(value), "class": class_name(kind)}
         if isinstance(value, pathlib.PurePath):
@@ -392,8 +369,8 @@ class _Capture:
         parts = vars(value)
         if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
-        elif class_name(kind) not in self.classes:
-            self.classes[class_name(kind)] = checksums_of(kind)
+        elif class_name(kind) not in self.checksums:
+            self.checksums[class_name(kind)] = checksums_of(kind)
         content = {name: self.node(item, f"{path}.{name}", plain=plain) for name, item in parts.items()}
         return {"object": content, "class": class_name(kind)}
 
@@ -420,32 +397,64 @@ class _Capture:
             for key in [key for key, number in numbers.items() if number >= met]:
                 del numbers[key]
 
-    def place_arrays(self) -> None:
-        """Fill the nodes of arrays, once it is known which of them share memory."""
+    def place(self, program: Classes) -> None:
+        """Name what the program holds, and fill the nodes of arrays, once it is known which of them share memory."""
+        for value, node in self._met:
+            if "simulator" not in node and (name := program.shared_name(value)) is not None:
+                node["shared"] = name  # but dm_control has a variable for the last model of all
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
         for node, array in self._arrays:
-            sharing.setdefault(id(_memory_of(array)), []).append((node, array))
+            sharing.setdefault(id(memory_of(array)), []).append((node, array))
         for group in sharing.values():
             node, array = group[0]
             if self._is_simulated(array):
                 for node, array in group:
                     node |= {"kept": array.dtype.str, "shape": list(array.shape)}
+            elif "shared" in node:
+                for node, array in group:
+                    node |= {"array": array.copy(), "order": order_of(array), **_place_of(array)}
             elif len(group) == 1:
                 node |= {"array": array.copy(), "order": order_of(array)}
             else:
                 _place_together(group)
 
     def _is_simulated(self, array: NDArray[Any]) -> bool:
-        if not self._simulated or _memory_of(array).base is None:
+        if not self._simulated or memory_of(array).base is None:
             return False
         begin, end = np.lib.array_utils.byte_bounds(array)
         return any(first <= begin and end <= last for first, last in self._simulated)
 
 
+def _place_of(array: NDArray[Any]) -> Node:
+    """Where an array is in its memory."""
+    return {"offset": array.ctypes.data - memory_of(array).ctypes.data, "strides": list(array.strides)}
+
+
+def _placed(array: Any, node: Node) -> Any:
+    """The array of a node in the memory of an array that the program holds."""
+    stored = node["array"]
+    if type(array) is not np.ndarray or (_place_of(array).items() <= node.items() and array.shape == stored.shape):
+        return array
+    memory = memory_of(array)
+    flat = memory.ravel("K").view(np.uint8)
+    if not np.shares_memory(flat, memory):
+        return None
+    return np.ndarray(stored.shape, stored.dtype, flat.data, node["offset"], tuple(node["strides"]))
+
+
+def _nodes_in(tree: Any) -> Iterator[Node]:
+    """The nodes of what the program holds, in a node of it."""
+    if isinstance(tree, dict) and isinstance(tree.get("shared"), str):
+        yield tree
+    if isinstance(tree, dict | list | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _nodes_in(part)
+
+
 def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
     """Fill the nodes of arrays that are views of the same memory."""
     bounds = [np.lib.array_utils.byte_bounds(array) for _, array in group]
-    origin = _memory_of(group[0][1]).ctypes.data
+    origin = memory_of(group[0][1]).ctypes.data
     begin = min(first for first, _ in bounds)
     begin -= (begin - origin) % _ALIGNED
     memory = ctypes.string_at(begin, max(end for _, end in bounds) - begin)
@@ -454,17 +463,6 @@ def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
         node |= {"dtype": array.dtype.str, "shape": list(array.shape), "strides": list(array.strides)}
         node["offset"] = array.ctypes.data - begin
     group[0][0]["memory"] = np.frombuffer(memory, np.uint8)
-
-
-def _twin_of(function: types.FunctionType) -> types.FunctionType:
-    """The same function with variables, defaults and attributes of its own."""
-    cells = tuple(types.CellType(cell.cell_contents) for cell in function.__closure__ or ())
-    twin = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
-    )
-    twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
-    vars(twin).update(vars(function))
-    return twin
 
 
 def _is_ordered_by_value(item: Any) -> bool:
@@ -480,17 +478,15 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or isinstance(key, np.number | np.bool_)
 
 
-def _is_like(value: Any, node: Node) -> bool:
+def _is_like(value: Any, node: Node, program: Classes) -> bool:
     """Whether an object is as it was captured."""
 
     def alike(a: Any, b: Any) -> bool:
         if isinstance(a, dict) and isinstance(b, dict):
             if "ref" in a or "ref" in b:  # captured where it was met first
                 return True
-            numbers = {"id", "view"} | ({"seeds"} & (a.keys() ^ b.keys()))  # which were not always kept
-            return a.keys() - numbers == b.keys() - numbers and all(
-                name in numbers or alike(a[name], b[name]) for name in a
-            )
+            names = a.keys() - {"id", "view", "shared"}
+            return names == b.keys() - {"id", "view", "shared"} and all(alike(a[name], b[name]) for name in names)
         if isinstance(a, list | tuple) and isinstance(b, list | tuple):
             return len(a) == len(b) and all(map(alike, a, b))
         if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
@@ -500,7 +496,7 @@ def _is_like(value: Any, node: Node) -> bool:
     capture = _Capture()
     try:
         own = capture.node(value, "")
-        capture.place_arrays()
+        capture.place(program)
     except CannotCaptureError:
         return False
     return alike(own, node)
@@ -510,7 +506,7 @@ class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
     def __init__(self, env: Any, checksums: Mapping[str, Mapping[str, int]]) -> None:
-        self._classes = Classes(env, _held, _is_env, lambda value: _static(value) is not None)
+        self._classes = Classes(env, _is_env, _static)
         self._checksums = dict(checksums)  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
@@ -523,7 +519,7 @@ class _Restore:
             return node["value"]
         if "ref" in node:
             if node["ref"] not in self._made:
-                raise CannotRestoreError(f"{path} is in a tuple that contains itself")
+                raise CannotRestoreError(f"{path} is in a tuple that contains itself, or in what all envs share")
             return self._made[node["ref"]]
         if "static" in node:
             if node["static"] not in (_ANY, _static(current)) or (self._in_new and _static(current) is None):
@@ -533,23 +529,29 @@ class _Restore:
         if "enum" in node:
             own = self._kind_of(current, node, path, enum.Enum)
             return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
+        if "shared" in node:
+            return self._of_program(node, path)
+        if "simulator" not in node and self._classes.shared_name(current) is not None:
+            current = None  # which is never changed
         if "object" in node:
             return self._fill(current, node, path)
-        is_shared = self._classes.is_shared_data(current)
-        is_like = not is_shared or isinstance(current, np.ndarray) or _is_like(current, node)
         made = self._make(current, node, path)
-        if is_shared and isinstance(current, np.ndarray) and isinstance(made, np.ndarray):
-            is_like = current.dtype == made.dtype and np.array_equal(
-                current, made, equal_nan=current.dtype.kind in "fc"
-            )
-        if not is_like:
-            raise CannotRestoreError(
-                f"{path} was another {type(current).__name__}, or has changed, but all envs share it"
-            )
-        if is_shared and isinstance(current, np.ndarray | np.random.Generator | np.random.RandomState | random.Random):
-            made = current
         self._made[node["id"]] = made
         return made
+
+    def _of_program(self, node: Node, path: str) -> Any:
+        """What the program holds by a node's name, if it is as it was."""
+        for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
+            found = self._classes.shared(part["shared"])
+            found = _placed(found, part) if "array" in part else found
+            self._made |= {} if found is None else {part["id"]: found}
+            if found is not None and "object" in part:
+                self._check_variables(type(found), part, path)
+        if found is None or not _is_like(found, node, self._classes):
+            raise CannotRestoreError(
+                f"{path} was {node['shared'] or 'something'}, which all envs share: it has changed, or is not there"
+            )
+        return found
 
     def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
         if class_name(type(current)) != node["class"] or not isinstance(current, kind):
@@ -564,20 +566,7 @@ class _Restore:
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:
         kind = self._kind_of(current, node, path, object)
-        stored = self._checksums.pop(node["class"], None)
-        own = {} if stored is None else checksums_of(kind)
-        if stored is not None and (
-            changed := [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
-        ):
-            raise CannotRestoreError(
-                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
-                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
-            )
-        is_shared = type(current) is kind and self._classes.is_shared(current)
-        if is_shared and not ((vars(current) or self._classes.is_only(current)) and _is_like(current, node)):
-            raise CannotRestoreError(
-                f"{path} was another {node['class'].lstrip(':')}, or has changed, but here is one that all envs share"
-            )
+        self._check_variables(kind, node, path)
         is_new = type(current) is not kind
         if is_new:
             if not self._classes.can_be_made(kind):
@@ -587,6 +576,17 @@ class _Restore:
         filled = self._filled_with(current, node, path)
         self._in_new -= is_new
         return filled
+
+    def _check_variables(self, kind: type, node: Node, path: str) -> None:
+        """Check that what all objects of a class share is as it was."""
+        stored = self._checksums.pop(node["class"], None)
+        own = {} if stored is None else checksums_of(kind)
+        changed = [] if stored is None else [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
+        if changed:
+            raise CannotRestoreError(
+                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
+                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
+            )
 
     def _filled_with(self, current: Any, node: Node, path: str) -> Any:
         if _static(current) is not None:  # such as a module, which the whole program uses
@@ -636,13 +636,16 @@ class _Restore:
             case "numpy_dtype":
                 return np.dtype(str(stored))
             case "weakref":
-                return weakref.ref(
-                    self.value(current() if isinstance(current, weakref.ref) else None, stored, f"{path}()")
-                )
+                one = self.value(current() if isinstance(current, weakref.ref) else None, stored, f"{path}()")
+                return weakref.ref(set() if one is None else one)  # to what is gone at once, as it was
             case "image":
-                return self._image(current, node, path)
+                mode, *size = node["shape"]
+                image = sys.modules["PIL.Image"].new(mode, size)
+                image.frombytes(stored)
+                image.info = self.value(None, node["info"], f"{path}.info")
+                return image
             case "pygame":
-                return getattr(sys.modules["pygame"], _PYGAME[node["class"]])(stored)
+                return getattr(sys.modules["pygame"], sorted({node["class"]} & _PYGAME)[0].partition(":")[2])(stored)
             case "path":
                 return pathlib.PurePath(stored) if node["is_pure"] else pathlib.Path(stored)
             case "range" | "slice":
@@ -664,20 +667,6 @@ class _Restore:
                     current._np_random = rng
                 return current
         return self._sequence(current, kind, node, path)
-
-    def _image(self, current: Any, node: Node, path: str) -> Any:
-        mode, *size = node["shape"]
-        is_image = class_name(type(current)) == _IMAGE and (current.mode, current.size) == (mode, tuple(size))
-        if is_image and current.tobytes() == node["image"]:
-            self._filled[id(current)] = current
-            return current
-        if self._classes.is_shared(current):
-            raise CannotRestoreError(f"{path} was another image, or has changed, but here is one that all envs share")
-        if not is_image or current.readonly or id(current) in self._filled:  # one in a new env, but two when captured
-            current = sys.modules["PIL.Image"].new(mode, size)
-        current.frombytes(node["image"])  # in place, since what draws on it holds it
-        self._filled[id(current)] = current
-        return current
 
     def put_simulators(self) -> None:
         """Restore the states of the simulators in the env, models before the data that belong to them."""
@@ -717,8 +706,8 @@ class _Restore:
             if type(own) is not type(held[_SELF]):
                 raise CannotRestoreError(f"{path} was a method of another class")
             return current if own is held[_SELF] else getattr(own, current.__name__)
-        if id(current) in self._filled:  # one function in a new env, but two when captured
-            current = _twin_of(current)
+        if id(current) in self._filled:
+            raise CannotRestoreError(f"{path} is one function with another in a new env, but they were two")
         self._filled[id(current)] = current
         self._made[node["id"]] = current  # it may refer to itself
         cells = dict(zip(current.__code__.co_freevars, current.__closure__ or (), strict=True))

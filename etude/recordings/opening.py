@@ -368,17 +368,18 @@ def _of_parts(
 
     If it is one, names below ``top`` are columns of it; None: those below ``whole``.
     """
-    if list(folders) == [whole]:
+    if list(folders) == [whole] and top in (None, whole):
         return [_own(whole, None, faults)]
     firsts = {relative(folder, whole).parts[:1] for folder in folders}
     if len(firsts) == 1 and (first := firsts.pop()) and first[0].partition("=")[0] not in (*KEYS, *_OF_STEPS):
         return _of_parts(whole / first[0], folders, inside, faults, top)  # a name that all have divides nothing
     files = [file for folder in folders for file in inside[folder]]
-    if _is_one(whole, files):
+    if len(folders) == 1 or _is_one(whole, files):
         return [_rewritten(Source(InFolders(top or whole, files), preset=ETUDE), _header_of(files), whole, faults)]
     parts: dict[AnyPath, list[AnyPath]] = {}
     for folder in folders:
-        parts.setdefault(whole / relative(folder, whole).parts[0], []).append(folder)
+        first = relative(folder, whole).parts[:1]  # none: there are files in `whole` itself
+        parts.setdefault(whole / first[0] if first else whole, []).append(folder)
     return [one for part, own in parts.items() for one in _of_parts(part, own, inside, faults)]
 
 
@@ -414,13 +415,16 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     episodes = [_different(_steps_in(whole, parts, _IDS)) for parts in by_folder.values()]
     counts = pa.concat_tables(episodes).group_by([*_IDS]).aggregate([([], "count_all")])
     in_several = counts.filter(pc.greater(counts["count_all"], 1))[col.EPISODE_ID].unique()
-    known = _NO_STEPS
-    for parts in by_folder.values() if len(in_several) else ():
-        steps = _different(_steps_in(whole, parts, (*_IDS, col.T_INDEX), in_several))
-        both = _different([known, steps])
-        if len(both) < len(known) + len(steps):
-            return False
-        known = both
+    known, fresh, num = _NO_STEPS, list[pa.Table](), 0
+    rest = list(by_folder.values()) if len(in_several) else []
+    while rest:
+        fresh.append(_different(_steps_in(whole, rest.pop(), (*_IDS, col.T_INDEX), in_several)))
+        num += len(fresh[-1])
+        if num >= len(known) or not rest:  # so that a step is compared a few times, however many folders there are
+            known, expected = _different([known, *fresh]), len(known) + num
+            if len(known) < expected:
+                return False
+            fresh, num = [], 0
     return True
 
 

@@ -377,7 +377,7 @@ def callback_from(spec: CallbackLike) -> Callback:
             f"{spec!r} is not a callback: give an object or a class derived from etude.Callback, or `module:Class`."
         )
     for name in dir(type(found)):
-        if name.startswith("on_") and name not in EVENTS:
+        if name.startswith("on_") and name not in EVENTS and callable(getattr(type(found), name)):
             raise SettingsError(
                 f"{type(found).__name__} has a method `{name}`, which is no event. {choice(name, EVENTS)}"
             )

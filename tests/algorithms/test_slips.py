@@ -14,6 +14,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 import etude
 from etude import PPO, PPOConfig, Stop
 from etude.errors import EtudeError, ModuleError, SettingsError
+from etude.runners.callbacks import callback_from
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "num_steps": 64, "minibatch_size": 64, "epochs": 1, "seed": 1}
 
@@ -49,6 +50,14 @@ def said(call, *facts):
         (lambda: PPO(PPOConfig(env="CartPole-v1"), verbose=1), "PPOConfig("),
         (lambda: etude.BC(PPOConfig(env="CartPole-v1")), "BCConfig"),
         (lambda: etude.SAC("Pendulum-v1"), "SAC(SACConfig(env='Pendulum-v1'))"),
+        (lambda: etude.BC("CartPole-v1"), "BC(BCConfig(data=..., env='CartPole-v1'))"),
+        (lambda: etude.BC(gym.make("CartPole-v1")), "BC(BCConfig(data=..., env=...))"),
+        (lambda: etude.BC("runs/demo"), "BC(BCConfig(data='runs/demo'))"),
+        (lambda: etude.AWAC(data="d", lam=0.3), "AWACConfig(data='d', beta=...)"),
+        (lambda: PPO(env="CartPole-v1", lam=0.9), "PPOConfig(env='CartPole-v1', lambda_=0.9)"),
+        (lambda: etude.SAC(env="Pendulum-v1", target_update_interval=1), "SACConfig(env='Pendulum-v1', tau=...)"),
+        (lambda: etude.SAC(env="Pendulum-v1", tau=0.01), "SACConfig(env='Pendulum-v1', tau=0.01)"),
+        (lambda: etude.BC(data="d", materialize_data=True), "BCConfig(data='d', mode=...)"),
     ],
 )
 def test_algorithms_are_made_of_their_settings(make, written):
@@ -273,6 +282,10 @@ def test_a_vector_env_of_stable_baselines_is_named(ppo, kind):
     said(lambda: PPO(PPOConfig(**(SMALL | {"env": make_normalized}))), "VecNormalize", *facts[1:])
 
 
+class Flagged(etude.Callback):
+    on_gpu = True
+
+
 class Misspelt(etude.Callback):
     def on_epsiode_end(self, episode):
         raise NotImplementedError
@@ -282,6 +295,7 @@ def test_other_slips_of_newcomers(tmp_path, ppo):
     said(lambda: etude.BC("data/expert"), "BC(BCConfig(data='data/expert'))")
     said(lambda: etude.preset(PPO, "CartPole-v1"), "given by its name, such as 'ppo'")
     said(lambda: PPOConfig(env="CartPole-v1", callbacks=etude.Callback), "Write (Callback,)")
+    assert isinstance(callback_from(Flagged), Flagged)
     for callback in (Misspelt, Misspelt()):
         said(
             lambda callback=callback: PPO(PPOConfig(**SMALL, callbacks=(callback,))).train(),

@@ -16,7 +16,7 @@ from some_recording import ACTION, OBS, assert_same, numbered, record
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import Recording, RecordingWriter, Source, convert, validate
+from etude.recordings import Recording, RecordingWriter, Source, convert, opening, validate
 
 LENGTHS = [30, 7, 12, 40]
 ROWS = sum(LENGTHS)
@@ -147,6 +147,8 @@ def test_folders_named_by_the_values_of_a_column_are_parts_of_one_recording(tmp_
     names = ["level", "half"]
     ds.write_dataset(wide, tmp_path / "two", format="parquet", partitioning=names, partitioning_flavor="hive")
     assert {"level", "half"} <= Recording.open(tmp_path / "two").read().steps.keys()
+    ds.write_dataset(wide, tmp_path / "only", format="parquet", partitioning=["level"], partitioning_flavor="hive")
+    assert set(Recording.open(tmp_path / "only").read().steps["level"]) == {"low"}
     for k, part in enumerate(("m", "n")):  # as polars does: with the column in the files as well
         (tmp_path / "both" / f"module_id={part}").mkdir(parents=True)
         rows = table.filter(pc.equal(table["module_id"], part)).replace_schema_metadata(None)
@@ -384,6 +386,31 @@ def test_the_same_steps_in_two_folders_are_of_two_recordings(
     found = Recording.open(tmp_path / "runs")
     assert found.read().num_steps == 2 * len(table)
     assert found.num_episodes == 2 * len(pc.unique(table["episode_id"]))
+
+
+def test_files_may_be_beside_folders_named_by_values(tmp_path: Path, folder: Path) -> None:
+    table = ds.dataset(folder).to_table().replace_schema_metadata(None)
+    for part in ("", "seed=1", "seed=2"):
+        (tmp_path / "runs" / part).mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, tmp_path / "runs" / part / "x.parquet")
+    found = Recording.open(tmp_path / "runs")
+    assert (found.num_episodes, found.read().num_steps) == (3 * len(LENGTHS), 3 * ROWS)
+
+
+def test_the_work_to_tell_parts_from_recordings_grows_with_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with the folders over which each episode is spread."""
+    record(tmp_path / "r", numbered([40, 40]))
+    table = ds.dataset(tmp_path / "r").to_table().replace_schema_metadata(None)
+    for k in range(40):
+        (tmp_path / "out" / f"part={k}").mkdir(parents=True)
+        pq.write_table(table.take([k, 40 + k]), tmp_path / "out" / f"part={k}" / "x.parquet")
+    compared: list[int] = []
+    different = opening._different
+    monkeypatch.setattr(opening, "_different", lambda rows: (compared.extend(map(len, rows)), different(rows))[1])
+    assert Recording.open(tmp_path / "out").num_episodes == 2
+    assert sum(compared) < 8 * len(table)
 
 
 def test_recordings_of_other_spaces_are_no_parts_of_one(tmp_path: Path) -> None:
