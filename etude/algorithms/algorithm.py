@@ -2,6 +2,7 @@
 """Algorithm: the base class of all algorithms, which trains in a loop, evaluates, records and saves."""
 
 import dataclasses
+import logging
 import operator
 import os
 import time
@@ -52,7 +53,7 @@ from etude.checkpoints import Where
 from etude.connectors import Pipeline
 from etude.display import short
 from etude.envs import EnvLike, env_name, kill_workers
-from etude.errors import SettingsError
+from etude.errors import CheckpointError, SettingsError
 from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
 from etude.learners.compiled import load_triton
@@ -71,6 +72,9 @@ _REST: Final = 20.0
 """Checkpoints of better results come at the earliest after this many times as long as saving one takes, but for those
 of weights that were evaluated."""
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
+
+
+_log = logging.getLogger("etude.algorithms")
 
 
 class Algorithm(Generic[C]):
@@ -337,7 +341,7 @@ class Algorithm(Generic[C]):
         return module.scheduled[name] if isinstance(value, tuple) else float(value)
 
     def before_collect(self, env_steps: int) -> None:
-        """Called before off-policy algorithms collect steps: the place to change how modules explore.
+        """Called before steps are collected: the place to change how modules explore.
 
         Args:
             env_steps: Env steps sampled so far.
@@ -661,7 +665,12 @@ class Algorithm(Generic[C]):
                     is_last_chance = result.updates in (result.evaluation.get("updates"), result.evaluating)
                     if since >= save_interval or (is_best and (is_last_chance or since >= _REST * took)):
                         begin = time.monotonic()
-                        save()
+                        try:
+                            save()
+                        except CheckpointError as error:
+                            if not isinstance(error.__cause__, OSError):
+                                raise
+                            _log.warning("%s The run goes on, and is saved again later.", error)  # disks may recover
                         saved = time.monotonic()
                         took = saved - begin
             with signals.concluding():

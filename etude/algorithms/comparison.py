@@ -52,6 +52,15 @@ class GroupEnd(NamedTuple):
     low: float
     """Where the interval begins, in which the value is with 95 %; the value itself where there is one run."""
     high: float
+    first: float
+    """Where the shortest run ended, by the clock that was asked for, such as env steps."""
+    last: float
+    """Where the longest run ended."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some of the runs went on for longer than others, by more than a twentieth."""
+        return self.last > self.first + 0.05 * abs(self.last)
 
 
 def interquartile_mean(values: Floats) -> Floats:
@@ -263,5 +272,7 @@ def compare(
     """
     out = []
     for (env, name), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
-        out.append(GroupEnd(name, env, len(runs), *interval_of(np.array([run.y[-1] for run in runs]))))
+        ends = [float(run.x[-1]) for run in runs]
+        value = interval_of(np.array([run.y[-1] for run in runs]))
+        out.append(GroupEnd(name, env, len(runs), *value, min(ends), max(ends)))
     return sorted(out, key=lambda group: (group.env, -group.value))

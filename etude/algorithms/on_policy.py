@@ -30,6 +30,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         updates: dict[str, Update] | None = None
         counts: Counter[str] = Counter()
         while updates is None:  # remote learners that work in parallel report none at first
+            self.before_collect(self.env_steps)
             parts = self.collect(
                 num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes
             )

@@ -61,7 +61,7 @@ class DataCommand(flags.TableOptions):
         """Open the recording at ``path``, or several as one; with the spaces of ``env`` if it states none."""
         from etude.recordings import Recording
 
-        return Recording.open_with(self.described(path), self.on_bad, cache(partial(_spaces_of, env)))
+        return Recording.open_with(self.described(path), self.on_bad, cache(partial(_spaces_of, env)), of_env=True)
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
         """Print a command's results, and what was bad in the data it read; return the exit code."""
@@ -201,13 +201,17 @@ class Convert(Writing):
 
 
 def _spaces_of(env: str | None) -> "tuple[Space | None, Space | None]":
-    """The spaces of the first agent of an env."""
+    """The spaces of an env."""
     if env is None:
         return None, None
+    from etude.cli.asked import import_from_here
     from etude.envs import make_arena
 
+    import_from_here()
     arena = make_arena(env, 1)
     try:
+        if len(arena.kinds) > 1:
+            raise SettingsError(f"--env {env}: its agents have different spaces. Convert each agent's data by itself.")
         return arena.kinds[0].obs_space, arena.kinds[0].action_space
     finally:
         arena.close()

@@ -296,19 +296,35 @@ class Compare:
     y: str = "return_mean"
     """Field of results to compare; `losses/policy` is an entry of a field."""
 
+    x: str = "env_steps"
+    """Field of results that says how long the runs went on; `updates` where no run sampled steps."""
+
     json: bool = False
     """Print one JSON object on standard output."""
 
     def execute(self) -> int:
-        """Print a table."""
+        """Print a table, and which runs ended before others."""
         from etude.algorithms.comparison import compare
 
-        groups = compare(self.run, by=self.by, y=self.y, x="iteration")
-        rows = [("env", self.by, "runs", self.y, "95 % interval")]
+        groups, x = compare(self.run, by=self.by, y=self.y, x=self.x), self.x
+        if x == "env_steps" and not any(group.last for group in groups):
+            groups, x = compare(self.run, by=self.by, y=self.y, x="updates"), "updates"
+        rows = [("env", self.by, "runs", x, self.y, "95 % interval")]
         for group in groups:
             interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
-            rows.append((group.env, group.name, str(group.num_runs), f"{group.value:,.5g}", interval))
-        tell({"groups": [group._asdict() for group in groups]}, table(rows), as_json=self.json)
+            ends = " … ".join(f"{end:,.10g}" for end in dict.fromkeys((group.first, group.last)))
+            rows.append((group.env, group.name, str(group.num_runs), ends, f"{group.value:,.5g}", interval))
+        uneven = [group for group in groups if group.is_uneven]
+        words = [
+            f"{group.name}: its runs ended between {group.first:,.10g} and {group.last:,.10g} {x}, so their last "
+            "values are not of equal training. `etude plot --by` compares runs where all have been."
+            for group in uneven
+        ]
+        tell(
+            {"groups": [{**group._asdict(), "x": x} for group in groups], "uneven": words},
+            "\n".join([table(rows), *words]),
+            as_json=self.json,
+        )
         return 0
 
 

@@ -262,12 +262,17 @@ class Pipeline(Connector):
             action = connector.unact(action)
         return action
 
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+    def check_offline(self) -> None:
+        """Raise a SettingsError if a connector has changed the observations that the module acts on, but can't change
+        those that it learns from."""
         if self._online_alone is not None:
             raise SettingsError(
                 f"the connector `{self._online_alone}` changes the observations that the module sees when it acts "
                 "(online), but not those that it learns from: write its method offline, too."
             )
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        self.check_offline()
         for connector in self._offline:
             exp = connector.offline(exp, module)
             if not isinstance(exp, Experience):

@@ -64,7 +64,7 @@ class NormalizeReward(RewardMap):
     returns keep the env's rewards.
 
     Args:
-        gamma: Discount factor, 0 to 1, that of the algorithm.
+        gamma: Discount factor, 0 to 1. Set it to that of the algorithm, as in ``normalize_reward:gamma=0.9``.
         clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. ``VecNormalize`` uses
             10.
     """

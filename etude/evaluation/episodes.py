@@ -44,7 +44,7 @@ def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Expe
     """
     held = data
     if not isinstance(held, Recording | Experience):
-        held = Recording.open(held, on_bad=on_bad, obs_space=spaces[0], action_space=spaces[1])
+        held = Recording.open_with(held, on_bad, lambda: spaces)
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

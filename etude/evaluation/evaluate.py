@@ -152,7 +152,7 @@ def evaluate_each_on(
     """
     if not isinstance(algorithm, Algorithm):
         raise SettingsError(
-            f"the first argument is an algorithm, which knows the discount of its returns, not {shown(algorithm)}: "
+            f"the first argument is an algorithm, which knows its modules and their agents, not {shown(algorithm)}: "
             "give the one that was trained, or etude.load(folder)."
         )
     config = dataclasses.replace(config, **settings)

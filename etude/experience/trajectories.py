@@ -52,6 +52,17 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
         )
 
 
+def _with_floats_of(exp: Experience, columns: Columns, final_obs: Columns) -> Experience:
+    """Experience with numbers of the precision in which others are stored: a recording's, and then an env's."""
+
+    def cast(own: Columns, held: Columns) -> Columns:
+        floats = [n for n, v in own.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f" and n in held]
+        alike = {n: own[n].astype(held[n].dtype, copy=False) for n in floats if held[n].dtype.kind == "f"}
+        return {**own, **alike}
+
+    return Experience(cast(exp.steps, columns), exp.offsets, exp.segments, cast(exp.final_obs, final_obs))
+
+
 class TrajectoryStore:
     """Steps by row: the n-th step ever added is in row ``n % capacity``.
 
@@ -129,6 +140,7 @@ class TrajectoryStore:
         if not self.columns:
             _check_first(exp)
             self._allocate(exp.steps, exp.final_obs)
+        exp = _with_floats_of(exp, self.columns, self.final_obs)
         check_alike(exp.steps, self.columns, "column", "the new steps and those in the replay differ")
         check_alike(exp.final_obs, self.final_obs, "final_obs", "the new steps and those in the replay differ")
         start, num = self.num_added % self.capacity, exp.num_steps

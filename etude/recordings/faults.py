@@ -120,21 +120,20 @@ def logp_fault(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
 
 
 def beyond_bounds(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
-    """Find actions outside the bounds of spaces that were given for the data, which may have other units."""
+    """Find values outside the bounds of spaces that were given for the data, which may have other units."""
     for name, leaf in leaves.items():
-        if name not in exp.steps or not isinstance(leaf, spaces.Box):
+        if name not in exp.steps or not isinstance(leaf, spaces.Box) or leaf.dtype.kind != "f":
             continue
-        values = np.asarray(exp.steps[name])
-        with np.errstate(invalid="ignore"):
-            slack = np.where(np.isfinite(leaf.high - leaf.low), (leaf.high - leaf.low) * _ROUNDED, 0)
-            outside = (values < leaf.low - slack) | (values > leaf.high + slack)
+        values, space = np.asarray(exp.steps[name]), leaf.high - leaf.low
+        slack = np.where(np.isfinite(space), space * _ROUNDED, 0)
+        outside = ((values < leaf.low - slack) | (values > leaf.high + slack)) & np.isfinite(values)
         rows = np.flatnonzero(outside.reshape(len(values), -1).any(axis=1))
         if len(rows):
             yield Fault("out_of_bounds", name, rows, f"is {values[rows[0]]}, outside the bounds of {leaf}", True)
 
 
 _ROUNDED: Final = 1e-3
-"""How far above 0 a log-probability may be by rounding, such as in bfloat16; and an action outside of its bounds, as a
+"""How far above 0 a log-probability may be by rounding, such as in bfloat16; and a value outside of its bounds, as a
 part of their distance."""
 
 _REMEDIES: Final = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from gymnasium.spaces import Box, Dict, Tuple
 
 from etude import columns as col
 from etude.errors import DataError
@@ -26,6 +27,7 @@ from etude.recordings.formats import foreign, format_of, format_of_folder, minar
 from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import fits, joint_space, widened
+from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
 from etude.recordings.formats.source import ETUDE, Source, described, with_spaces
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
@@ -110,6 +112,8 @@ class Units:
         self.members, self.header = tuple(members), header
         self.given: frozenset[str] = frozenset()
         """Of which of observations and actions the space is not the data's own, but was given; see `opened`."""
+        self.lacking: frozenset[str] = frozenset()
+        """Of which of them the space was inferred."""
         names = list(dict.fromkeys(member.format.name for member in members))
         self.format = names[0] if len(names) == 1 else "joined"
         self.files: list[AnyPath] = [file for member in members for file in member.contents.files]
@@ -257,28 +261,32 @@ def opened(
     filesystem: Any = None,
     faults: list[Problem] | None = None,
     spaces: GivenSpaces = lambda: (None, None),
+    *,
+    of_env: bool = False,
 ) -> tuple[AnyPath | Places, Units]:
     """Return the place of a recording, and its units. With ``faults``, unusable files are left out and named there.
 
-    Files given one by one form one recording per kind. ``spaces`` are for data that does not state its own.
+    Files given one by one form one recording per kind. ``spaces`` are for data that does not state its own. If they are
+    those ``of_env``, actions that RLlib has recorded may still be its own, which it maps from [-1, 1] to the bounds.
 
     Raises:
         DataError: nothing is there, it can't be opened, or there are several that do not belong together; or it does
             not fit ``spaces``.
     """
     if isinstance(given, Places):
-        return given, opened(given.given, given.filesystem, faults, spaces)[1]
-    given_one_by_one = given if isinstance(given, list | tuple) else [given]
-    lacking = {root for one in given_one_by_one if isinstance(one, Source) for root in one.lacking}
+        return given, opened(given.given, given.filesystem, faults, spaces, of_env=of_env)[1]
+    listed = given if isinstance(given, list | tuple) else [given]
+    lacking = {root for one in listed if isinstance(one, Source) for root in one.lacking}
     try:
         members = _found(with_spaces(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
-    lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
+    lacking |= {root for member in members for root in _lacking(member, of_env=of_env)}
     found = dict(zip(_ROOTS, spaces(), strict=True)) if lacking else {}
     known = {root: space for root, space in found.items() if space is not None}
-    units = joined([_with_spaces(member, known) for member in members])
-    units.given = frozenset(lacking & known.keys())
+    keeps = len(members) == 1  # several, such as a table, must have the same dtypes
+    units = joined([_with_spaces(member, known, of_env=of_env, keeps=keeps) for member in members])
+    units.given, units.lacking = frozenset(lacking & known.keys()), frozenset(lacking - known.keys())
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), units
 
@@ -577,19 +585,28 @@ class _WithSpaces(Format):
         return out.reshape(len(values), *leaf_shape(leaf))
 
 
-def _with_spaces(member: Described, given: Mapping[str, Space]) -> Described:
+def _lacking(member: Described, *, of_env: bool) -> list[str]:
+    """Of observations and actions, those whose space a recording does not state, or states for others than it has."""
+    is_mapped = member.contents.header.meta.get("actions") == ACTIONS_NOTE and not of_env
+    return [root for root in _ROOTS if _is_inferred(member, root) or (is_mapped and root == col.ACTION)]
+
+
+def _with_spaces(member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool) -> Described:
     """Read a recording by spaces that it does not state.
 
     Raises:
         DataError: its columns do not fit them.
     """
-    roots = [root for root in given if _is_inferred(member, root)]
+    roots = [root for root in _lacking(member, of_env=of_env) if root in given]
     if not roots:
         return member
     header = member.contents.header
-    spaces = {**header.spaces, **{root: _fitted(member.name, root, header.spaces[root], given[root]) for root in roots}}
+    if of_env and header.meta.get("actions") == ACTIONS_NOTE and col.ACTION in roots:
+        given = {**given, col.ACTION: _before_mapping(given[col.ACTION])}
+    fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
+    spaces = {**header.spaces, **fitted}
     meta = dict(header.meta)
-    told = meta.pop("inferred")
+    told = meta.pop("inferred", ())
     if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
         meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
     new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
@@ -598,12 +615,23 @@ def _with_spaces(member: Described, given: Mapping[str, Space]) -> Described:
     return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new))
 
 
-def _fitted(where: str, root: str, own: Space, given: Space) -> Space:
-    """The given space, where observations of fractions keep the dtype in which they are stored."""
+def _before_mapping(space: Space) -> Space:
+    """The space of actions that RLlib maps to the bounds of ``space``: from -1 to 1 (its ``normalize_actions``)."""
+    if isinstance(space, Dict):
+        return Dict([(key, _before_mapping(part)) for key, part in space.spaces.items()])
+    if isinstance(space, Tuple):
+        return Tuple([_before_mapping(part) for part in space.spaces])
+    is_mapped = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
+    return Box(-1, 1, space.shape, leaf_dtype(space).type) if is_mapped else space
+
+
+def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> Space:
+    """The given space; if ``keeps``, observations of fractions have the dtype in which they are stored."""
     stored, wanted = leaves(own, root), leaves(given, root)
     is_fit = stored.keys() == wanted.keys() and all(
         fits(leaf_shape(leaf), leaf_shape(wanted[name]))
         and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
+        and (leaf_dtype(leaf) != np.uint8 or leaf_dtype(wanted[name]).kind != "f")
         and (not isinstance(leaf, NamedDiscrete) or leaf == wanted[name])
         for name, leaf in stored.items()
     )
@@ -612,7 +640,7 @@ def _fitted(where: str, root: str, own: Space, given: Space) -> Space:
             f"{where}: its `{root}` is like {own}, which does not fit the space given (that of `env`, where there is "
             f"one), {given}. Was it recorded in another env?"
         )
-    kept = {name for name, leaf in stored.items() if root == col.OBS and leaf_dtype(leaf).kind == "f"}
+    kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
 
 

@@ -83,26 +83,53 @@ class Recording(Screened):
 
         ``obs_space`` and ``action_space`` are for data that does not state its spaces: tables, HDF5 and NPZ files,
         LeRobot datasets, RLlib's tables and JSON. Without them, they are inferred from the numbers, without bounds.
-        Data that states its spaces keeps them.
+        The action space of RLlib's recordings may be given where its episodes state one, too: that of its actions
+        before it maps them from [-1, 1] to the env's bounds.
 
         Raises:
             DataError: nothing is there, it is empty or of an unknown format, a file is broken or missing, or the files
-                do not belong together; or the data does not fit a given space. The message names the file and what to
-                do.
+                do not belong together; or the data does not fit a given space, or states another one. The message names
+                the file and what to do.
         """
-        return cls.open_with(path, on_bad, lambda: (obs_space, action_space), filesystem)
+        recording = cls.open_with(path, on_bad, lambda: (obs_space, action_space), filesystem)
+        for name, given, own in (
+            ("obs", obs_space, recording.obs_space),
+            ("action", action_space, recording.action_space),
+        ):
+            if given is not None and name not in recording.given and given != own:
+                raise DataError(f"{recording.path}: states its `{name}` space, {own}: leave out {name}_space={given}.")
+        return recording
 
     @classmethod
     def open_with(
-        cls, path: "DataLike", on_bad: OnBad | None, spaces: GivenSpaces, filesystem: Any = None
+        cls,
+        path: "DataLike",
+        on_bad: OnBad | None,
+        spaces: GivenSpaces,
+        filesystem: Any = None,
+        *,
+        of_env: bool = False,
     ) -> "Recording":
-        """Like `open`; ``spaces`` gives the spaces, and is called only if the data does not state its own."""
+        """Like `open`; ``spaces`` gives the spaces (those ``of_env``, perhaps), and is called only if the data does not
+        state its own, which it then keeps."""
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
-        place, units = opened(path, filesystem, faults, spaces)
+        place, units = opened(path, filesystem, faults, spaces, of_env=of_env)
         return cls(place, units, on_bad, faults or ())
 
+    def with_spaces(self, spaces: GivenSpaces) -> "Recording":
+        """The recording itself if it states its spaces, or was given them; else it is opened again with those of an
+        env, which ``spaces`` gives."""
+        if not self._units.lacking:
+            return self
+        return type(self).open_with(self.path, self._mode, spaces, of_env=True)
+
     # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Of which of ``obs`` and ``action`` the space is not the data's own, but was given."""
+        return self._units.given
 
     @property
     def header(self) -> Header:

@@ -94,8 +94,7 @@ class Screened:
         is_path = not isinstance(path, Places)
         self._lists = f"etude data validate {shlex.quote(str(path))}" if is_path else "Recording.validate()"
         self._leaves = units.header.leaves()
-        is_given = col.ACTION in units.given
-        self._bounded = {n: leaf for n, leaf in self._leaves.items() if is_given and col.is_under(n, col.ACTION)}
+        self._bounded = {n: leaf for n, leaf in self._leaves.items() if n.partition(col.SEPARATOR)[0] in units.given}
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
         self._timeline = self._pass_over()
@@ -234,7 +233,7 @@ class Screened:
         """
         where = RowFilter(where) if isinstance(where, str) else where
         if self._timeline is not None:
-            return self._checked(k, columns, where, clashes, finals)
+            return self._checked(k, columns, where, clashes, finals, next_obs)
         exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
         if isinstance(where, RowFilter):
             return where.chosen(exp, looks_ahead=False).only(columns)
@@ -298,6 +297,7 @@ class Screened:
         where: pc.Expression | RowFilter | None,
         clashes: Timeline | None,
         finals: bool,
+        next_obs: bool,
     ) -> Experience:
         self._begin()
         problems: list[Problem] = []
@@ -321,7 +321,7 @@ class Screened:
             if fault.kind == "no_final_obs" and where is not None:
                 continue  # the filter cut the segment there
             problem = problem_of(self._units, k, exp, fault)
-            if not fault.harmless:
+            if not fault.harmless or (next_obs and fault.kind == "no_final_obs"):
                 raise DataError(f"{problem.message} `{self._lists}` lists all problems. {_REMEDY}")
             problems.append(problem)
         keys = exp.only(()) if where is None and self._is_in_worker else None

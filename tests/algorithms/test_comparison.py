@@ -60,7 +60,8 @@ def test_the_interval_holds_the_value_as_often_as_it_says():
 def test_groups_are_compared_with_intervals_and_the_best_is_first(runs):
     best, other = compare([runs / "ppo", runs / "dqn"])
     assert (best.name, best.env, best.num_runs) == ("dqn", "CartPole-v1", 5)
-    assert best[3:] == (50.0, 50.0, 50.0)
+    assert best[3:] == (50.0, 50.0, 50.0, 300.0, 300.0)
+    assert not best.is_uneven
     assert other.value == 22.0  # of 20 to 24, 20 and 24 left out
     assert 20.0 <= other.low < 22.0 < other.high <= 24.0
 
@@ -197,12 +198,37 @@ def test_from_the_command_line(runs, tmp_path, capsys):
     assert picture.read_text().startswith("<?xml")
     assert main(["compare", str(runs / "ppo"), str(runs / "dqn"), "--by", "lr"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["env", "lr", "runs", "return_mean", "95", "%", "interval"]
-    assert lines[1] == ["CartPole-v1", "lr", "0.2", "5", "50", "50", "…", "50"]
+    assert lines[0] == ["env", "lr", "runs", "env_steps", "return_mean", "95", "%", "interval"]
+    assert lines[1] == ["CartPole-v1", "lr", "0.2", "5", "300", "50", "50", "…", "50"]
     assert main(["compare", str(runs / "ppo"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["num_runs"] == 5
     assert main(["plot", str(runs / "ppo"), "--y", "losses/policy"]) == 2
     assert "--by" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_early_is_told_of(runs, capsys):
+    path = runs / "ppo" / "seed-2" / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    assert main(["compare", str(runs / "ppo"), str(runs / "dqn")]) == 0
+    out = capsys.readouterr().out
+    assert "100 … 300" in out
+    assert "ppo: its runs ended between 100 and 300 env_steps" in out
+    assert "dqn: its runs" not in out
+    assert main(["compare", str(runs / "ppo"), "--x", "iteration", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["groups"][0]["first"], found["groups"][0]["last"], found["groups"][0]["x"]) == (1, 3, "iteration")
+    assert len(found["uneven"]) == 1
+
+
+def test_offline_runs_are_compared_by_their_updates(tmp_path, capsys):
+    for seed in range(2):
+        path = run(tmp_path / f"seed-{seed}", [1.0, 2.0], algorithm="etude.algorithms.imitation:BC") / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text(
+            "".join(json.dumps(row | {"env_steps": 0, "updates": 7 * row["iteration"]}) + "\n" for row in rows)
+        )
+    assert main(["compare", str(tmp_path)]) == 0
+    assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["updates", "14"]
 
 
 def test_runs_of_etude_itself(tmp_path):

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import etude
 from etude.algorithms.run import claimed
-from etude.checkpoints import load_meta
+from etude.checkpoints import load_meta, tree
 from etude.errors import SettingsError
 
 SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=1)
@@ -78,6 +78,27 @@ def test_what_is_logged_and_which_checkpoints_are_kept(tmp_path):
     assert [entry.iteration for entry in kept.all()] == [3, 4]
     assert len((out / "metrics.csv").read_text().splitlines()) == 5
     assert not (out / "tensorboard").exists()
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+    real, failures = tree.write_arrays, iter([True, True, False, False, False])
+
+    def write(path, arrays):
+        if next(failures):
+            raise OSError(28, "No space left on device")
+        return real(path, arrays)
+
+    monkeypatch.setattr("etude.checkpoints.tree.write_arrays", write)
+    result = etude.PPO(SMALL).fit(etude.Stop(updates=8), out=tmp_path / "run", log=(), save_interval=0)
+    assert (result.iteration, load_meta(tmp_path / "run")["iteration"]) == (4, 4)
+    assert caplog.text.count("No space left on device. The run goes on, and is saved again later") == 2
+    monkeypatch.setattr("etude.checkpoints.tree.write_arrays", write_nothing)
+    with pytest.raises(etude.CheckpointError, match="No space left on device"):
+        etude.PPO(SMALL).fit(etude.Stop(updates=2), out=tmp_path / "other", log=(), save_interval=3600)
+
+
+def write_nothing(path, arrays):
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("log", ["csv", ("csv", "jsonls")])

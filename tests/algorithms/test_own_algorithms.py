@@ -225,6 +225,23 @@ def test_hooks_that_return_something_else_are_told(hook: str, returned: Any, sai
         cls(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32))
 
 
+@pytest.mark.parametrize("base", [etude.PPO, etude.DQN])
+def test_what_is_called_before_steps_are_collected(base: Any) -> None:
+    class Watching(base):  # type: ignore[misc]
+        def before_collect(self, env_steps: int) -> None:
+            super().before_collect(env_steps)
+            seen.append(env_steps)
+
+    seen: list[int] = []
+    algorithm = Watching(base.Config(env="CartPole-v1", seed=0))
+    algorithm.train()
+    steps = algorithm.env_steps
+    assert seen[0] == 0
+    seen.clear()
+    algorithm.train()
+    assert steps in seen
+
+
 SCRIPT = """
 import sys, etude
 class OfAScript(etude.PPO):

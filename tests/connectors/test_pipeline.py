@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,6 +256,17 @@ def test_observations_that_change_only_when_acting_are_told() -> None:
     pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
     with pytest.raises(SettingsError, match=r"`longer` changes the observations .* write its method offline, too"):
         pipeline.offline(episodes([3]))
+
+
+def test_all_algorithms_tell_of_observations_that_change_only_when_acting(tmp_path: Path) -> None:
+    given: Any = {"env": "CartPole-v1", "connectors": (Tenfold(),), "seed": 0}
+    dqn = etude.DQN(etude.DQNConfig(**given, learning_starts=10, iteration_steps=20))
+    with pytest.raises(SettingsError, match="write its method offline, too"):
+        dqn.train()
+    etude.PPO(etude.PPOConfig(env="CartPole-v1", seed=0)).record(tmp_path / "data", 2)
+    bc = etude.BC(etude.BCConfig(data=str(tmp_path / "data"), **given, evaluation_interval=1, updates_per_iteration=2))
+    with pytest.raises(SettingsError, match="write its method offline, too"):
+        bc.train()
 
 
 class Offline(Connector):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spaces that are given for data that does not state its own."""
 
+import dataclasses
 import json
 import logging
 import pickle
@@ -94,10 +95,16 @@ def test_the_same_steps_with_the_given_spaces(kind: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(filtered.steps["reward"], first.steps["reward"][first.steps["reward"] > 0])
 
 
-def test_data_that_states_its_spaces_keeps_them(tmp_path: Path) -> None:
+def test_data_that_states_its_spaces_takes_no_others(tmp_path: Path) -> None:
     convert(Recording.open(npz(tmp_path / "a.npz"), **SPACES), tmp_path / "own")
-    own = Recording.open(tmp_path / "own", action_space=Box(-9, 9, (1,)))
-    assert (own.obs_space, own.action_space) == (OBS, ACTION)
+    assert Recording.open(tmp_path / "own", **SPACES).action_space == ACTION
+    with pytest.raises(DataError, match="states its `action` space, Box.*leave out action_space=Box"):
+        Recording.open(tmp_path / "own", action_space=Box(-9, 9, (1,)))
+    held = Source(
+        arrays() | {"obs": arrays()["observations"]}, {"obs": "obs", "action": "actions", "truncated": "timeouts"}
+    )
+    with pytest.raises(DataError, match="states its `obs` space"):
+        Recording.open(dataclasses.replace(held, obs_space=OBS), obs_space=Box(-9, 9, (3,)))
 
 
 @pytest.mark.parametrize("space", [Box(-2, 2, (2,)), Discrete(3), gym.spaces.Dict(a=ACTION)])
@@ -185,3 +192,60 @@ def test_an_env_object_is_not_closed_for_its_spaces(tmp_path: Path) -> None:
 def test_data_of_another_env_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"its `obs` is like .*, which does not fit the space given \(that of `env`"):
         etude.BC(etude.BCConfig(data=str(npz(tmp_path / "a.npz")), env="MountainCarContinuous-v0"))
+
+
+def test_an_open_recording_takes_the_spaces_of_the_env(tmp_path: Path) -> None:
+    opened = Recording.open(npz(tmp_path / "a.npz"), on_bad="repair")
+    td3_bc = etude.TD3BC(etude.TD3BCConfig(data=opened, env="Pendulum-v1"))
+    assert (td3_bc.recording.action_space, td3_bc.recording.leaves_out) == (ACTION, True)
+    given = Recording.open(npz(tmp_path / "a.npz"), **SPACES)
+    assert etude.BC(etude.BCConfig(data=given, env="Pendulum-v1")).recording is given
+
+
+def test_recordings_of_several_kinds_have_one_dtype(tmp_path: Path) -> None:
+    """One was converted from a table of float64, and the other is such a table."""
+    convert(table(tmp_path), tmp_path / "own")
+    bc = etude.BC(etude.BCConfig(data=[str(tmp_path / "own"), table(tmp_path)], env="Pendulum-v1"))
+    assert bc.recording.read().steps["obs"].dtype == np.float32
+    assert bc.recording.num_steps == 120
+
+
+def test_actions_that_rllib_maps_to_bounds_are_not_taken_for_those_of_the_env(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RLlib records actions from -1 to 1, and maps them to the env's bounds afterwards."""
+    actions = arrays(scale=1)["actions"]
+    convert(npz(tmp_path / "a.npz", actions=actions), tmp_path / "rllib", "rllib-table")
+    with pytest.raises(SettingsError, match=r"put a connector such as rescale_action between"):
+        etude.BC(etude.BCConfig(data=str(tmp_path / "rllib"), env="Pendulum-v1", evaluation_interval=1))
+    config = {"data": str(tmp_path / "rllib"), "env": "Pendulum-v1", "connectors": ("rescale_action",)}
+    bc = etude.BC(etude.BCConfig(**config, evaluation_interval=1))
+    assert bc.recording.action_space == bc.policy.module.action_space == Box(-1, 1, (1,))
+    assert Recording.open(tmp_path / "rllib", action_space=ACTION).action_space == ACTION
+    convert(Recording.open(npz(tmp_path / "b.npz", actions=actions), **SPACES), tmp_path / "episodes", "rllib-episodes")
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        etude.BC(etude.BCConfig(data=str(tmp_path / "episodes"), env="Pendulum-v1"))
+    assert "add the connector `rescale_action`" in caplog.text
+    caplog.clear()
+    opened = Recording.open(tmp_path / "episodes", action_space=Box(-1, 1, (1,)))
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        bc = etude.BC(etude.BCConfig(**config | {"data": opened}, evaluation_interval=1))
+    assert bc.recording.action_space == Box(-1, 1, (1,))
+    assert not caplog.text
+
+
+def test_images_of_bytes_are_not_those_of_fractions(tmp_path: Path) -> None:
+    images = np.zeros((60, 4, 4, 1), np.uint8)
+    path = npz(tmp_path / "a.npz", observations=images, next_observations=images)
+    with pytest.raises(DataError, match="does not fit the space given"):
+        Recording.open(path, obs_space=Box(0, 1, (4, 4, 1), np.float32))
+    assert Recording.open(path, obs_space=Box(0, 255, (4, 4, 1), np.uint8)).read().steps["obs"].dtype == np.uint8
+
+
+def test_a_recording_of_other_precision_and_steps_of_the_env_share_a_replay(tmp_path: Path) -> None:
+    recorded = Recording.open(npz(tmp_path / "a.npz"), **SPACES).read(next_obs=True)
+    assert recorded.steps["reward"].dtype == np.float32
+    td3 = etude.TD3(etude.TD3Config(env="Pendulum-v1", learning_starts=10_000, iteration_steps=50, seed=0))
+    td3.replay.add(recorded)
+    td3.train()
+    assert td3.replay.num_steps == 110
