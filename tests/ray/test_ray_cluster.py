@@ -16,6 +16,7 @@ from runner_envs import Walk
 import etude
 from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
 from etude.algorithms import RayData
+from etude.connectors import Inputs
 from etude.errors import DataError, SettingsError
 from etude.learners import Update
 from etude.modules import NetworkConfig
@@ -99,6 +100,19 @@ def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:
         result = algorithm.train()
         assert len(waits) == 2
         assert result.metrics["sample_wait_s"] == pytest.approx(sum(waits))
+
+
+class Tenfold(etude.Connector):
+    """Observations tenfold when acting, and raw when learning."""
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs.with_obs({name: 10 * column for name, column in inputs.obs.items()})
+
+
+def test_observations_that_change_only_when_acting_are_told_from_runners() -> None:
+    algorithm = PPO(PPOConfig(**SMALL, connectors=(Tenfold(),), engine=Ray(num_runners=1)))
+    with closing(algorithm), pytest.raises(SettingsError, match="write its method offline, too"):
+        algorithm.train()
 
 
 def test_a_device_that_learners_do_not_have_is_refused() -> None:
