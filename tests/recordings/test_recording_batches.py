@@ -211,8 +211,12 @@ def test_next_obs_that_was_not_recorded_is_named(tmp_path):
     record(tmp_path, numbered([3]), numbered([4], first=2, has_final_obs=False, terminated=False, truncated=True))
     recording = Recording.open(tmp_path)
     assert len(ids(recording.batches(7, epochs=1))) == 7
-    with pytest.raises(DataError, match=r"part-00000\.parquet: the observation after t 3 of episode 'e2' was not"):
+    with pytest.raises(
+        DataError, match=r"part-00000\.parquet, .*row 6: .* is unknown after the last step of episode 'e2'"
+    ):
         next(recording.batches(7, columns=["obs", "next_obs"]))
+    with pytest.raises(DataError, match=r"part-00000\.parquet: the observation after t 3 of episode 'e2' was not"):
+        next(Recording.open(tmp_path, on_bad=None).batches(7, columns=["obs", "next_obs"]))
 
 
 @pytest.mark.parametrize(
