@@ -2,13 +2,10 @@
 """OfflineAlgorithm: the base class of algorithms that learn from a recording."""
 
 import copy
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-from gymnasium import spaces
 
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
@@ -24,13 +21,12 @@ from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
-from etude.spaces import Space, Spaces, leaves
+from etude.spaces import Space, Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.feed import Feed
     from etude.recordings import Recording
 
-_log = logging.getLogger("etude.recordings")
 C = TypeVar("C", bound=OfflineConfig)
 
 
@@ -92,9 +88,9 @@ class OfflineAlgorithm(Algorithm[C]):
         if isinstance(data, Recording):
             recording = data.with_spaces(given)
         else:
-            recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=True)
+            recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=saved is None)
         if self.config.env is not None:
-            _warn_of_mapped_actions(recording)
+            recording.warn_of_mapped_actions()
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "
@@ -284,18 +280,3 @@ class OfflineAlgorithm(Algorithm[C]):
                 self._evaluator.close()
                 self._evaluator = None
         super().close()
-
-
-def _warn_of_mapped_actions(recording: "Recording") -> None:
-    """Warn of episodes of RLlib that state the env's bounds, but may hold actions before they are mapped to them."""
-    from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
-
-    boxes = [leaf for leaf in leaves(recording.action_space, col.ACTION).values() if isinstance(leaf, spaces.Box)]
-    others = [box for box in boxes if box.is_bounded() and not ((box.low == -1).all() and (box.high == 1).all())]
-    if others and col.ACTION not in recording.given and recording.meta.get("actions") == ACTIONS_NOTE:
-        _log.warning(
-            "%s: states the env's bounds of actions, %s, but RLlib maps actions from [-1, 1] to these after recording "
-            "them, unless `normalize_actions` was off. If none is beyond [-1, 1], write data=Recording.open(path, "
-            "action_space=Box(-1, 1, ...)) and add the connector `rescale_action`.",
-            *(recording.path, others[0]),
-        )

@@ -306,25 +306,22 @@ class Compare:
         """Print a table, and which runs ended before others."""
         from etude.algorithms.comparison import compare
 
-        groups, x = compare(self.run, by=self.by, y=self.y, x=self.x), self.x
-        if x == "env_steps" and not any(group.last for group in groups):
-            groups, x = compare(self.run, by=self.by, y=self.y, x="updates"), "updates"
-        rows = [("env", self.by, "runs", x, self.y, "95 % interval")]
-        for group in groups:
+        groups = [(group, self.x) for group in compare(self.run, by=self.by, y=self.y, x=self.x)]
+        if self.x == "env_steps" and not all(group.last for group, _ in groups):  # some learn from recordings
+            by_update = {group[:2]: group for group in compare(self.run, by=self.by, y=self.y, x="updates")}
+            groups = [(group, x) if group.last else (by_update[group[:2]], "updates") for group, x in groups]
+        rows, uneven = [("env", self.by, "runs", "trained for", self.y, "95 % interval")], []
+        for group, x in groups:
             interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
             ends = " … ".join(f"{end:,.10g}" for end in dict.fromkeys((group.first, group.last)))
-            rows.append((group.env, group.name, str(group.num_runs), ends, f"{group.value:,.5g}", interval))
-        uneven = [group for group in groups if group.is_uneven]
-        words = [
-            f"{group.name}: its runs ended between {group.first:,.10g} and {group.last:,.10g} {x}, so their last "
-            "values are not of equal training. `etude plot --by` compares runs where all have been."
-            for group in uneven
-        ]
-        tell(
-            {"groups": [{**group._asdict(), "x": x} for group in groups], "uneven": words},
-            "\n".join([table(rows), *words]),
-            as_json=self.json,
-        )
+            rows.append((group.env, group.name, str(group.num_runs), f"{ends} {x}", f"{group.value:,.5g}", interval))
+            if group.is_uneven:
+                uneven.append(
+                    f"{group.name}: its runs ended between {ends.replace('…', 'and')} {x}, so their last values are "
+                    "not of equal training. `etude plot --by` compares runs where all have been."
+                )
+        found = {"groups": [{**group._asdict(), "x": x} for group, x in groups], "uneven": uneven}
+        tell(found, "\n".join([table(rows), *uneven]), as_json=self.json)
         return 0
 
 

@@ -33,18 +33,19 @@ BROKEN: Final = "with a gap or without their beginning"
 NO_MODULE: Final = "of agents that no module acts for"
 
 
-def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Experience:
+def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces | tuple[None, None]) -> Recording | Experience:
     """Open the data with ``on_bad`` if it is a path or a `Source`.
 
-    Data that does not state its spaces is read by ``spaces``, those of the policy, so that its names stand for the same
-    numbers.
+    Data that does not state its spaces is read by ``spaces``, those of the policies, so that its names stand for the
+    same numbers.
 
     Raises:
         DataError: nothing is there, or it lacks observations, actions or rewards.
     """
     held = data
     if not isinstance(held, Recording | Experience):
-        held = Recording.open_with(held, on_bad, lambda: spaces)
+        held = Recording.open_with(held, on_bad, lambda: spaces, of_env=True)
+        held.warn_of_mapped_actions()
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

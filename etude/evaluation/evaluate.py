@@ -156,7 +156,8 @@ def evaluate_each_on(
             "give the one that was trained, or etude.load(folder)."
         )
     config = dataclasses.replace(config, **settings)
-    held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))
+    first, *others = algorithm.spaces.values()
+    held = opened(data, config.on_bad, first if all(one == first for one in others) else (None, None))
     misfits = {name: why_unfit(algorithm, name, held) for name in algorithm.policies}
     if all(misfits.values()):
         raise DataError(next(filter(None, misfits.values())))

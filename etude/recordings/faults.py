@@ -124,8 +124,9 @@ def beyond_bounds(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Faul
     for name, leaf in leaves.items():
         if name not in exp.steps or not isinstance(leaf, spaces.Box) or leaf.dtype.kind != "f":
             continue
-        values, space = np.asarray(exp.steps[name]), leaf.high - leaf.low
-        slack = np.where(np.isfinite(space), space * _ROUNDED, 0)
+        values = np.asarray(exp.steps[name])
+        distance = leaf.high.astype(np.float64) - leaf.low
+        slack = np.where(np.isfinite(distance), distance * _ROUNDED, 0)
         outside = ((values < leaf.low - slack) | (values > leaf.high + slack)) & np.isfinite(values)
         rows = np.flatnonzero(outside.reshape(len(values), -1).any(axis=1))
         if len(rows):
@@ -142,7 +143,8 @@ _REMEDIES: Final = {
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
     "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given (the env's, where "
-    "there is an `env`). Does it have other units? Then scale it first.",
+    "there is an `env`). Does it have other units? Then scale it first, or open it with its own space: "
+    "Recording.open(path, action_space=...).",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",

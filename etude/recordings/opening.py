@@ -281,12 +281,15 @@ def opened(
         members = _found(with_spaces(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
-    lacking |= {root for member in members for root in _lacking(member, of_env=of_env)}
-    found = dict(zip(_ROOTS, spaces(), strict=True)) if lacking else {}
+    lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
+    is_asked = lacking or (not of_env and any(map(_is_mapped, members)))
+    found = dict(zip(_ROOTS, spaces(), strict=True)) if is_asked else {}
     known = {root: space for root, space in found.items() if space is not None}
     keeps = len(members) == 1  # several, such as a table, must have the same dtypes
-    units = joined([_with_spaces(member, known, of_env=of_env, keeps=keeps) for member in members])
-    units.given, units.lacking = frozenset(lacking & known.keys()), frozenset(lacking - known.keys())
+    spaced = [_with_spaces(member, known, of_env=of_env, keeps=keeps) for member in members]
+    units = joined([one for one, _ in spaced])
+    units.given = frozenset((lacking & known.keys()).union(*(roots for _, roots in spaced)))
+    units.lacking = frozenset(lacking - known.keys())
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), units
 
@@ -585,23 +588,29 @@ class _WithSpaces(Format):
         return out.reshape(len(values), *leaf_shape(leaf))
 
 
-def _lacking(member: Described, *, of_env: bool) -> list[str]:
-    """Of observations and actions, those whose space a recording does not state, or states for others than it has."""
-    is_mapped = member.contents.header.meta.get("actions") == ACTIONS_NOTE and not of_env
-    return [root for root in _ROOTS if _is_inferred(member, root) or (is_mapped and root == col.ACTION)]
+def _is_mapped(member: Described) -> bool:
+    """Whether RLlib may have mapped the actions to the env's bounds after recording them."""
+    return member.contents.header.meta.get("actions") == ACTIONS_NOTE
 
 
-def _with_spaces(member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool) -> Described:
-    """Read a recording by spaces that it does not state.
+def _with_spaces(
+    member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool
+) -> tuple[Described, list[str]]:
+    """Read a recording by spaces that it does not state; also returns of which of observations and actions.
+
+    The space of actions that RLlib maps to the space that it states may be given, too.
 
     Raises:
         DataError: its columns do not fit them.
     """
-    roots = [root for root in _lacking(member, of_env=of_env) if root in given]
+    roots = [root for root in given if _is_inferred(member, root)]
+    if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
+        stated = member.contents.header.action_space
+        roots += [col.ACTION] if given[col.ACTION] == _before_mapping(stated) != stated else []
     if not roots:
-        return member
+        return member, []
     header = member.contents.header
-    if of_env and header.meta.get("actions") == ACTIONS_NOTE and col.ACTION in roots:
+    if of_env and _is_mapped(member) and col.ACTION in roots:
         given = {**given, col.ACTION: _before_mapping(given[col.ACTION])}
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
@@ -612,7 +621,7 @@ def _with_spaces(member: Described, given: Mapping[str, Space], *, of_env: bool,
     new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
     is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
     format = member.format if is_as_stored else _WithSpaces(member.format, new)
-    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new))
+    return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new)), roots
 
 
 def _before_mapping(space: Space) -> Space:
@@ -637,8 +646,8 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
     )
     if not is_fit:
         raise DataError(
-            f"{where}: its `{root}` is like {own}, which does not fit the space given (that of `env`, where there is "
-            f"one), {given}. Was it recorded in another env?"
+            f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
+            f"the env), {given}. Was it recorded in another env?"
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
 
+import logging
 import reprlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
+from gymnasium import spaces
 
 from etude import columns as col
 from etude.columns import Columns
@@ -28,14 +30,17 @@ from etude.recordings.batches import (
 )
 from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
+from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
 from etude.recordings.layout import Header
 from etude.recordings.opening import GivenSpaces, Places, Units, opened
 from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.screening import OnBad, Report, Screened, check_mode, validate
-from etude.spaces import Space
+from etude.spaces import Space, leaves
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
+
+_log = logging.getLogger("etude.recordings")
 
 
 class Recording(Screened):
@@ -105,24 +110,41 @@ class Recording(Screened):
         cls,
         path: "DataLike",
         on_bad: OnBad | None,
-        spaces: GivenSpaces,
+        given: GivenSpaces,
         filesystem: Any = None,
         *,
         of_env: bool = False,
     ) -> "Recording":
-        """Like `open`; ``spaces`` gives the spaces (those ``of_env``, perhaps), and is called only if the data does not
+        """Like `open`; ``given`` gives the spaces (those ``of_env``, perhaps), and is called only if the data does not
         state its own, which it then keeps."""
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
-        place, units = opened(path, filesystem, faults, spaces, of_env=of_env)
+        place, units = opened(path, filesystem, faults, given, of_env=of_env)
         return cls(place, units, on_bad, faults or ())
 
-    def with_spaces(self, spaces: GivenSpaces) -> "Recording":
+    def with_spaces(self, of_env: GivenSpaces) -> "Recording":
         """The recording itself if it states its spaces, or was given them; else it is opened again with those of an
-        env, which ``spaces`` gives."""
-        if not self._units.lacking:
+        env, which ``of_env`` gives, for what it lacks."""
+        lacking, given = self._units.lacking, self._units.given
+        found = dict(zip((col.OBS, col.ACTION), of_env(), strict=True)) if lacking else {}
+        if all(found.get(root) is None for root in lacking):
             return self
-        return type(self).open_with(self.path, self._mode, spaces, of_env=True)
+        found |= {root: self.header.spaces[root] for root in given}
+        asked = found[col.OBS], found[col.ACTION]
+        return type(self).open_with(self.path, self._mode, lambda: asked, of_env=col.ACTION not in given)
+
+    def warn_of_mapped_actions(self) -> None:
+        """Warn if RLlib's episodes state the env's bounds, but may hold actions before they are mapped to them."""
+        found = leaves(self.action_space, col.ACTION).values()
+        boxes = [leaf for leaf in found if isinstance(leaf, spaces.Box) and leaf.is_bounded()]
+        others = [box for box in boxes if not ((box.low == -1).all() and (box.high == 1).all())]
+        if others and col.ACTION not in self.given and self.meta.get("actions") == ACTIONS_NOTE:
+            _log.warning(
+                "%s: states the env's bounds of actions, %s, but RLlib maps actions from [-1, 1] to these after "
+                "recording them, unless `normalize_actions` was off. If none is beyond [-1, 1], write "
+                "data=Recording.open(path, action_space=Box(-1, 1, ...)) and add the connector `rescale_action`.",
+                *(self.path, others[0]),
+            )
 
     # -- what it is ------------------------------------------------------------------------------------------
 

@@ -318,10 +318,11 @@ class Screened:
         checks = (find(exp, self._leaves), logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
         faults = itertools.chain(*checks) if self._mode == "strict" else ()
         for fault in faults:
-            if fault.kind == "no_final_obs" and where is not None:
+            is_needed = next_obs and fault.kind == "no_final_obs"
+            if fault.kind == "no_final_obs" and where is not None and not (is_needed and fault.harmless):
                 continue  # the filter cut the segment there
             problem = problem_of(self._units, k, exp, fault)
-            if not fault.harmless or (next_obs and fault.kind == "no_final_obs"):
+            if is_needed or not fault.harmless:
                 raise DataError(f"{problem.message} `{self._lists}` lists all problems. {_REMEDY}")
             problems.append(problem)
         keys = exp.only(()) if where is None and self._is_in_worker else None

@@ -20,7 +20,13 @@ def run(folder, returns, *, algorithm="etude.algorithms.ppo:PPO", env="CartPole-
     config = {"env": env, "lr": lr, "optimizer": {"grad_clip": grad_clip}}
     save_tree(folder, {}, meta={"algorithm": algorithm, "config": config})
     rows = [
-        {"iteration": i + 1, "env_steps": 100 * (i + 1), "return_mean": value, "losses": {"policy": -value}}
+        {
+            "iteration": i + 1,
+            "env_steps": 100 * (i + 1),
+            "updates": i + 1,
+            "return_mean": value,
+            "losses": {"policy": -value},
+        }
         for i, value in enumerate(returns)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -198,8 +204,8 @@ def test_from_the_command_line(runs, tmp_path, capsys):
     assert picture.read_text().startswith("<?xml")
     assert main(["compare", str(runs / "ppo"), str(runs / "dqn"), "--by", "lr"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["env", "lr", "runs", "env_steps", "return_mean", "95", "%", "interval"]
-    assert lines[1] == ["CartPole-v1", "lr", "0.2", "5", "300", "50", "50", "…", "50"]
+    assert lines[0] == ["env", "lr", "runs", "trained", "for", "return_mean", "95", "%", "interval"]
+    assert lines[1] == ["CartPole-v1", "lr", "0.2", "5", "300", "env_steps", "50", "50", "…", "50"]
     assert main(["compare", str(runs / "ppo"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["num_runs"] == 5
     assert main(["plot", str(runs / "ppo"), "--y", "losses/policy"]) == 2
@@ -220,15 +226,17 @@ def test_a_run_that_ended_early_is_told_of(runs, capsys):
     assert len(found["uneven"]) == 1
 
 
-def test_offline_runs_are_compared_by_their_updates(tmp_path, capsys):
+def test_offline_runs_are_told_of_by_their_updates(tmp_path, capsys):
     for seed in range(2):
         path = run(tmp_path / f"seed-{seed}", [1.0, 2.0], algorithm="etude.algorithms.imitation:BC") / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text(
             "".join(json.dumps(row | {"env_steps": 0, "updates": 7 * row["iteration"]}) + "\n" for row in rows)
         )
+    run(tmp_path / "ppo", [1.0, 2.0])
     assert main(["compare", str(tmp_path)]) == 0
-    assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["updates", "14"]
+    ends = sorted(line.split()[3:5] for line in capsys.readouterr().out.splitlines()[1:])
+    assert ends == [["14", "updates"], ["200", "env_steps"]]
 
 
 def test_runs_of_etude_itself(tmp_path):

@@ -190,7 +190,9 @@ def test_an_env_object_is_not_closed_for_its_spaces(tmp_path: Path) -> None:
 
 
 def test_data_of_another_env_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"its `obs` is like .*, which does not fit the space given \(that of `env`"):
+    with pytest.raises(
+        DataError, match=r"its `obs` is like .*, which does not fit the space given \(if there is an `env`"
+    ):
         etude.BC(etude.BCConfig(data=str(npz(tmp_path / "a.npz")), env="MountainCarContinuous-v0"))
 
 
@@ -249,3 +251,69 @@ def test_a_recording_of_other_precision_and_steps_of_the_env_share_a_replay(tmp_
     td3.replay.add(recorded)
     td3.train()
     assert td3.replay.num_steps == 110
+
+
+def episodes(path: Path, actions: np.ndarray[Any, Any] | None = None) -> Path:
+    """Episodes of RLlib, which state the env's spaces."""
+    data = npz(path.with_suffix(".npz"), **({} if actions is None else {"actions": actions}))
+    convert(Recording.open(data, **SPACES), path, "rllib-episodes")
+    return path
+
+
+def test_of_what_rllib_states_only_the_bounds_that_it_maps_to_are_replaced(tmp_path: Path) -> None:
+    path = episodes(tmp_path / "a")
+    for other in (Box(-9, 9, (1,)), Discrete(9)):
+        with pytest.raises(DataError, match="states its `action` space"):
+            Recording.open(path, action_space=other)
+    assert Recording.open(path, action_space=Box(-1, 1, (1,))).action_space == Box(-1, 1, (1,))
+    discrete = npz(tmp_path / "b.npz", actions=np.arange(60) % 2)
+    convert(Recording.open(discrete, obs_space=OBS, action_space=Discrete(2)), tmp_path / "c", "rllib-episodes")
+    with pytest.raises(DataError, match="states its `action` space, Discrete"):
+        Recording.open(tmp_path / "c", action_space=Discrete(9))
+
+
+def test_spaces_that_were_given_stay_when_the_env_gives_the_others(tmp_path: Path) -> None:
+    convert(npz(tmp_path / "a.npz"), tmp_path / "table", "rllib-table")
+    opened = Recording.open(tmp_path / "table", action_space=ACTION)
+    bc = etude.BC(etude.BCConfig(data=opened, env="Pendulum-v1", evaluation_interval=1))
+    assert (bc.recording.action_space, bc.recording.obs_space) == (ACTION, OBS)
+    wide = Recording.open(npz(tmp_path / "b.npz"), obs_space=Box(-5, 5, (3,)))
+    td3_bc = etude.TD3BC(etude.TD3BCConfig(data=wide, env="Pendulum-v1"))
+    assert (td3_bc.recording.action_space, td3_bc.recording.obs_space) == (ACTION, Box(-5, 5, (3,)))
+
+
+def test_an_open_recording_is_not_opened_again_for_nothing(tmp_path: Path) -> None:
+    opened = Recording.open(npz(tmp_path / "a.npz"))
+    assert etude.BC(etude.BCConfig(data=opened)).recording is opened
+    stated = Recording.open(episodes(tmp_path / "b"))
+    assert etude.BC(etude.BCConfig(data=stated, env="Pendulum-v1")).recording is stated
+
+
+def test_a_run_goes_on_by_path_with_the_spaces_it_was_given(tmp_path: Path) -> None:
+    path = episodes(tmp_path / "a", arrays(scale=1)["actions"])
+    opened = Recording.open(path, action_space=Box(-1, 1, (1,)))
+    config: dict[str, Any] = {"env": "Pendulum-v1", "connectors": ("rescale_action",), "updates_per_iteration": 2}
+    bc = etude.BC(etude.BCConfig(data=opened, **config))
+    bc.train()
+    bc.save(tmp_path / "run")
+    again = etude.load(tmp_path / "run", data=str(path))
+    again.train()
+    assert again.recording.action_space == Box(-1, 1, (1,))
+
+
+def test_off_policy_evaluation_takes_actions_that_rllib_maps_for_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(npz(tmp_path / "a.npz", actions=arrays(scale=1)["actions"]), tmp_path / "table", "rllib-table")
+    ppo = etude.PPO(etude.PPOConfig(env="Pendulum-v1", seed=0))
+    with pytest.raises(DataError, match=r"Box\(-1\.0, 1\.0"):
+        etude.evaluate_on(ppo, str(tmp_path / "table"), methods=("dm",))
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        etude.evaluate_on(ppo, str(episodes(tmp_path / "b")), methods=("dm",))
+    assert "RLlib maps actions" in caplog.text
+
+
+def test_bounds_as_large_as_the_largest_number(tmp_path: Path) -> None:
+    largest = np.finfo(np.float32).max
+    space = Box(-largest, largest, (3,), np.float32)
+    assert Recording.open(npz(tmp_path / "a.npz"), obs_space=space, action_space=ACTION).read().num_steps == 60

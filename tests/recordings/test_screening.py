@@ -177,6 +177,8 @@ def test_a_truncated_end_without_an_observation_is_left_out_only_if_one_is_neede
     record(tmp_path, exp)
     with pytest.raises(DataError, match="is unknown after the last step of episode 'e1', which was truncated|NaN"):
         Recording.open(tmp_path).read(next_obs=True)
+    with pytest.raises(DataError, match="is unknown after the last step of episode 'e1', which was truncated|NaN"):
+        Recording.open(tmp_path).read(next_obs=True, filter="t >= 0")
     recording, whole = opened(tmp_path, on_bad)
     assert whole.lengths.tolist() == [5, 1, 4]
     assert whole.segments.has_final_obs.tolist() == [True, False, on_bad == "skip"]
