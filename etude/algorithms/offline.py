@@ -86,7 +86,7 @@ class OfflineAlgorithm(Algorithm[C]):
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
         given = cache(self._spaces_of_env if saved is None else lambda: saved)  # also for names, as the same numbers
         if isinstance(data, Recording):
-            recording = data.with_spaces(given)
+            recording = data.with_spaces(given, of_env=saved is None)
         else:
             recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=saved is None)
         if self.config.env is not None:

@@ -122,16 +122,16 @@ class Recording(Screened):
         place, units = opened(path, filesystem, faults, given, of_env=of_env)
         return cls(place, units, on_bad, faults or ())
 
-    def with_spaces(self, of_env: GivenSpaces) -> "Recording":
-        """The recording itself if it states its spaces, or was given them; else it is opened again with those of an
-        env, which ``of_env`` gives, for what it lacks."""
-        lacking, given = self._units.lacking, self._units.given
-        found = dict(zip((col.OBS, col.ACTION), of_env(), strict=True)) if lacking else {}
+    def with_spaces(self, given: GivenSpaces, *, of_env: bool) -> "Recording":
+        """The recording itself if it states its spaces, or was given them; else it is opened again with those that
+        ``given`` gives, for what it lacks."""
+        lacking, own = self._units.lacking, self._units.given
+        found = dict(zip((col.OBS, col.ACTION), given(), strict=True)) if lacking else {}
         if all(found.get(root) is None for root in lacking):
             return self
-        found |= {root: self.header.spaces[root] for root in given}
+        found |= {root: self.header.spaces[root] for root in own}
         asked = found[col.OBS], found[col.ACTION]
-        return type(self).open_with(self.path, self._mode, lambda: asked, of_env=col.ACTION not in given)
+        return type(self).open_with(self.path, self._mode, lambda: asked, of_env=of_env and col.ACTION not in own)
 
     def warn_of_mapped_actions(self) -> None:
         """Warn if RLlib's episodes state the env's bounds, but may hold actions before they are mapped to them."""

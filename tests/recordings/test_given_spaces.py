@@ -301,6 +301,16 @@ def test_a_run_goes_on_by_path_with_the_spaces_it_was_given(tmp_path: Path) -> N
     assert again.recording.action_space == Box(-1, 1, (1,))
 
 
+def test_a_run_goes_on_with_a_recording_that_is_open_without_spaces(tmp_path: Path) -> None:
+    """It learned from actions of RLlib that are the env's, as was said when the recording was opened."""
+    convert(npz(tmp_path / "a.npz"), tmp_path / "table", "rllib-table")
+    opened = Recording.open(tmp_path / "table", action_space=ACTION)
+    config: dict[str, Any] = {"env": "Pendulum-v1", "updates_per_iteration": 2}
+    etude.BC(etude.BCConfig(data=opened, **config)).save(tmp_path / "run")
+    again = etude.load(tmp_path / "run", data=Recording.open(tmp_path / "table"))
+    assert again.recording.action_space == ACTION
+
+
 def test_off_policy_evaluation_takes_actions_that_rllib_maps_for_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
