@@ -5,6 +5,7 @@ import ast
 import copy
 import inspect
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
@@ -25,6 +26,8 @@ from etude.experience import Experience
 from etude.modules.module import Module
 from etude.settings import choice
 from etude.spaces import Space, described_value, leaf_shape, leaves
+
+_log = logging.getLogger("etude.connectors")
 
 Connect: TypeAlias = Callable[[Experience], Experience]
 """Applies the connectors to Experience."""
@@ -132,8 +135,10 @@ class Pipeline(Connector):
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
-        self._watches, self._watches_actions = bool(self._online), bool(self._act)
-        """Whether what the next turn gives is checked: that of the first, and more where `offline` may be missing."""
+        self._watches, self._watches_actions, self._watches_offline = map(
+            bool, (self._online, self._act, self._offline)
+        )
+        """Whether what comes next is checked: what is first, and more turns where `offline` may be missing."""
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
@@ -274,7 +279,7 @@ class Pipeline(Connector):
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         self.check_offline()
         for connector in self._offline:
-            exp = connector.offline(exp, module)
+            before, exp = exp, connector.offline(exp, module)
             if not isinstance(exp, Experience):
                 raise DataError(
                     f"`{connector.name}.offline` returned a {type(exp).__name__}: it must return "
@@ -292,7 +297,10 @@ class Pipeline(Connector):
                         f"`{connector.name}.offline` gave final observations `{name}` of {len(column)} rows for "
                         f"{exp.num_segments} segments: it must have a row for each."
                     )
+            if self._watches_offline:
+                _warn_of_other_observations(connector, before, exp)
         if self._offline:
+            self._watches_offline = self._watches_offline and not exp.num_segments
             for columns in (exp.steps, exp.final_obs):
                 self._check_shapes("offline", columns, {n: s for n, s in self._obs_shapes.items() if n in columns})
         return exp
@@ -339,6 +347,26 @@ class Pipeline(Connector):
 
 def _lacks_offline(connector: Connector) -> bool:
     return overrides(connector, "online") and not overrides(connector, "offline")
+
+
+def _warn_of_other_observations(connector: Connector, before: Experience, after: Experience) -> None:
+    """Warn if a connector changes observations in `offline`, but not the final ones, or not when acting."""
+    if connector.hindsight or not any(
+        col.is_under(name, col.OBS) and before.steps.get(name) is not column for name, column in after.steps.items()
+    ):
+        return
+    if not overrides(connector, "online"):
+        _log.warning(
+            "the connector `%s` changes the observations that the module learns from (offline), but not those that it "
+            "sees when it acts: write its method online, too, unless this is meant, as for augmentation.",
+            connector.name,
+        )
+    if before.final_obs and all(before.final_obs.get(name) is column for name, column in after.final_obs.items()):
+        _log.warning(
+            "the connector `%s` changes the observations of the steps in `offline`, but not `final_obs`, the last "
+            "observation of each segment, whose value is estimated: change it in the same way, unless this is meant.",
+            connector.name,
+        )
 
 
 def _changes_actions(connector: Connector) -> bool:

@@ -77,6 +77,8 @@ class Turn:
     over: NDArray[np.int64] | None = None
     """The envs whose episode ended for all agents with the rows of this turn; their next rows are in later turns. None
     if each env has one slot, whose end is the env's."""
+    unheld: NDArray[np.float64] | None = None
+    """``[num_slots]``: the rewards of agents that never acted in an episode that is ``over``. None: there are none."""
     lost: NDArray[np.int64] | None = None
     """Slots, of any kind, whose episodes were cut before this turn because their env failed. The last observation they
     were shown is their final one; the results of the actions sent then are lost. None: no slot."""
@@ -91,7 +93,7 @@ class Turn:
         return self.terminated | self.truncated
 
     def select(self, rows: Ints) -> "Turn":
-        """A turn with these rows only, and without ``over``, ``lost`` and ``infos``, which do not belong to rows."""
+        """A turn with these rows only, and without what does not belong to rows, as ``over`` and ``infos``."""
         columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}
         own: dict[str, Any] = {n: None if column is None else column.take(rows) for n, column in columns_of.items()}
         taken = None
@@ -134,7 +136,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "lost", "infos")
+_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos")
 
 
 @runtime_checkable

@@ -55,6 +55,8 @@ BLIND: Final = 512
 """The env gave no observation for the row; in the row's flags."""
 BEGUN: Final = 1024
 """The env was reset or made, which does not count as a step."""
+UNHELD: Final = 2048
+"""Agents that never acted in the episode, which is over, got rewards."""
 
 # Words from the arena to all its workers, by index.
 CLOSING: Final = 0
@@ -193,6 +195,8 @@ class StepBuffers:
         self.end_flags = take(agents, np.int64)
         """The flags of rows that end; 0 means no row."""
         self.end_reward = take(agents, np.float64)
+        self.unheld = take(agents, np.float64)
+        """The rewards of agents that never acted in the last episode; meaningless without the bit."""
 
         def columns(space: Space, root: str, rows: int) -> Columns:
             parts = leaves(space, root)
@@ -434,6 +438,9 @@ class TurnBuilder:
             if not turns:  # all agents had ended before their env
                 turns.append(self._nothing())
             turns[-1].over = over
+            if (unheld := envs[(status & UNHELD) != 0]).size:
+                rewards = turns[-1].unheld = np.zeros(self._slots.size)
+                rewards[self._slots[unheld]] = self._buffers.unheld[unheld]
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:

@@ -109,7 +109,7 @@ class AgentStates:
 
     def reset(self) -> None:
         """Begin a new episode, in which no agent has a row yet."""
-        self._warn_of_lost_rewards()
+        self._warn_of_unheld_rewards()
         self.waiting.clear()
         self._state = [_AWAY] * len(self.ids)
         self._owed = [0.0] * len(self.ids)
@@ -200,14 +200,17 @@ class AgentStates:
             ends += self.end(agent, None, False, True)
         return ends
 
-    def _warn_of_lost_rewards(self) -> None:
+    def unheld(self) -> dict[int, float]:
+        """The rewards, other than 0, of agents that never acted in the episode, which is over."""
+        return {i: reward for i, reward in enumerate(self._owed) if reward and self._state[i] != _IN}
+
+    def _warn_of_unheld_rewards(self) -> None:
         """Say once that an agent got a reward, but had no step in the episode that it could belong to."""
-        lost = [i for i, state in enumerate(self._state) if state != _IN and self._owed[i]]
-        if lost:
+        for i, reward in self.unheld().items():
             _warn_once(
-                "%s: agent %r got the reward %s in an episode in which it never acted. No step can hold such a reward, "
-                "so it is in no return and no recording; returns over all agents lack it too.",
-                *(self.env_name, self.ids[lost[0]], self._owed[lost[0]]),
+                "%s: agent %r got the reward %s in an episode in which it never acted. Returns in results include such "
+                "rewards, but no step can hold them, so nothing learns from them and recordings lack them.",
+                *(self.env_name, self.ids[i], reward),
             )
 
     def _see_mask(self, agent: Any) -> None:
@@ -342,6 +345,10 @@ class ManyAgentsAdapter(EnvAdapter):
     def is_anyone_inside(self) -> bool:
         """Whether an agent has begun and not ended."""
         return bool(self._who.inside())
+
+    def unheld(self) -> dict[int, float]:
+        """See `AgentStates.unheld`."""
+        return self._who.unheld()
 
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
         """Truncate the episode after the step that returned ``rows``; then it is over.

@@ -48,6 +48,7 @@ from etude.envs.buffers import (
     TERMINATED,
     TIMED,
     TRUNCATED,
+    UNHELD,
     WRONG,
     AgentLayout,
     AgentView,
@@ -331,7 +332,7 @@ class EnvWorker:
         if not adapter.over:
             return status
         self._episode[env] += 1
-        return self._begin_next(env, adapter, status | OVER)
+        return self._begin_next(env, adapter, status | OVER | self._write_unheld(env, adapter.unheld()))
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -363,6 +364,14 @@ class EnvWorker:
         self._env_t[env] = adapter.env_t
         self.waiting[env] = waiting
         return status
+
+    def _write_unheld(self, env: int, rewards: dict[int, float]) -> int:
+        if not rewards:
+            return 0
+        self._buffers.unheld[env] = 0
+        for agent, reward in rewards.items():
+            self._buffers.unheld[env, self._seat[agent]] = reward
+        return UNHELD
 
     def _taken_in(self, info: Any, env: int, view: AgentView) -> int:
         if info.__class__ is not dict:

@@ -136,6 +136,8 @@ class RunningEpisode:
         """The index of the episode in that copy, from 0."""
         self.agents: dict[str | None, RunningAgent] = {}
         """The agents that have had an observation in this episode, by name; an agent without a name is at None."""
+        self.unheld_reward = 0.0
+        """The rewards of agents that never acted in this episode, known when it has ended."""
         self.data: dict[Any, Any] = {}
         """For data of your own, from one call to the next. It is saved with the run if it holds only plain data and
         arrays; otherwise a resumed run no longer calls callbacks for the episode."""
@@ -179,7 +181,7 @@ class RunningEpisode:
     @property
     def return_so_far(self) -> float:
         """The sum of the rewards of all agents."""
-        return sum(agent.return_so_far for agent in self.agents.values())
+        return sum(agent.return_so_far for agent in self.agents.values()) + self.unheld_reward
 
     obs: Any
     """`RunningAgent.obs` of the only agent."""
@@ -279,6 +281,7 @@ class RunningEpisode:
             "env": self.env_index,
             "number": self.number,
             "agents": [agent.state() for agent in self.agents.values()],
+            "unheld": self.unheld_reward,
             "duration": self.duration,
             "over": None if self._over is None else self._over[0],
             "values": {name: list(pair) for name, pair in self.values.items()},
@@ -292,6 +295,7 @@ class RunningEpisode:
         for slot, name, module_id, kept in state["agents"]:
             figures = None if kept is None else AgentFigures(*kept)
             self.agents[name] = RunningAgent(self._source, slot, name, module_id, figures)
+        self.unheld_reward = state.get("unheld", 0.0)
         self._over = None if state["over"] is None else (state["over"], state["duration"])
         self.values = {name: (total, count) for name, (total, count) in state["values"].items()}
         self.histograms = {name: [values] for name, values in state["histograms"].items()}
@@ -527,6 +531,8 @@ class CallbackRunner:
         for env in ended.tolist():
             episode = self._running[env]
             if episode is not None:
+                if turn.unheld is not None:
+                    episode.unheld_reward = float(turn.unheld[self.arena.env_of == env].sum())
                 self._call("on_episode_step", episode)
                 self._call("on_episode_end", episode)
                 episode.keep()

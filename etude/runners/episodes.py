@@ -115,6 +115,8 @@ class EpisodeTracker(Stateful):
         """``[num_slots]``: whether the slot has had a row in its env's running episode, if agents have names."""
         self.module_of: list[str | None] = [None] * slots
         """The module that acts for each slot."""
+        self.choose: Callable[[int, int], str | None] = lambda slot, number: self.module_of[slot]
+        """Chooses the module that acts for a slot in the episode of an index; `PolicyMapping` sets it."""
         self.number: Ints = np.full(envs, -1)
         """``[num_envs]``: the index of each env's running episode; -1 before the first."""
         self.clock: Ints = np.zeros(envs, np.int64)
@@ -161,7 +163,7 @@ class EpisodeTracker(Stateful):
                 self.number[begun if is_all else self.env_of[begun]] += 1
                 turn.episode = self.number.copy() if is_all else self.number[self.env_of[slots]]
         if self.named:
-            return self._end_for_agents(turn.over, at)
+            return self._end_for_agents(turn, at)
         if done is None or not len(rows := done.nonzero()[0]):
             return _NO_INTS, _NO_INTS
         ended = rows if is_all else slots[rows]
@@ -190,10 +192,15 @@ class EpisodeTracker(Stateful):
         self.advance += self.clock - before
         self.moves += int((self.clock - before).sum())
 
-    def _end_for_agents(self, over: Ints | None, at: float) -> tuple[Ints, Ints]:
+    def _end_for_agents(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
         """End the episodes of the envs ``over``. What the tracker knows of their slots holds until their next rows."""
-        if over is None:
+        if (over := turn.over) is None:
             return _NO_INTS, _NO_INTS
+        if turn.unheld is not None:
+            idle = turn.unheld.nonzero()[0]
+            self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unheld[idle], at, True
+            for slot in idle.tolist():
+                self.module_of[slot] = self.choose(slot, int(self.number[self.env_of[slot]]))
         slots = [own[self.inside[own]] for own in (self._slots_of[env] for env in over.tolist())]
         there = np.array([len(own) > 0 for own in slots])
         if there.any():

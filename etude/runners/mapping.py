@@ -86,6 +86,7 @@ class PolicyMapping:
         self._tracker = tracker
         self._of = np.zeros(arena.num_slots, np.int64)
         self._kind_of: dict[int, int] = {}
+        tracker.choose = self._module_for
         if self._only is not None:
             tracker.module_of = [self._only.module_id] * arena.num_slots
             for kind, (_, _, slots) in enumerate(arena.kinds):
@@ -111,17 +112,24 @@ class PolicyMapping:
         assert turn.episode is not None  # the tracker has set it, if not the arena
         for row in rows.tolist():
             slot = int(turn.slots[row])
-            agent, env = self._arena.agents[slot], int(self._arena.env_of[slot])
-            module_id = self._module_of(agent, self._tracker.episode(env, int(turn.episode[row])))
-            if module_id not in self._index:
-                raise EtudeError(
-                    f"module_of returned {module_id!r} for agent {agent!r}, but there is no such module: there are "
-                    f"{_names(self._index)}."
-                )
+            module_id = self._module_for(slot, int(turn.episode[row]))
             index = self._index[module_id]
-            self._check_spaces(index, turn.kind, agent)
+            self._check_spaces(index, turn.kind, self._arena.agents[slot])
             self._of[slot] = index
             self._tracker.module_of[slot] = module_id
+
+    def _module_for(self, slot: int, number: int) -> str | None:
+        """The module that acts for a slot in its env's episode of this index."""
+        if self._only is not None:
+            return self._only.module_id
+        agent, env = self._arena.agents[slot], int(self._arena.env_of[slot])
+        module_id = self._module_of(agent, self._tracker.episode(env, number))
+        if module_id not in self._index:
+            raise EtudeError(
+                f"module_of returned {module_id!r} for agent {agent!r}, but there is no such module: there are "
+                f"{_names(self._index)}."
+            )
+        return module_id
 
     def _check_spaces(self, index: int, kind: int, agent: str | None) -> None:
         """Raise an EtudeError if a module must act for agents with different spaces."""

@@ -22,9 +22,10 @@ from etude.connectors import (
     PrevActionReward,
     connector_from,
 )
+from etude.connectors.connector import replace_obs
 from etude.connectors.pipeline import BY_NAME
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
-from etude.experience import Segments
+from etude.experience import Experience, Segments
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTION = spaces.Discrete(4)
@@ -267,6 +268,45 @@ def test_all_algorithms_tell_of_observations_that_change_only_when_acting(tmp_pa
     bc = etude.BC(etude.BCConfig(data=str(tmp_path / "data"), **given, evaluation_interval=1, updates_per_iteration=2))
     with pytest.raises(SettingsError, match="write its method offline, too"):
         bc.train()
+
+
+class Forgets(Tenfold):
+    """Changes observations when learning, too, but not those after the last step."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.with_steps(obs=exp.steps["obs"] * 10)
+
+
+class Augments(Forgets):
+    """Changes observations of all steps, only when learning."""
+
+    online = Connector.online
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return replace_obs(exp, *({"obs": columns["obs"] * 10} for columns in (exp.steps, exp.final_obs)))
+
+
+class HasAll(Augments):
+    online = Tenfold.online
+
+
+class Relabels(Forgets):
+    hindsight = True
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(Forgets, "but not `final_obs`"), (Augments, "write its method online"), (HasAll, None), (Relabels, None)],
+)
+def test_observations_that_change_only_when_learning_are_told(
+    given: Any, told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = Pipeline([given])
+    pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    for _ in range(3):
+        pipeline.offline(episodes([3]))
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or told in caplog.text
 
 
 class Offline(Connector):

@@ -176,3 +176,70 @@ def test_a_limit_before_any_agent_acts_is_named() -> None:
     module = make_module(None, env.observation_spaces["a"], env.action_spaces["a"])
     with pytest.raises(EnvError, match=r"observation to act on\. They end after `max_steps` \(4\) at the latest"):
         Runner(make_arena(Waits, 1, Workers(max_steps=4)), Policy(module), seed=1).collect(num_steps=1)
+
+
+class Fold:
+    """A zero-sum game: ``a`` folds and pays 1, so that ``b`` never acts; or ``b`` calls and pays 3."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent: str) -> Any:
+        return BOX
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        if action.get("a") == 1:
+            return {"b": np.zeros(2, np.float32)}, {}, {}, {}, {}
+        win = -1.0 if "a" in action else 3.0
+        return {}, {"a": win, "b": -win}, {"__all__": True}, {}, {}
+
+
+@pytest.mark.parametrize("workers", [Workers(), Workers(num_workers=1, mode="thread")])
+def test_returns_include_the_rewards_of_agents_that_never_acted(workers: Workers) -> None:
+    def module_of(agent: str, episode: Any) -> str:
+        return "xy"[(agent == "b") ^ (episode.number % 2)]
+
+    modules = {name: make_module(None, BOX, spaces.Discrete(2)) for name in "xy"}
+
+    def new_runner() -> Runner:
+        return Runner(make_arena(Fold, 3, workers), modules, module_of=module_of, seed=0)
+
+    def play(*, resumes: bool) -> Any:
+        runner, played = new_runner(), []
+        for _ in range(40):
+            if resumes:
+                other = new_runner()
+                assert other.load_state_dict(runner.state_dict()) != "new episodes"
+                runner.close()
+                runner = other
+            runner.collect(num_steps=3)
+            played.append(runner.take_finished())
+        runner.close()
+        return played
+
+    played = play(resumes=False)
+    a, b, x, y = (
+        np.concatenate([getattr(one, by)[name] for one in played if len(one.returns)])
+        for by, name in [
+            ("agent_returns", "a"),
+            ("agent_returns", "b"),
+            ("module_returns", "x"),
+            ("module_returns", "y"),
+        ]
+    )
+    assert {*a} == {-1.0, 3.0}
+    np.testing.assert_array_equal(b, -a)
+    np.testing.assert_array_equal(y, -x)
+    assert {*x} == {-1.0, 1.0, -3.0, 3.0}
+    lengths = np.concatenate([one.lengths for one in played])
+    np.testing.assert_array_equal(lengths, np.where(a < 0, 1, 2))
+    assert all((one.returns == 0).all() for one in played)
+    if workers.num_workers == 0:
+        again = play(resumes=True)
+        for one, same in zip(played, again, strict=True):
+            np.testing.assert_equal(same.module_returns, one.module_returns)
