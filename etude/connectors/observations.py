@@ -20,7 +20,6 @@ from etude.connectors.connector import (
     ObservationMap,
     array_column,
     column,
-    float_boxes,
     map_leaves,
     observations,
     replace_obs,
@@ -34,6 +33,7 @@ from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
+from etude.modules.network import is_image
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
 from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, with_channels, without
 from etude.stateful import Stateful
@@ -188,10 +188,10 @@ class Moments(Stateful):
 class NormalizeObs(ObservationMap):
     """Normalises each component of the observation to mean 0 and standard deviation 1, then clips it; gives float32.
 
-    It changes Box leaves of float dtype; others, and an `action_mask`, are unchanged. Statistics are over all steps
-    passed to `update` (without lookback), and are frozen between two updates, so that acting and learning see a step
-    alike. Before the first update observations are only clipped. Put it after connectors with a memory (`FrameStack`):
-    what they keep across an update would have been normalised by the older statistics.
+    It changes Boxes of floats and integers. Images of integers, an `action_mask` and all other spaces are unchanged.
+    Statistics are over all steps passed to `update` (without lookback), and are frozen between two updates, so that
+    acting and learning see a step alike. Before the first update observations are only clipped. Put it after connectors
+    with a memory (`FrameStack`): what they keep across an update would have been normalised by the older statistics.
 
     Args:
         clip: Largest magnitude after scaling, above 0, in standard deviations; ``inf`` for none. 10 is the value of
@@ -208,8 +208,14 @@ class NormalizeObs(ObservationMap):
         self._frozen: dict[str, tuple[Constant, Constant]] = {}
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
-        found = {name: box for name, box in float_boxes(obs_space, col.OBS).items() if name != col.OBS_MASK}
+        """Boxes that it changes become float32 Boxes from ``-clip`` to ``clip``."""
+        found = {
+            name: leaf
+            for name, leaf in leaves(obs_space, col.OBS).items()
+            if isinstance(leaf, spaces.Box)
+            and name != col.OBS_MASK
+            and (leaf_dtype(leaf).kind == "f" or (leaf_dtype(leaf).kind in "iu" and not is_image(leaf)))
+        }
         self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
         # float64 observations are centred in float64: a large mean would cost digits in float32
         self._dtypes = {name: np.result_type(leaf_dtype(leaf), np.float32) for name, leaf in found.items()}

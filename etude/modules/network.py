@@ -140,13 +140,20 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
         nn.init.zeros_(layer.bias)
 
 
+def _scale_of(space: Space) -> float | None:
+    """The factor that maps the largest value of a uint8 Box, by its bounds, to 1; None for other spaces."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or not space.high.size:
+        return None
+    return 1.0 / max(int(space.high.max()), 1)
+
+
 class Numbers(nn.Module):
-    """Flattens a Box or MultiBinary to float32; uint8 is divided by 255."""
+    """Flattens a Box or MultiBinary to float32; a uint8 Box is divided by its largest bound, usually 255."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
         self._axes = len(leaf_shape(space))
-        self._scale = 1.0 / 255.0 if isinstance(space, spaces.Box) and space.dtype == np.uint8 else None
+        self._scale = _scale_of(space)
         self.width = math.prod(leaf_shape(space))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,7 +197,7 @@ class OneHot(nn.Module):
 
 
 class Image(nn.Module):
-    """Convolutions and one linear layer for a Box with three axes; uint8 is divided by 255.
+    """Convolutions and one linear layer for a Box with three axes; uint8 is divided by its largest bound, usually 255.
 
     `etude.spaces.channels_come_first` says which axis holds the channels.
     """
@@ -200,7 +207,7 @@ class Image(nn.Module):
         shape = space.shape
         self._channels_first = channels_come_first(space)
         channels, *size = shape if self._channels_first else (shape[2], *shape[:2])
-        self._scale = 1.0 / 255.0 if space.dtype == np.uint8 else None
+        self._scale = _scale_of(space)
         self.width = width
         parts: list[nn.Module] = []
         for out, kernel, stride in conv or (NATURE_CONV if min(size) >= 36 else SMALL_CONV):

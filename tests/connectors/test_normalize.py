@@ -84,10 +84,26 @@ def test_lookback_is_not_counted_twice() -> None:
     np.testing.assert_allclose(whole.state_dict()["obs"]["mean"], pieces.state_dict()["obs"]["mean"])
 
 
-def test_only_float_boxes_are_touched() -> None:
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_integers_are_normalised_too(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    obs = (rng.integers(0, 200, size=(5_000, 2)) // [1, 20]).astype(dtype)
     connector = NormalizeObs()
-    space, _ = connector.spaces(OBS_SPACES["dict"], ACTION)
-    assert space["camera"] == OBS_SPACES["dict"]["camera"]
+    space, _ = connector.spaces(spaces.Box(0, 200, (2,), dtype), ACTION)
+    assert space == spaces.Box(-10, 10, (2,), np.float32)
+    connector.update(plain(obs))
+    out = online(connector, obs)
+    assert out.dtype == np.float32
+    wide = obs.astype(np.float64)
+    np.testing.assert_allclose(out, (wide - wide.mean(axis=0)) / wide.std(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(connector.offline(plain(obs)).steps["obs"], out)
+
+
+def test_pictures_of_bytes_are_left_as_they_are() -> None:
+    connector = NormalizeObs()
+    camera = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+    space, _ = connector.spaces(spaces.Dict({**OBS_SPACES["dict"].spaces, "camera": camera}), ACTION)
+    assert space["camera"] == camera
     assert space["mode"] == OBS_SPACES["dict"]["mode"]
     assert list(connector.state_dict()) == ["obs/joints"]
 

@@ -30,6 +30,10 @@ def test_leaves_are_encoded_as_documented():
     assert one_row(encoder, obs=np.array([[1, 0], [0, 1]], np.int8)) == [1, 0, 0, 1]
     encoder = ObsEncoder(spaces.Box(0, 255, (3,), np.uint8), None, 8)
     assert one_row(encoder, obs=np.array([0, 51, 255], np.uint8)) == pytest.approx([0, 0.2, 1])
+    encoder = ObsEncoder(spaces.Box(0, np.array([4, 2]), (2,), np.uint8), None, 8)
+    assert one_row(encoder, obs=np.array([1, 2], np.uint8)) == [0.25, 0.5]
+    encoder = ObsEncoder(spaces.Box(0, 0, (1,), np.uint8), None, 8)
+    assert one_row(encoder, obs=np.array([0], np.uint8)) == [0]
     encoder = ObsEncoder(spaces.Box(-1, 1, (), np.float64), None, 8)
     assert one_row(encoder, obs=np.float64(0.5)) == [0.5]
 
@@ -110,6 +114,13 @@ def test_channels_may_come_first_or_last():
     first.load_state_dict(last.state_dict())
     x = torch.randint(0, 256, (2, 12, 10, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(last(x), first(x.permute(0, 3, 1, 2)))
+
+
+def test_bytes_are_divided_by_their_largest_bound():
+    many, few = (Image(spaces.Box(0, high, (8, 8, 2), np.uint8), None, 16) for high in (255, 5))
+    few.load_state_dict(many.state_dict())
+    x = torch.randint(0, 6, (2, 8, 8, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(few(x), many(x * 51))
 
 
 def test_tiny_pictures_are_plain_numbers():
