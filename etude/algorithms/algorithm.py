@@ -418,7 +418,8 @@ class Algorithm(Generic[C]):
                 )
             self.after_update(self.env_steps)
             self.iteration += 1
-            self.evaluate_when_due()
+            with suppress(Interrupted):  # the iteration is whole without its evaluation
+                self.evaluate_when_due()
             seconds = time.perf_counter() - begin - (self._seconds_apart - apart)
             self.seconds += seconds
             result, self._resumed = self._result(update, before, seconds), None
@@ -641,8 +642,14 @@ class Algorithm(Generic[C]):
             if checkpoints is not None:
                 checkpoints.add(out, result)
 
+        def save_between() -> None:
+            # no score is that of these weights, so the kept checkpoints stay as they are
+            run.check_same(out, begun)
+            self._log_trained(self._counts())
+            self.save(out, result=self.standing())
+
         def conclude() -> int:
-            save()
+            save_between()
             view.close()
             return concluded(result)
 
@@ -652,7 +659,8 @@ class Algorithm(Generic[C]):
             begun = os.stat(out)
             signals.conclude = conclude
             signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
-            with suppress(Interrupted):  # the running iteration is then lost
+            is_whole = False
+            with suppress(Interrupted):  # in the middle of an iteration
                 for result in self.iterate(stop):
                     if result.iteration > start:  # else nothing was left to do
                         logs.write(result, self.histograms, self.media)
@@ -673,8 +681,12 @@ class Algorithm(Generic[C]):
                             _log.warning("%s The run goes on, and is saved again later.", error)  # disks may recover
                         saved = time.monotonic()
                         took = saved - begin
+                is_whole = True
             with signals.concluding():
-                save()
+                if is_whole:
+                    save()
+                else:
+                    save_between()
         return result
 
     @contextmanager

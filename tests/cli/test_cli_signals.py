@@ -280,3 +280,61 @@ def test_a_process_ends_with_its_parent_although_a_thread_waits_for_ever():
     os.kill(int(parent.stdout.readline()), 0)  # it is there, and waits for its thread
     parent.kill()
     parent.communicate(timeout=60)  # ends when nobody holds the output any more
+
+
+LONG = """
+import os, signal, sys
+import etude, etude.interruption
+from pathlib import Path
+
+etude.interruption.GRACE = 0.0
+out = Path(sys.argv[1])
+
+def kept():
+    return {str(path): path.read_bytes() for path in sorted(out.glob("checkpoints/*/*")) if path.is_file()}
+
+class Long(etude.PPO):
+    def training_step(self):
+        if self.iteration < 2:
+            return super().training_step()
+        self.kept = kept()
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # until it is interrupted
+            super().training_step()
+
+class LongEvaluation(etude.PPO):
+    def evaluate(self, *args, **kwargs):
+        if self.iteration == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            done = super().evaluate(*args, **kwargs)
+            if self.iteration < 3:
+                return done
+
+config = etude.PPOConfig(
+    env="CartPole-v1", num_envs=2, num_steps=32, epochs=1, seed=1, evaluation_interval=1, evaluation_episodes=2
+)
+algorithm = {"iteration": Long, "evaluation": LongEvaluation}[sys.argv[2]](config)
+checkpoints = etude.Checkpoints(out / "checkpoints", keep_best=1, keep_last=1, metric="evaluation/return_mean")
+try:
+    algorithm.fit(etude.Stop(env_steps=10**6), out=out, checkpoints=checkpoints, save_interval=0)
+except KeyboardInterrupt:
+    if sys.argv[2] == "iteration":
+        assert algorithm.kept and kept() == algorithm.kept
+    print("interrupted", algorithm.iteration, algorithm.updates)
+"""
+
+
+@pytest.mark.parametrize("what", ["iteration", "evaluation"])
+def test_what_a_signal_stops_is_not_taken_for_what_was_scored(tmp_path, what):
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", f"{DEFAULT}; signal.signal(signal.SIGINT, signal.default_int_handler)\n{LONG}"]
+    done = subprocess.run([*command, str(out), what], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.startswith("interrupted "), done.stderr
+    iteration, updates = map(int, done.stdout.split()[1:])
+    rows, meta = read_jsonl(out / "metrics.jsonl"), etude.checkpoints.load_meta(out)["result"]
+    assert [row["iteration"] for row in rows] == [*range(1, iteration + 1)]
+    assert iteration == (2 if what == "iteration" else 3)
+    assert (meta["iteration"], meta["updates"]) == (iteration, updates)
+    assert meta["metrics"]["env_steps_trained_lifetime"] == 32 * updates
+    assert (updates > rows[-1]["updates"]) == (what == "iteration")
