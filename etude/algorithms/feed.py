@@ -4,7 +4,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ class SegmentsOf:
         Raises:
             DataError: a segment belongs to none of the modules.
         """
-        of = modules_of(exp.segments, self.module_of)
+        of = modules_of(exp.segments, self.module_of, self.module_ids)
         if len(self.module_ids) == 1 and not of.any():  # a recording of one agent without a name
             return exp
         unknown = sorted({str(name) for name in of} - set(self.module_ids))
@@ -66,10 +66,12 @@ class SegmentsOf:
         return exp.select(of == self.module_id)
 
 
-def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.object_]:
+def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Collection[str] = ()) -> NDArray[np.object_]:
     """The module id of each segment, object ``[segments]``; need not be the id of an existing module.
 
-    Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name.
+    Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name. Where
+    ``module_of`` can't know, it is the one of ``module_ids`` that acted: for agents without a name, as in served
+    episodes, and for episodes without a number, if it fails.
 
     Raises:
         DataError: ``module_of`` fails.
@@ -79,13 +81,20 @@ def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.obj
         return np.where(named, segments.module_id, segments.agent_id)
     known: dict[tuple[Any, str], str] = {}
     of = np.empty(len(segments), object)
-    for i, (agent, episode) in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
+    names = (column.tolist() for column in (segments.agent_id, segments.episode_id, segments.module_id))
+    for i, (agent, episode, acted) in enumerate(zip(*names, strict=True)):
+        if agent is None and acted in module_ids:
+            of[i] = acted
+            continue
         if (agent, episode) not in known:
             try:
                 known[agent, episode] = module_of(agent, Episode.recorded(episode))
             except Exception as error:
                 why = ""
                 if Episode.recorded(episode).number is None:
+                    if acted in module_ids:
+                        of[i] = acted
+                        continue
                     why = ". Only ids of Etude's own episodes say which `env` and `number` they had; others are None"
                 raise DataError(
                     f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}{why}"

@@ -123,7 +123,7 @@ class WholeEpisodes:
     def _own(self, piece: Experience) -> Experience:
         if self._module_of is None and len(self._modules) == 1:
             return piece
-        of = modules_of(piece.segments, self._module_of)
+        of = modules_of(piece.segments, self._module_of, self._modules)
         if nobodys := sum(name not in self._modules for name in of.tolist()):
             self.left_out[NO_MODULE] += nobodys
         return piece.select(of == self._name)

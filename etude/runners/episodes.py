@@ -21,7 +21,12 @@ Key: TypeAlias = tuple[int, int]
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 _ID = "{}-{}-{}".format  # an episode's id: the prefix, the index of the env, the index of the episode in it
-_OWN_ID = re.compile(r"[0-9a-f]{16}-(\d+)-(\d+)(?:~\d+~*)?")  # with what merging adds to an id that is taken
+_OWN_ID = re.compile(
+    r"(?:\d+-)*"  # the place of its recording, if several are read as one
+    r"[0-9a-f]{16}-(\d+)-(\d+)"
+    r"(?:@\d+)?"  # the updates, in the recording of an evaluation
+    r"(?:~\d+~*)?"  # what merging adds to an id that is taken
+)
 
 
 class Episode(NamedTuple):

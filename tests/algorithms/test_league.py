@@ -180,8 +180,23 @@ def test_gradient_steps_of_a_removed_module_still_count(tmp_path: Path) -> None:
 
 
 def test_merged_episodes_keep_their_numbers() -> None:
-    for given, env, number in (("0" * 16 + "-3-7", 3, 7), ("0" * 16 + "-3-7~2", 3, 7), ("2024-01-15", None, None)):
-        assert etude.Episode.recorded(given) == (given, env, number)
+    own = "0" * 16 + "-3-7"
+    for given in (own, f"{own}~2", f"1-{own}", f"0-12-{own}@320~3"):
+        assert etude.Episode.recorded(given) == (given, 3, 7)
+    for given in ("2024-01-15", f"{own}-8", f"x-{own}"):
+        assert etude.Episode.recorded(given) == (given, None, None)
+
+
+def test_served_episodes_belong_to_the_module_that_acted() -> None:
+    def of_agents(agent: str, episode: Any) -> str:
+        return "first" if agent == "left" else "last"
+
+    served = etude.Segments.of(3, episode_id=["x", "y", "z"], module_id=["first", "last", "first"])
+    assert modules_of(served, of_agents, ("first", "last")).tolist() == ["first", "last", "first"]
+    assert modules_of(served, of_agents).tolist() == ["last"] * 3  # there are no such modules
+    named = etude.Segments.of(2, episode_id=["x", "y"], agent_id="left", module_id=["first", "last"])
+    assert modules_of(named, of_agents, ("first", "last")).tolist() == ["first", "first"]
+    assert modules_of(named, in_turn, ("first", "last")).tolist() == ["first", "last"]  # it needs a number
 
 
 def test_episodes_of_other_tools_have_no_number() -> None:
