@@ -24,6 +24,8 @@ INFO: Final = "info"
 NEXT_OBS: Final = "next_obs"
 FINAL_OBS: Final = "final_obs"
 
+ENV_ACTION_SPACE: Final = "env_action_space"
+"""No column, but the key of the env's action space in the metadata of recordings whose actions connectors change."""
 LOGP: Final = "logp"
 DIST_INPUTS: Final = "dist_inputs"
 VALUE: Final = "value"

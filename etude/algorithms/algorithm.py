@@ -24,7 +24,7 @@ from etude.algorithms.checkpoint import Checkpoints, Component, Names
 from etude.algorithms.config import AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
 from etude.algorithms.nested import ModuleLike
-from etude.algorithms.play import Recorder, learned_by_connectors, play, record, runner_for, seed_after
+from etude.algorithms.play import Recorder, connectors_meta, play, record, runner_for, seed_after
 from etude.algorithms.policies import (
     MAIN,
     learner_pipeline,
@@ -810,26 +810,24 @@ class Algorithm(Generic[C]):
         return {name: (given[name][0], policy.module.action_space) for name, policy in self.policies.items()}
 
     def recording_meta(self, *, explore: bool, seed: int | None) -> dict[str, Any]:
-        """Metadata of recordings: who acted, and the learned state of connectors.
+        """Metadata of recordings: who acted, and through which connectors.
 
-        If a connector learns, ``filter`` holds what `etude.connectors.pipeline.state_to_json` returns, by module id if
-        there are several ``modules``.
+        If a connector learns, ``filter`` holds what `etude.connectors.pipeline.state_to_json` returns; if connectors
+        change actions, ``env_action_space`` is the env's space as JSON. They are by module id if there are several
+        ``modules``.
         """
         several = self.config.agents.modules is not None
         nets = {name: saving.name_of(type(policy.module.net)) for name, policy in self.policies.items()}
-        connectors = {name: [*map(repr, policy.connectors.connectors)] for name, policy in self.policies.items()}
-        learned = learned_by_connectors(self.policies)
-        meta: dict[str, Any] = {
+        connectors = connectors_meta(self.policies, several=several)
+        return {
             "algorithm": saving.name_of(type(self)),
             "module": nets if several else nets[MAIN],
-            "connectors": connectors if several else connectors[MAIN],
+            "connectors": connectors.pop("connectors"),
             "explore": explore,
             "seed": seed,
             "updates": self.updates,
+            **connectors,
         }
-        if learned:
-            meta["filter"] = learned if several else learned[MAIN]
-        return meta
 
     def new_runner(
         self,

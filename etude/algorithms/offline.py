@@ -2,6 +2,7 @@
 """OfflineAlgorithm: the base class of algorithms that learn from a recording."""
 
 import copy
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
@@ -15,17 +16,20 @@ from etude.algorithms.engine import OfflineUpdate
 from etude.algorithms.play import Beside, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
 from etude.algorithms.results import Evaluation, Stop, joined
+from etude.connectors import Pipeline, overrides
 from etude.envs import make_arena
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError, SettingsError, SpaceError
 from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
-from etude.spaces import Space, Spaces
+from etude.spaces import Space, Spaces, space_from_json
 
 if TYPE_CHECKING:
     from etude.algorithms.feed import Feed
     from etude.recordings import Recording
+
+_log = logging.getLogger("etude.algorithms")
 
 C = TypeVar("C", bound=OfflineConfig)
 
@@ -51,7 +55,43 @@ class OfflineAlgorithm(Algorithm[C]):
         names = list(modules_given(self.config))
         if self.config.data is None:
             return self._spaces_in_env()
-        return dict.fromkeys(names, (self.recording.obs_space, self.recording.action_space))
+        recording = self.recording
+        return {name: (recording.obs_space, self._action_space_outside(name)) for name in names}
+
+    def _action_space_outside(self, name: str) -> Space:
+        """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
+        map actions between it and those recorded; else that of the recording."""
+        recorded = self.recording.action_space
+        if self.config.env is None:
+            outside = self._action_space_of_recorded_env(name)
+        elif any(overrides(connector, "act") for connector in Pipeline(self.config.connectors).connectors):
+            outside = self._spaces_in_env()[name][1]
+        else:
+            outside = None
+        if outside in (None, recorded):
+            return recorded
+        if self._inside((self.recording.obs_space, outside)) == recorded:
+            return outside
+        if self.config.env is None:
+            _log.warning(
+                "%s: holds actions as they were chosen, in %s, before connectors mapped them to the env's %s. What "
+                "learns from them acts as they were chosen, too: add a connector such as `rescale_action`.",
+                *(shown(self.config.data), recorded, outside),
+            )
+        return recorded
+
+    def _action_space_of_recorded_env(self, name: str) -> Space | None:
+        found = self.recording.meta.get(col.ENV_ACTION_SPACE)
+        if isinstance(found, Mapping) and "type" not in found:  # by module id
+            found = found.get(name, next(iter(found.values()), None))
+        try:
+            return None if found is None else space_from_json(found)
+        except SpaceError:  # another tool's key of this name
+            return None
+
+    def _inside(self, spaces: Spaces) -> Space:
+        """The action space of the module, given the spaces on the env's side."""
+        return Pipeline(self.config.connectors).copy().spaces(*spaces)[1]
 
     def _spaces_in_env(self) -> dict[str, Spaces]:
         env = self.config.env
@@ -91,7 +131,9 @@ class OfflineAlgorithm(Algorithm[C]):
             recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=saved is None)
         if self.config.env is not None:
             recording.warn_of_mapped_actions()
-        if saved not in (None, (recording.obs_space, recording.action_space)):
+        if saved is not None and not (
+            saved[0] == recording.obs_space and recording.action_space in (saved[1], self._inside(saved))
+        ):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "
                 f"this run learned from {saved}: go on with a recording of the same env."

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from etude import columns as col
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
 from etude.algorithms.policies import MAIN, spaces_in
 from etude.algorithms.results import Evaluation
@@ -28,7 +29,7 @@ from etude.experience import Experience
 from etude.files import located
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Lengths, Runner
-from etude.spaces import Spaces
+from etude.spaces import Spaces, space_to_json
 
 if TYPE_CHECKING:
     from etude.recordings.module_writers import ModuleWriters
@@ -421,6 +422,16 @@ def seed_after(folder: str, kinds: Mapping[str, Spaces], seed: int) -> int:
     return int(np.random.SeedSequence([seed, there]).generate_state(1)[0]) if there else seed
 
 
-def learned_by_connectors(policies: Mapping[str, Policy]) -> dict[str, Any]:
-    """What the connectors of policies have learned, as JSON data, by module id; only policies with such connectors."""
-    return {name: state_to_json(own.connectors) for name, own in policies.items() if learns(own.connectors)}
+def connectors_meta(policies: Mapping[str, Policy], *, several: bool) -> dict[str, Any]:
+    """Metadata of recordings: ``connectors``; ``filter``, what they have learned; and, if they change actions,
+    ``env_action_space``. Each is by module id if there are ``several`` modules."""
+    found: dict[str, dict[str, Any]] = {
+        "connectors": {name: [*map(repr, own.connectors.connectors)] for name, own in policies.items()},
+        "filter": {name: state_to_json(own.connectors) for name, own in policies.items() if learns(own.connectors)},
+        col.ENV_ACTION_SPACE: {
+            name: space_to_json(own.action_space)
+            for name, own in policies.items()
+            if own.action_space != own.module.action_space
+        },
+    }
+    return {key: by_name if several else by_name[MAIN] for key, by_name in found.items() if by_name}

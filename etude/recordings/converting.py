@@ -154,6 +154,10 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     notes += [
         f"the names of `{name}`'s choices have no place in {format}: numbers" for name in named if format != "lerobot"
     ]
+    if col.ENV_ACTION_SPACE in recording.meta:
+        notes.append(
+            f"actions are written as they were chosen, in {recording.action_space}: connectors mapped them to the env's"
+        )
     try:
         writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.algorithms.play import learned_by_connectors
+from etude.algorithms.play import connectors_meta
 from etude.algorithms.policies import MAIN
 from etude.columns import Columns
 from etude.experience import Experience, Segments
@@ -140,8 +140,4 @@ class EpisodeRecorder:
 
 def _meta(policies: Mapping[str, Policy], explore: bool) -> dict[str, Any]:
     """What is kept beside the episodes; see `Algorithm.recording_meta`."""
-    learned: Any = learned_by_connectors(policies)
-    connectors: Any = {name: [*map(repr, policy.connectors.connectors)] for name, policy in policies.items()}
-    if [*policies] == [MAIN]:
-        learned, connectors = learned.get(MAIN, {}), connectors[MAIN]
-    return {"connectors": connectors, "explore": explore, **({"filter": learned} if learned else {})}
+    return {**connectors_meta(policies, several=[*policies] != [MAIN]), "explore": explore}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from toy_envs import Echo
 
 import etude
@@ -145,6 +146,54 @@ def test_actions_in_other_units_than_the_envs(tmp_path: Path) -> None:
         BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0))
     clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0, connectors=("rescale_action",)))
     assert clone.evaluate(1, seed=2).episodes == 1
+
+
+@pytest.mark.parametrize("modules", [None, ("one",)])
+@pytest.mark.parametrize("env", ["Pendulum-v1", None])
+def test_what_learned_from_chosen_actions_acts_in_the_envs_units(
+    tmp_path: Path, env: str | None, modules: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen, units = spaces.Box(-1, 1, (1,)), spaces.Box(-2, 2, (1,))
+    ids: Any = {} if modules is None else {"modules": modules}
+    expert = PPO(PPOConfig(env="Pendulum-v1", connectors=("rescale_action",), num_envs=1, seed=0, **ids))
+    expert.record(tmp_path / "data", 1, seed=1, explore=True)
+    assert Recording.open(tmp_path / "data").action_space == chosen
+    config = BCConfig(
+        data=str(tmp_path / "data"), env=env, seed=0, connectors=("rescale_action",), evaluation_interval=0
+    )
+    clone = BC(config)
+    clone.fit(Stop(updates=100))
+    clone.save(tmp_path / "clone")
+    acts = etude.load_policy(tmp_path / "clone")
+    assert acts.action_space == units
+    assert acts.module.action_space == chosen
+    assert not caplog.text
+    # its loss is that of the actions as chosen, not of those halved
+    exp = Recording.open(tmp_path / "data").read()
+    with torch.no_grad():
+        out = clone.policies["main"].module(torch.as_tensor(exp.steps["obs"]))
+        nll = -out.logp(torch.as_tensor(exp.steps["action"])).mean()
+    assert clone.train().losses["imitation"] == pytest.approx(float(nll), abs=0.1)
+    resumed = etude.load(tmp_path / "clone")
+    assert resumed.train().updates == 200
+    assert resumed.spaces["main"][1] == units  # type: ignore[attr-defined]
+
+
+def test_actions_in_other_units_than_the_recorded_envs_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expert = PPO(PPOConfig(env="Pendulum-v1", connectors=("rescale_action",), num_envs=1, seed=0))
+    expert.record(tmp_path / "data", 1, seed=1)
+    clone = BC(BCConfig(data=str(tmp_path / "data"), seed=0))
+    assert clone.spaces["main"][1] == spaces.Box(-1, 1, (1,))
+    assert "add a connector such as `rescale_action`" in caplog.text
+    caplog.clear()
+    plain = PPO(PPOConfig(env="Pendulum-v1", num_envs=1, seed=0))
+    plain.record(tmp_path / "plain", 1, seed=1)
+    for connectors in ((), ("rescale_action",)):
+        clone = BC(BCConfig(data=str(tmp_path / "plain"), seed=0, connectors=connectors))
+        assert clone.spaces["main"][1] == spaces.Box(-2, 2, (1,))
+    assert not caplog.text
 
 
 def test_a_budget_of_env_steps_is_never_used_up(recording: Path) -> None:
