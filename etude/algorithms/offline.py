@@ -23,7 +23,7 @@ from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
-from etude.spaces import Space, Spaces, space_from_json
+from etude.spaces import Space, Spaces, space_from_json, space_to_json
 
 if TYPE_CHECKING:
     from etude.algorithms.feed import Feed
@@ -45,6 +45,9 @@ class OfflineAlgorithm(Algorithm[C]):
     Config = OfflineConfig
     schedules_by: ClassVar[ScheduleBy] = "updates"
 
+    _recorded_action_space: Space | None = None
+    """The action space of the recording; None: it has not been opened, and no checkpoint says it."""
+
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
     """The columns that the loss needs; may include ``next_obs``, ``terminated`` and ``truncated``."""
 
@@ -55,8 +58,14 @@ class OfflineAlgorithm(Algorithm[C]):
         names = list(modules_given(self.config))
         if self.config.data is None:
             return self._spaces_in_env()
-        recording = self.recording
-        return {name: (recording.obs_space, self._action_space_outside(name)) for name in names}
+        self._recorded_action_space = self.recording.action_space
+        return {name: (self.recording.obs_space, self._action_space_outside(name)) for name in names}
+
+    @property
+    def data_spaces(self) -> dict[str, Spaces]:
+        """The spaces of each module's data, whose actions need not be in the env's units."""
+        recorded = self._recorded_action_space
+        return {name: (own[0], own[1] if recorded is None else recorded) for name, own in self.spaces.items()}
 
     def _action_space_outside(self, name: str) -> Space:
         """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
@@ -70,7 +79,7 @@ class OfflineAlgorithm(Algorithm[C]):
             outside = None
         if outside in (None, recorded):
             return recorded
-        if self._inside((self.recording.obs_space, outside)) == recorded:
+        if Pipeline(self.config.connectors).copy().spaces(self.recording.obs_space, outside)[1] == recorded:
             return outside
         if self.config.env is None:
             _log.warning(
@@ -88,10 +97,6 @@ class OfflineAlgorithm(Algorithm[C]):
             return None if found is None else space_from_json(found)
         except SpaceError:  # another tool's key of this name
             return None
-
-    def _inside(self, spaces: Spaces) -> Space:
-        """The action space of the module, given the spaces on the env's side."""
-        return Pipeline(self.config.connectors).copy().spaces(*spaces)[1]
 
     def _spaces_in_env(self) -> dict[str, Spaces]:
         env = self.config.env
@@ -123,7 +128,7 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
-        saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
+        saved = None if self._saved_spaces is None else next(iter(self.data_spaces.values()))
         given = cache(self._spaces_of_env if saved is None else lambda: saved)  # also for names, as the same numbers
         if isinstance(data, Recording):
             recording = data.with_spaces(given, of_env=saved is None)
@@ -131,9 +136,7 @@ class OfflineAlgorithm(Algorithm[C]):
             recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=saved is None)
         if self.config.env is not None:
             recording.warn_of_mapped_actions()
-        if saved is not None and not (
-            saved[0] == recording.obs_space and recording.action_space in (saved[1], self._inside(saved))
-        ):
+        if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "
                 f"this run learned from {saved}: go on with a recording of the same env."
@@ -283,16 +286,24 @@ class OfflineAlgorithm(Algorithm[C]):
     # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``data``: whether the connectors have learned from the recording, and the sizes of epochs."""
+        """Also ``data``: whether the connectors have learned from the recording, its action space, and the sizes of
+        epochs."""
         return {**super().components(), "data": Component(self._data_state, self._set_data)}
 
     def _data_state(self) -> dict[str, Any]:
         found = {name: feed.pipeline.epoch_size for name, feed in (self._feeds or {}).items() if feed.pipeline}
         known = {name: size for name, size in found.items() if size is not None}
-        return {"was_seen": self.has_seen_data, "epochs": self.epoch_sizes | known}
+        recorded = self._recorded_action_space
+        return {
+            "was_seen": self.has_seen_data,
+            "epochs": self.epoch_sizes | known,
+            "action_space": None if recorded is None else space_to_json(recorded),
+        }
 
     def _set_data(self, state: Mapping[str, Any]) -> None:
         self.has_seen_data, self.epoch_sizes = state["was_seen"], dict(state["epochs"])
+        if self._recorded_action_space is None and (recorded := state.get("action_space")) is not None:
+            self._recorded_action_space = space_from_json(recorded)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""

@@ -103,7 +103,7 @@ class FrameStack(MemoryConnector):
     Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
     Scalars and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Images ``[C, H, W]`` become ``[k * C, H, W]``:
     those whose last two axes are equal, or, if no two are, whose first axis is shorter than the last. Discrete leaves
-    become MultiDiscrete.
+    become MultiDiscrete. An `action_mask` stays that of the newest observation.
 
     Args:
         k: Number of frames, at least 1; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
@@ -121,9 +121,12 @@ class FrameStack(MemoryConnector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Each leaf grows k times along its frame axis."""
-        self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
+        found = leaves(obs_space, col.OBS).items()
+        self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in found if name != col.OBS_MASK}
 
         def stacked(name: str, leaf: Space) -> Space:
+            if name not in self._layouts:
+                return leaf
             layout = self._layouts[name]
             made = stacked_space(leaf, lambda bound: layout.repeated(np.asarray(bound)[None])[0])
             return with_channels(made, first=layout.axis == 1) if len(layout.shape) == 3 else made
@@ -134,13 +137,13 @@ class FrameStack(MemoryConnector):
         return {name: np.zeros((num_rows, *at.shape), at.dtype) for name, at in self._layouts.items()}
 
     def _advance(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
-        obs = {n: at.pushed(state[n], inputs.obs[n], inputs.first) for n, at in self._layouts.items()}
-        return inputs.with_obs(obs), obs
+        stacks = {n: at.pushed(state[n], inputs.obs[n], inputs.first) for n, at in self._layouts.items()}
+        return inputs.with_obs(inputs.obs | stacks), stacks
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Gather the frames within segments."""
         starts, ends = exp.offsets[:-1], exp.offsets[1:]
-        obs, final_obs = {}, {}
+        obs, final_obs = col.subtree(exp.steps, col.OBS), dict(exp.final_obs)
         for name, layout in self._layouts.items():
             values = column(exp, name, "FrameStack")
             obs[name] = layout.stacked(values, values, np.arange(exp.num_steps), np.repeat(starts, exp.lengths))

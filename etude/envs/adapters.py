@@ -82,36 +82,39 @@ class GymAdapter(EnvAdapter):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env, (None,), (env.observation_space,), (env.action_space,))
-        warn_of_statistics(env)
+        warn_of_wrappers(env)
 
 
-_INSTEAD: Final = {"NormalizeObservation": "normalize_obs", "NormalizeReward": "normalize_reward"}
-"""Gymnasium's wrappers with statistics, and the connectors that replace them."""
+_STATISTICS: Final = (
+    "each copy has statistics of its own, which no checkpoint keeps, so evaluations see other numbers than training"
+)
+_SHARED: Final = (
+    "Use the connector `{0}` instead, whose statistics are shared and saved: connectors=({0!r},), or --connectors {0}"
+)
+_CHANGED: Final = "returns and recordings are of changed rewards. If only the learner should get these, use"
+_WRAPPERS: Final = {
+    "NormalizeObservation": f"{_STATISTICS}. {_SHARED.format('normalize_obs')}",
+    "NormalizeReward": f"{_STATISTICS}, and returns are of scaled rewards. {_SHARED.format('normalize_reward')}",
+    "ClipReward": f"{_CHANGED} the connector `clip_reward` instead",
+    "TransformReward": f"{_CHANGED} a connector of your own instead, which changes them in `offline`",
+}
+"""Gymnasium's wrappers that have other effects than with other libraries, and what to do instead."""
 
 
-def warn_of_statistics(env: Any) -> None:
-    """Warn, once a process, about wrappers whose statistics are neither shared nor saved."""
+def warn_of_wrappers(env: Any) -> None:
+    """Warn, once a process, about wrappers whose statistics are neither shared nor saved, or that change returns."""
     while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         name = type(env).__name__
-        if name in _INSTEAD and type(env).__module__.startswith("gymnasium."):
-            _warn_of_wrapper(name, _INSTEAD[name])
+        if name in _WRAPPERS and type(env).__module__.startswith("gymnasium."):
+            _warn_of_wrapper(name)
         env = env.env
     if isinstance(env, gym.vector.SyncVectorEnv):
-        warn_of_statistics(env.envs[0])
+        warn_of_wrappers(env.envs[0])
 
 
 @functools.cache
-def _warn_of_wrapper(name: str, connector: str) -> None:
-    _log.warning(
-        "The env is wrapped in Gymnasium's %s: each copy has statistics of its own, which no checkpoint keeps, so "
-        "evaluations see other numbers than training%s. Use the connector `%s` instead, whose statistics are shared "
-        "and saved: connectors=(%r,), or --connectors %s.",
-        name,
-        ", and returns are of scaled rewards" if connector == "normalize_reward" else "",
-        connector,
-        connector,
-        connector,
-    )
+def _warn_of_wrapper(name: str) -> None:
+    _log.warning("The env is wrapped in Gymnasium's %s: %s.", name, _WRAPPERS[name])
 
 
 class ReducedEnv(NamedTuple):

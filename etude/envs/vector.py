@@ -18,7 +18,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing, warn_of_statistics
+from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing, warn_of_wrappers
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
@@ -86,7 +86,7 @@ class VectorArena:
         drop: Sequence[str] = (),
     ) -> None:
         self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact, max_steps=max_steps)
-        warn_of_statistics(self.env)
+        warn_of_wrappers(self.env)
         self._is_given = isinstance(env, VectorEnv)
         self._is_closed = False
         self.num_slots: int = self.env.num_envs

@@ -126,5 +126,5 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
         return
     raise ModuleError(
         f"`{OBS_MASK}` {wrong}. It needs {size}, one for each choice of {parts}, in this order: 1 where it is allowed, "
-        "0 where not (none for a Box). Connectors that change the mask, such as frame_stack, can't be used."
+        "0 where not (none for a Box). Connectors that change the mask can't be used."
     )

@@ -2,6 +2,8 @@
 """The built-in network: encoders for all spaces, recurrent layers, fully connected layers; and its output."""
 
 import copy
+import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from etude.display import short
 from etude.errors import ModuleError, SettingsError
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.settings import IntFrom1, Rule, settings
-from etude.spaces import Flattener, Space, channels_come_first, leaf_shape, leaves
+from etude.spaces import Flattener, Space, channels_come_first, leaf_dtype, leaf_shape, leaves
+
+_log = logging.getLogger("etude.modules")
 
 
 @dataclass(slots=True, repr=False)
@@ -130,6 +134,7 @@ NATURE_CONV: tuple[Conv, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_CONV: tuple[Conv, ...] = ((16, 3, 1), (32, 3, 1))
 """For smaller images (grid worlds)."""
 
+_MANY_PIXELS = 24  # pixels per side, from which on fully connected layers are much larger than convolutions
 _SMALLEST_IMAGE = 5  # pixels per side: SMALL_CONV does not fit on smaller ones, which are encoded as plain numbers
 
 
@@ -242,6 +247,22 @@ def is_image(leaf: Space) -> bool:
     return min(height, width) >= _SMALLEST_IMAGE
 
 
+@functools.cache
+def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
+    """Warn, once, of images that convolutions can't encode, as they have two or four axes."""
+    is_grey = len(shape) == 2
+    _log.warning(
+        "`%s` of the shape %s looks like %s, but only images with three axes are encoded by convolutions: its pixels "
+        "go to fully connected layers. %s",
+        name,
+        shape,
+        "a grey image" if is_grey else "a stack of images",
+        "Add the connector `frame_stack:1`, which adds an axis, or `frame_stack:4`."
+        if is_grey
+        else "Stack images with the connector `frame_stack:4` instead of a wrapper.",
+    )
+
+
 class ObsEncoder(nn.Module):
     """Encodes the leaves of an observation, except its `action_mask`, and concatenates them.
 
@@ -269,6 +290,12 @@ class ObsEncoder(nn.Module):
                 f"the observation has no part except {ACTION_MASK!r}, so the network has no input. Add another part to "
                 "the observation; a constant is enough."
             )
+        for name, part in self.parts.items():
+            leaf = leaves(obs_space, OBS)[name]
+            shape = leaf_shape(leaf)
+            is_bytes = isinstance(part, Numbers) and leaf_dtype(leaf) == np.uint8
+            if is_bytes and len(shape) in (2, 4) and sorted(shape)[-2] >= _MANY_PIXELS:
+                _warn_of_pixels(name, shape)
         self.encoders = nn.ModuleList(self.parts.values())
         self.width = sum(part.width for part in self.parts.values())
         self.vector = not any(isinstance(part, Image) for part in self.parts.values())
@@ -402,6 +429,8 @@ class Trunk(nn.Module):
     def __init__(self, obs_space: Space, config: NetworkConfig) -> None:
         super().__init__()
         self.encoder = ObsEncoder(obs_space, config.conv, config.conv_width)
+        if config.conv is not None and self.encoder.vector:
+            _log.warning("`network.conv` has no effect: no part of the observation is an image with three axes.")
         self.memory: RecurrentLayer | None = None
         self.linears = nn.ModuleList()
         self.activation = ACTIVATIONS[config.activation].torch()

@@ -62,7 +62,7 @@ class LearnerActor:
         rank: The index of this learner.
         kind: The class of the algorithm.
         config: Its settings, for the local engine, without callbacks and recording.
-        spaces: The env's spaces of each module.
+        spaces: The spaces of the data of each module.
     """
 
     def __init__(

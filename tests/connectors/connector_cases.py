@@ -29,6 +29,7 @@ OBS_SPACES: dict[str, Space] = {
             "mode": spaces.Dict({"gear": spaces.Discrete(3)}),
         }
     ),
+    "masked": spaces.Dict({"action_mask": spaces.MultiBinary(3), "view": spaces.Box(0, 255, (4, 5, 3), np.uint8)}),
     "tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)]),
 }
 

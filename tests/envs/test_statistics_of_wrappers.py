@@ -2,6 +2,7 @@
 """Gymnasium's wrappers with statistics of their own: a warning says which connector to take."""
 
 import logging
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -29,9 +30,24 @@ def test_wrappers_of_vector_envs_are_named_too(name: str, caplog: pytest.LogCapt
     _warn_of_wrapper.cache_clear()
     envs = getattr(gym.wrappers.vector, name)(gym.make_vec("Pendulum-v1", 2, "sync"))
     with caplog.at_level(logging.WARNING, "etude.envs"):
-        make_arena(gym.wrappers.vector.ClipReward(envs, -1, 1), 2).close()
+        make_arena(gym.wrappers.vector.RecordEpisodeStatistics(envs), 2).close()
     (said,) = (record.getMessage() for record in caplog.records if record.name == "etude.envs")
     assert f"wrapped in Gymnasium's {name}" in said
+
+
+@pytest.mark.parametrize(
+    ("wrap", "told"),
+    [
+        (lambda env: gym.wrappers.ClipReward(env, -1, 1), "ClipReward: returns .* the connector `clip_reward`"),
+        (lambda env: gym.wrappers.TransformReward(env, abs), "TransformReward: returns .* a connector of your own"),
+    ],
+)
+def test_wrappers_that_change_returns_are_told(wrap: Any, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_wrapper.cache_clear()
+    with caplog.at_level(logging.WARNING, "etude.envs"):
+        make_arena(lambda: wrap(gym.make("Pendulum-v1")), 2).close()
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "etude.envs")
+    assert re.search(told, said)
 
 
 def test_other_wrappers_are_fine(caplog: pytest.LogCaptureFixture) -> None:

@@ -349,7 +349,7 @@ def test_each_choice_needs_something_allowed_but_bits_do_not():
             spaces.MultiBinary(4),
             spaces.Discrete(6),
             r"`obs/action_mask` MultiBinary\(4\) holds 4 numbers. It needs 6, one for each choice of `action` "
-            r"Discrete\(6\), in this order: 1 where it is allowed, 0 where not .* such as frame_stack",
+            r"Discrete\(6\), in this order: 1 where it is allowed, 0 where not .* that change the mask can't be used",
         ),
         (
             spaces.MultiBinary(3),

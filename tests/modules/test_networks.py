@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from etude.connectors import Pipeline
 from etude.errors import SettingsError
-from etude.modules import Network, NetworkConfig, distribution_for
-from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, is_image
+from etude.modules import Network, NetworkConfig, distribution_for, make_module
+from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, _warn_of_pixels, is_image
 from etude.spaces import channels_come_first
 
 TWO = spaces.Discrete(2)
@@ -121,6 +121,19 @@ def test_bytes_are_divided_by_their_largest_bound():
     few.load_state_dict(many.state_dict())
     x = torch.randint(0, 6, (2, 8, 8, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(few(x), many(x * 51))
+
+
+def test_pictures_that_get_no_convolutions_are_told(caplog):
+    _warn_of_pixels.cache_clear()
+    for shape, told in (((84, 84), "`frame_stack:1`"), ((4, 84, 84, 3), "instead of a wrapper"), ((84, 4), None)):
+        caplog.clear()
+        for _ in range(2):
+            ObsEncoder(spaces.Dict({"camera": spaces.Box(0, 255, shape, np.uint8)}), None, 8)
+        assert len(caplog.messages) == (told is not None)
+        assert told is None or ("`obs/camera`" in caplog.text and told in caplog.text)
+    caplog.clear()
+    make_module(None, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), NetworkConfig(conv=((4, 3, 1),)))
+    assert "`network.conv` has no effect" in caplog.text
 
 
 def test_tiny_pictures_are_plain_numbers():
