@@ -4,6 +4,8 @@
 A trajectory is a gapless sequence of steps of one agent in one episode. It is open as long as it can be continued.
 """
 
+import contextlib
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -19,6 +21,8 @@ from etude.columns import Columns
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Array, Index, check_alike
 from etude.experience.experience import Experience, Segments, check_final_obs, offsets_of
+
+_log = logging.getLogger("etude.experience")
 
 Key: TypeAlias = tuple[str, str | None, str | None]
 """The ids of the episode, the agent and the module."""
@@ -36,12 +40,27 @@ _TABLE: dict[str, Any] = {
 }
 
 
-def _check_room(sizes: Mapping[str, int], rows: int) -> None:
-    """Raise a SettingsError if columns of these sizes (in bytes) exceed this machine's memory."""
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where Linux says how much memory a container may use."""
+
+
+def _memory() -> int | None:
+    """The bytes of memory of this machine or, if it has less, of this container; None: unknown on this system."""
     try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):
-        return  # unknown on this system
+        return None
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            found.append(int(Path(path).read_text()))
+    return min(found)
+
+
+def _check_room(sizes: Mapping[str, int], rows: int) -> None:
+    """Raise a SettingsError if columns of these sizes (in bytes) exceed the memory; warn if they do with a copy."""
+    memory = _memory()
+    if memory is None:
+        return
     if (total := sum(sizes.values())) > memory:
         largest = max(sizes, key=lambda name: sizes[name])
         fits = int(0.5 * memory / total * rows)
@@ -49,6 +68,12 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
             f"a replay of {rows - 1:,} steps takes {total / 2**30:.1f} GiB here ({sizes[largest] / 2**30:.1f} of it "
             f"for `{largest}`), but this machine has {memory / 2**30:.1f} GiB of memory. Choose a smaller `capacity` "
             f"(`replay.capacity` of an algorithm): {fits:,} steps take half of the memory."
+        )
+    if 2 * total > memory:
+        _log.warning(
+            "A replay of %s steps takes %.1f GiB here, more than half of the %.1f GiB of memory. A checkpoint copies it, "
+            "so saving may run out of memory once it is full. Choose a smaller `replay.capacity`.",
+            *(f"{rows - 1:,}", total / 2**30, memory / 2**30),
         )
 
 

@@ -11,7 +11,7 @@ from naive_replay import NaiveReplay, lives
 from some_experience import bits, numbered
 
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience, Priorities, Replay, Segments
+from etude.experience import Experience, Priorities, Replay, Segments, trajectories
 
 PRIORITIES = [None, Priorities(alpha=0.7)]
 
@@ -254,3 +254,19 @@ def test_a_replay_larger_than_the_memory_is_refused_at_once() -> None:
     exp = Experience(steps, np.array([0, 1]), segments, {"obs": np.zeros((1, 2**20))})
     with pytest.raises(SettingsError, match=r"100,000,000 steps takes .* GiB .* Choose a smaller `capacity`"):
         Replay(100_000_000).add(exp)
+
+
+def test_the_memory_is_that_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "unlimited").write_text("max\n")
+    (tmp_path / "limit").write_text(f"{2**20}\n")
+    monkeypatch.setattr(trajectories, "_LIMITS", [str(tmp_path / name) for name in ("none", "unlimited", "limit")])
+    segments = Segments.of(1, episode_id=["e"], terminated=True, has_final_obs=False)
+    exp = Experience({"obs": np.zeros((1, 2**10))}, np.array([0, 1]), segments, {"obs": np.zeros((1, 2**10))})
+    for capacity, told in ((50, False), (100, True)):
+        caplog.clear()
+        Replay(capacity).add(exp)
+        assert ("A checkpoint copies it" in caplog.text) == told
+    with pytest.raises(SettingsError, match="a replay of 200 steps"):
+        Replay(200).add(exp)
