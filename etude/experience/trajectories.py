@@ -71,8 +71,8 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
         )
     if 2 * total > memory:
         _log.warning(
-            "A replay of %s steps takes %.1f GiB here, more than half of the %.1f GiB of memory. A checkpoint copies it, "
-            "so saving may run out of memory once it is full. Choose a smaller `replay.capacity`.",
+            "A replay of %s steps takes %.1f GiB here, more than half of the %.1f GiB of memory. A checkpoint copies "
+            "it, so saving may run out of memory once it is full. Choose a smaller `replay.capacity`.",
             *(f"{rows - 1:,}", total / 2**30, memory / 2**30),
         )
 

@@ -263,10 +263,12 @@ def test_the_memory_is_that_of_the_container(
     (tmp_path / "limit").write_text(f"{2**20}\n")
     monkeypatch.setattr(trajectories, "_LIMITS", [str(tmp_path / name) for name in ("none", "unlimited", "limit")])
     segments = Segments.of(1, episode_id=["e"], terminated=True, has_final_obs=False)
-    exp = Experience({"obs": np.zeros((1, 2**10))}, np.array([0, 1]), segments, {"obs": np.zeros((1, 2**10))})
+    exp = Experience(
+        {"obs": np.zeros((1, 2**10)), "reward": np.zeros(1)}, np.array([0, 1]), segments, {"obs": np.zeros((1, 2**10))}
+    )
     for capacity, told in ((50, False), (100, True)):
         caplog.clear()
         Replay(capacity).add(exp)
-        assert ("A checkpoint copies it" in caplog.text) == told
+        assert ("A checkpoint copies" in caplog.text) == told
     with pytest.raises(SettingsError, match="a replay of 200 steps"):
         Replay(200).add(exp)
