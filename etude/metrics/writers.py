@@ -293,8 +293,9 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 class TensorBoard(Sink):
     """Writes a TensorBoard event file in ``folder``: a scalar for each number, with names such as ``losses/policy``.
 
-    Each event is in the file when `write` returns. Values that are not numbers are left out. `video`, `image` and
-    `histogram` write other data.
+    Each event is in the file when `write` returns. Values that are not numbers are left out, and so is an
+    ``evaluation`` that was written before, as results repeat it until the next. `video`, `image` and `histogram` write
+    other data.
 
     Args:
         folder: The folder; it may have files of the same run from before.
@@ -315,6 +316,7 @@ class TensorBoard(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(AppendFile(self.path))
         self._is_new, self._resumed_at = True, resumed_at
+        self._evaluation: Any = None
 
     def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -338,6 +340,9 @@ class TensorBoard(Sink):
             DataError: this is the first write that fails; or a value can't be made a number.
         """
         with self._writing():
+            before, self._evaluation = self._evaluation, metrics.get("evaluation")
+            if before is not None and before == self._evaluation:
+                metrics = {name: value for name, value in metrics.items() if name != "evaluation"}
             self._event([{"tag": tag, "simple_value": value} for tag, value in scalars(metrics).items()], step)
 
     def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:

@@ -46,7 +46,8 @@ def episodes_of_one_agent(recording: Recording) -> EpisodeTable:
         named = ", ".join(map(repr, episodes.agents[:4])) + (" ..." if len(episodes.agents) > 4 else "")
         raise DataError(
             f"{recording.path}: episode {episodes.ids[several[0]]!r} has several agents ({named}), which this format "
-            "can't hold: its readers expect a single agent. Keep Etude's format, or write the steps of one agent only."
+            "can't hold: its readers expect a single agent. Keep Etude's format, or first "
+            "write the steps of one agent, Recording.stream(filter=\"agent_id == 'left'\"), with a RecordingWriter."
         )
     return episodes
 

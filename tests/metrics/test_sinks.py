@@ -139,6 +139,17 @@ def test_tensorboard_reads_the_events_back(tmp_path):
     assert read["seconds"] == [(10**12, 2**40)]
 
 
+def test_tensorboard_gets_an_evaluation_once(tmp_path):
+    sink = TensorBoard(tmp_path / "tb")
+    for step, updates in enumerate([None, 4, 4, 4, 8, 8]):
+        own = {} if updates is None else {"return_mean": 1.5, "updates": updates}
+        sink.write({"return_mean": 0.0, "evaluation": own}, step)
+    sink.close()
+    read = _scalars(tmp_path / "tb")
+    assert read["evaluation/return_mean"] == [(1, 1.5), (4, 1.5)]
+    assert len(read["return_mean"]) == 6
+
+
 def test_two_runs_in_one_folder_are_two_files(tmp_path):
     for step in (1, 2):
         sink = TensorBoard(tmp_path)
