@@ -534,10 +534,12 @@ def is_own(path: AnyPath) -> bool:
         return True
     files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
     is_first_broken = False
-    for k, footer in enumerate(footers.footers(files)):
+    for k, (file, footer) in enumerate(zip(files, footers.footers(files), strict=True)):
         if isinstance(footer, DataError):
             is_first_broken |= k == 0
-        elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
+            continue
+        names = [*footer.schema.to_arrow_schema().names, *in_names(path, file)]  # folders may stand for columns
+        if HEADER_KEY in (footer.metadata or {}) or has_own_columns(names):
             return True
     # If nothing says whose format it is, Etude's own reader reports what is wrong.
     return is_first_broken and format_of_folder(path) is None and not any(map(format_of, files))
