@@ -28,7 +28,7 @@ from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import fits, joint_space, widened
 from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
-from etude.recordings.formats.source import ETUDE, Source, described, with_spaces
+from etude.recordings.formats.source import ETUDE, Source, described, spaces_added
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
@@ -284,7 +284,7 @@ def opened(
     listed = given if isinstance(given, list | tuple) else [given]
     lacking = {root for one in listed if isinstance(one, Source) for root in one.lacking}
     try:
-        members = _found(with_spaces(given, *spaces()) if lacking else given, filesystem, faults)
+        members = _found(spaces_added(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
     lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
@@ -305,7 +305,7 @@ def spaced(
     """
     known = {root: space for root, space in given.items() if space is not None}
     keeps = len(members) == 1  # several, such as a table, must have the same dtypes
-    found = [_with_spaces(member, known, of_env=of_env, keeps=keeps) for member in members]
+    found = [_read_by(member, known, of_env=of_env, keeps=keeps) for member in members]
     units = joined([one for one, _ in found])
     units.given = frozenset((lacking & known.keys()).union(*(roots for _, roots in found)))
     units.lacking = frozenset(lacking - known.keys())
@@ -631,7 +631,7 @@ def _is_mapped(member: Described) -> bool:
     return member.contents.header.meta.get("actions") == ACTIONS_NOTE
 
 
-def _with_spaces(
+def _read_by(
     member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool
 ) -> tuple[Described, list[str]]:
     """Read a recording by spaces that it does not state; also returns of which of observations and actions.
