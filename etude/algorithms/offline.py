@@ -4,8 +4,8 @@
 import copy
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from functools import cache, cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from etude import columns as col
@@ -23,7 +23,7 @@ from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
 from etude.runners import Finished, Runner
-from etude.spaces import Space, Spaces, space_from_json, space_to_json
+from etude.spaces import Space, Spaces, space_from_json, space_to_json, without
 
 if TYPE_CHECKING:
     from etude.algorithms.feed import Feed
@@ -108,10 +108,17 @@ class OfflineAlgorithm(Algorithm[C]):
             if isinstance(env, type) or not hasattr(env, "reset"):  # it was made here; the user's own is used again
                 arena.close()
 
-    def _spaces_of_env(self) -> tuple[Space | None, Space | None]:
-        """The spaces for data that does not state any: the env's, if there is one, and all its agents have the same."""
+    def _spaces_of_env(self, columns: Sequence[str] = ()) -> tuple[Space | None, Space | None]:
+        """The spaces for data that does not state any: the env's, if there is one, and all its agents have the same.
+
+        Observations may lack what `drop` leaves out: the data has these ``columns``, if they are known.
+        """
         found = [] if self.config.env is None else list(self._spaces_in_env().values())
-        return found[0] if found and all(own == found[0] for own in found) else (None, None)
+        if not found or any(own != found[0] for own in found):
+            return None, None
+        obs_space, action_space = found[0]
+        lost = [path for path in dropped_by(self.config) if not col.under(columns, f"{col.OBS}{col.SEPARATOR}{path}")]
+        return without(obs_space, lost) if columns and lost else obs_space, action_space
 
     @cached_property
     def recording(self) -> "Recording":
@@ -127,13 +134,17 @@ class OfflineAlgorithm(Algorithm[C]):
             RowFilter(self.config.filter)  # raises for a wrong one before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
-        data = self.config.data
+        data, on_bad = self.config.data, self.config.reading.on_bad
         saved = None if self._saved_spaces is None else next(iter(self.data_spaces.values()))
-        given = cache(self._spaces_of_env if saved is None else lambda: saved)  # also for names, as the same numbers
-        if isinstance(data, Recording):
-            recording = data.with_spaces(given, of_env=saved is None)
+        drops = saved is None and self.config.env is not None and dropped_by(self.config)
+        held = Recording.open(data, on_bad=on_bad) if drops and not isinstance(data, Recording) else data
+        columns = held.columns if isinstance(held, Recording) else ()
+        # also for names, as the same numbers
+        given = cache(partial(self._spaces_of_env, columns) if saved is None else lambda: saved)
+        if isinstance(held, Recording):
+            recording = held.with_spaces(given, of_env=saved is None)
         else:
-            recording = Recording.open_with(data, self.config.reading.on_bad, given, of_env=saved is None)
+            recording = Recording.open_with(held, on_bad, given, of_env=saved is None)
         if self.config.env is not None:
             recording.warn_of_mapped_actions()
         if saved not in (None, (recording.obs_space, recording.action_space)):

@@ -126,8 +126,11 @@ def make_runner(
     count_by = config.trajectories.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
     shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
     if config.agents.modules is None:
-        return Runner(arena, policies[MAIN], **shared)
-    return Runner(arena, policies, module_of=config.agents.module_of, **shared)
+        runner = Runner(arena, policies[MAIN], **shared)
+    else:
+        runner = Runner(arena, policies, module_of=config.agents.module_of, **shared)
+    runner.checks_offline = True
+    return runner
 
 
 def by_module(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:

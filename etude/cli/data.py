@@ -34,14 +34,18 @@ class Validate(flags.TableOptions):
     path: tuple[str, ...]
     """The recording: a folder or a file; several are read as one."""
 
+    env: str | None = None
+    """The env that the data is from, for data that does not state its spaces: it is checked by the env's."""
+
     json: bool = False
     """Print one JSON object on standard output."""
 
     def execute(self) -> int:
         """Print every problem and every warning."""
-        from etude.recordings import validate
+        from etude.recordings.screening import report_on
 
-        report = validate(self.described(_one_or_many(self.path)))
+        spaces = cache(partial(_spaces_of, self.env))
+        report = report_on(self.described(_one_or_many(self.path)), spaces, env=self.env)
         tell(report.to_json(), str(report), as_json=self.json)
         return PROBLEMS if report.problems else 0
 
@@ -61,7 +65,11 @@ class DataCommand(flags.TableOptions):
         """Open the recording at ``path``, or several as one; with the spaces of ``env`` if it states none."""
         from etude.recordings import Recording
 
-        return Recording.open_with(self.described(path), self.on_bad, cache(partial(_spaces_of, env)), of_env=True)
+        spaces = cache(partial(_spaces_of, env))
+        recording = Recording.open_with(self.described(path), self.on_bad, spaces, of_env=True)
+        if env is not None:
+            recording.name_env(env, spaces)
+        return recording
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
         """Print a command's results, and what was bad in the data it read; return the exit code."""
@@ -211,7 +219,7 @@ def _spaces_of(env: str | None) -> "tuple[Space | None, Space | None]":
     arena = make_arena(env, 1)
     try:
         if len(arena.kinds) > 1:
-            raise SettingsError(f"--env {env}: its agents have different spaces. Convert each agent's data by itself.")
+            raise SettingsError(f"--env {env}: its agents have different spaces. Take each agent's data by itself.")
         return arena.kinds[0].obs_space, arena.kinds[0].action_space
     finally:
         arena.close()

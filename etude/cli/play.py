@@ -313,7 +313,9 @@ class Compare:
         rows, uneven = [("env", self.by, "runs", "trained for", self.y, "95 % interval")], []
         for group, x in groups:
             interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
-            ends = " … ".join(f"{end:,.10g}" for end in dict.fromkeys((group.first, group.last)))
+            both = dict.fromkeys((group.first, group.last))
+            ends = " … ".join(f"{end:,.0f}" if end.is_integer() else f"{end:,.5g}" for end in both)
+            x = "iterations" if x == "iteration" else x
             rows.append((group.env, group.name, str(group.num_runs), f"{ends} {x}", f"{group.value:,.5g}", interval))
             if group.is_uneven:
                 uneven.append(

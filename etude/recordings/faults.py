@@ -144,7 +144,7 @@ _REMEDIES: Final = {
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
     "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given (the env's, where "
     "there is an `env`). Does it have other units? Then scale it first, or open it with its own space: "
-    "Recording.open(path, action_space=...).",
+    "Recording.open(path, {root}_space=...).",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
@@ -165,7 +165,8 @@ def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
     row, count = int(fault.rows[0]), len(fault.rows)
     place = units.place(k, row, exp)
     more = f" ({count:,} rows like it)" if count > 1 else ""
-    text = f"{place.words}: column `{fault.column}` {fault.what}{more}. {_REMEDIES[fault.kind]}"
+    remedy = _REMEDIES[fault.kind].replace("{root}", fault.column.partition(col.SEPARATOR)[0])
+    text = f"{place.words}: column `{fault.column}` {fault.what}{more}. {remedy}"
     return Problem(fault.kind, text, place.file, place.row, fault.column, count, True, place.row_group, fault.harmless)
 
 

@@ -4,7 +4,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from etude import columns as col
 from etude.errors import DataError
@@ -28,7 +28,7 @@ from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import fits, joint_space, widened
 from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
-from etude.recordings.formats.source import ETUDE, Source, described, with_spaces
+from etude.recordings.formats.source import ETUDE, Source, described, spaces_added
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
@@ -81,6 +81,12 @@ class Places:
 
     def __repr__(self) -> str:
         return f"Places({str(self)!r})"
+
+
+def has_source(place: AnyPath | Places) -> bool:
+    """Whether a recording was opened from a `Source`, or a list with one."""
+    given = place.given if isinstance(place, Places) else None
+    return any(isinstance(one, Source) for one in (given if isinstance(given, list | tuple) else [given]))
 
 
 class Described(NamedTuple):
@@ -278,20 +284,50 @@ def opened(
     listed = given if isinstance(given, list | tuple) else [given]
     lacking = {root for one in listed if isinstance(one, Source) for root in one.lacking}
     try:
-        members = _found(with_spaces(given, *spaces()) if lacking else given, filesystem, faults)
+        members = _found(spaces_added(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
         raise DataError(f"{Places(given)}: can't be read ({error.strerror or error}).") from error
     lacking |= {root for member in members for root in _ROOTS if _is_inferred(member, root)}
     is_asked = lacking or (not of_env and any(map(_is_mapped, members)))
     found = dict(zip(_ROOTS, spaces(), strict=True)) if is_asked else {}
-    known = {root: space for root, space in found.items() if space is not None}
-    keeps = len(members) == 1  # several, such as a table, must have the same dtypes
-    spaced = [_with_spaces(member, known, of_env=of_env, keeps=keeps) for member in members]
-    units = joined([one for one, _ in spaced])
-    units.given = frozenset((lacking & known.keys()).union(*(roots for _, roots in spaced)))
-    units.lacking = frozenset(lacking - known.keys())
+    units = spaced(members, lacking, found, of_env=of_env)
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), units
+
+
+def spaced(
+    members: Sequence[Described], lacking: Set[str], given: Mapping[str, Space | None], *, of_env: bool
+) -> Units:
+    """The units of ``members``, read by the spaces given for what they do not state; see `opened`.
+
+    Raises:
+        DataError: they do not fit these spaces, or each other.
+    """
+    known = {root: space for root, space in given.items() if space is not None}
+    keeps = len(members) == 1  # several, such as a table, must have the same dtypes
+    found = [_read_by(member, known, of_env=of_env, keeps=keeps) for member in members]
+    units = joined([one for one, _ in found])
+    units.given = frozenset((lacking & known.keys()).union(*(roots for _, roots in found)))
+    units.lacking = frozenset(lacking - known.keys())
+    return units
+
+
+def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env: str | None = None) -> None:
+    """Raise a DataError if data that states its spaces states others than those given.
+
+    If they are those of ``env``, actions may be its own before RLlib or `rescale_action` maps them to its bounds.
+    """
+    for root, space in zip(_ROOTS, given(), strict=True):
+        own = units.header.spaces[root]
+        if space is None or root in units.given:
+            continue
+        if env is None and space != own:
+            raise DataError(f"{place}: states its `{root}` space, {own}: leave out {root}_space={space}.")
+        if env is not None and not (is_alike(space, own) or is_alike(before_mapping(space), own)):
+            raise DataError(
+                f"{place}: states its `{root}` space, {own}, but that of {env} is {space}. Was it recorded in another "
+                "env? If not, leave out --env."
+            )
 
 
 def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:
@@ -534,10 +570,12 @@ def is_own(path: AnyPath) -> bool:
         return True
     files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
     is_first_broken = False
-    for k, footer in enumerate(footers.footers(files)):
+    for k, (file, footer) in enumerate(zip(files, footers.footers(files), strict=True)):
         if isinstance(footer, DataError):
             is_first_broken |= k == 0
-        elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
+            continue
+        names = [*footer.schema.to_arrow_schema().names, *in_names(path, file)]  # folders may stand for columns
+        if HEADER_KEY in (footer.metadata or {}) or has_own_columns(names):
             return True
     # If nothing says whose format it is, Etude's own reader reports what is wrong.
     return is_first_broken and format_of_folder(path) is None and not any(map(format_of, files))
@@ -593,7 +631,7 @@ def _is_mapped(member: Described) -> bool:
     return member.contents.header.meta.get("actions") == ACTIONS_NOTE
 
 
-def _with_spaces(
+def _read_by(
     member: Described, given: Mapping[str, Space], *, of_env: bool, keeps: bool
 ) -> tuple[Described, list[str]]:
     """Read a recording by spaces that it does not state; also returns of which of observations and actions.
@@ -606,12 +644,13 @@ def _with_spaces(
     roots = [root for root in given if _is_inferred(member, root)]
     if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
         stated = member.contents.header.action_space
-        roots += [col.ACTION] if given[col.ACTION] == _before_mapping(stated) != stated else []
+        mapped = before_mapping(stated)
+        roots += [col.ACTION] if mapped != stated and is_alike(given[col.ACTION], mapped) else []
     if not roots:
         return member, []
     header = member.contents.header
     if of_env and _is_mapped(member) and col.ACTION in roots:
-        given = {**given, col.ACTION: _before_mapping(given[col.ACTION])}
+        given = {**given, col.ACTION: before_mapping(given[col.ACTION])}
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
     meta = dict(header.meta)
@@ -624,14 +663,31 @@ def _with_spaces(
     return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new)), roots
 
 
-def _before_mapping(space: Space) -> Space:
+def before_mapping(space: Space) -> Space:
     """The space of actions that RLlib maps to the bounds of ``space``: from -1 to 1 (its ``normalize_actions``)."""
     if isinstance(space, Dict):
-        return Dict([(key, _before_mapping(part)) for key, part in space.spaces.items()])
+        return Dict([(key, before_mapping(part)) for key, part in space.spaces.items()])
     if isinstance(space, Tuple):
-        return Tuple([_before_mapping(part) for part in space.spaces])
+        return Tuple([before_mapping(part) for part in space.spaces])
     is_mapped = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
     return Box(-1, 1, space.shape, leaf_dtype(space).type) if is_mapped else space
+
+
+def is_alike(first: Space, second: Space) -> bool:
+    """Whether two spaces have the same kinds, shapes and bounds, perhaps with other dtypes or with names."""
+    ours, others = leaves(first, ""), leaves(second, "")
+    return ours.keys() == others.keys() and all(_is_alike(leaf, others[name]) for name, leaf in ours.items())
+
+
+def _is_alike(leaf: Space, other: Space) -> bool:
+    if isinstance(leaf, Discrete) and isinstance(other, Discrete):
+        return bool(leaf.n == other.n and leaf.start == other.start)
+    if not (isinstance(leaf, Box) and isinstance(other, Box)):
+        return bool(leaf == other)
+    if (leaf.dtype.kind == "f") != (other.dtype.kind == "f") or leaf.shape != other.shape:
+        return False
+    with np.errstate(over="ignore"):  # bounds may be the largest numbers
+        return bool(np.allclose(leaf.low, other.low) and np.allclose(leaf.high, other.high))
 
 
 def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> Space:
@@ -640,14 +696,19 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
     is_fit = stored.keys() == wanted.keys() and all(
         fits(leaf_shape(leaf), leaf_shape(wanted[name]))
         and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
-        and (leaf_dtype(leaf) != np.uint8 or leaf_dtype(wanted[name]).kind != "f")
+        and (leaf_dtype(leaf) != np.uint8 or len(leaf_shape(leaf)) < 2 or leaf_dtype(wanted[name]).kind != "f")
         and (not isinstance(leaf, NamedDiscrete) or leaf == wanted[name])
         for name, leaf in stored.items()
     )
     if not is_fit:
+        are_choices = stored.keys() == wanted.keys() and all(
+            leaf_dtype(leaf).kind == "f" and leaf_shape(leaf) in ((), (1,)) and isinstance(wanted[name], Discrete)
+            for name, leaf in stored.items()
+        )
+        what = "If these are choices, convert them to integers." if are_choices else "Was it recorded in another env?"
         raise DataError(
             f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
-            f"the env), {given}. Was it recorded in another env?"
+            f"the env), {given}. {what}"
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a recording whole, as a stream, or as training batches. Needs neither the env nor torch."""
 
+import dataclasses
 import logging
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -32,7 +34,16 @@ from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
 from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
 from etude.recordings.layout import Header
-from etude.recordings.opening import GivenSpaces, Places, Units, opened
+from etude.recordings.opening import (
+    GivenSpaces,
+    Places,
+    Units,
+    before_mapping,
+    check_stated,
+    has_source,
+    opened,
+    spaced,
+)
 from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.screening import OnBad, Report, Screened, check_mode, validate
 from etude.spaces import Space, leaves
@@ -97,12 +108,7 @@ class Recording(Screened):
                 the file and what to do.
         """
         recording = cls.open_with(path, on_bad, lambda: (obs_space, action_space), filesystem)
-        for name, given, own in (
-            ("obs", obs_space, recording.obs_space),
-            ("action", action_space, recording.action_space),
-        ):
-            if given is not None and name not in recording.given and given != own:
-                raise DataError(f"{recording.path}: states its `{name}` space, {own}: leave out {name}_space={given}.")
+        check_stated(recording.path, recording._units, lambda: (obs_space, action_space))
         return recording
 
     @classmethod
@@ -123,15 +129,32 @@ class Recording(Screened):
         return cls(place, units, on_bad, faults or ())
 
     def with_spaces(self, given: GivenSpaces, *, of_env: bool) -> "Recording":
-        """The recording itself if it states its spaces, or was given them; else it is opened again with those that
-        ``given`` gives, for what it lacks."""
+        """The recording itself if it states its spaces, or was given them; else one of the same data with those that
+        ``given`` gives, for what it lacks. What is found in that one counts for this one, too."""
         lacking, own = self._units.lacking, self._units.given
         found = dict(zip((col.OBS, col.ACTION), given(), strict=True)) if lacking else {}
-        if all(found.get(root) is None for root in lacking):
+        found = {root: found[root] for root in lacking if found[root] is not None}
+        if not found:
             return self
-        found |= {root: self.header.spaces[root] for root in own}
-        asked = found[col.OBS], found[col.ACTION]
-        return type(self).open_with(self.path, self._mode, lambda: asked, of_env=of_env and col.ACTION not in own)
+        if has_source(self.path):  # whose names and numbers are read by the spaces
+            found |= {root: self.header.spaces[root] for root in own}
+            asked, of_env = (found.get(col.OBS), found.get(col.ACTION)), of_env and col.ACTION not in own
+            new = type(self).open_with(self.path, self._mode, lambda: asked, of_env=of_env)
+        else:
+            units = spaced(self._units.members, lacking, found, of_env=of_env)
+            units.given |= own
+            new = type(self)(self.path, units, self._mode, self._faults)
+        new.share_findings(self)
+        return new
+
+    def name_env(self, env: str, given: GivenSpaces) -> None:
+        """Say in which env the recording was made, if it does not say so itself; ``given`` gives the env's spaces.
+
+        Raises:
+            DataError: it states other spaces than the env's.
+        """
+        check_stated(self.path, self._units, given, env)
+        self._units.header = dataclasses.replace(self.header, env=self.env or env)
 
     def warn_of_mapped_actions(self) -> None:
         """Warn if RLlib's episodes state the env's bounds, but may hold actions before they are mapped to them."""
@@ -142,8 +165,8 @@ class Recording(Screened):
             _log.warning(
                 "%s: states the env's bounds of actions, %s, but RLlib maps actions from [-1, 1] to these after "
                 "recording them, unless `normalize_actions` was off. If none is beyond [-1, 1], write "
-                "data=Recording.open(path, action_space=Box(-1, 1, ...)) and add the connector `rescale_action`.",
-                *(self.path, others[0]),
+                "data=Recording.open(path, action_space=%s) and add the connector `rescale_action`.",
+                *(self.path, others[0], _without_dtypes(before_mapping(self.action_space))),
             )
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -385,7 +408,8 @@ class Recording(Screened):
 
     def validate(self) -> Report:
         """Check every row and report every problem; see `etude.recordings.screening.validate`."""
-        return validate(self.path)
+        asked = [self.header.spaces[root] if root in self.given else None for root in (col.OBS, col.ACTION)]
+        return validate(self.path, obs_space=asked[0], action_space=asked[1])
 
     def info(self) -> dict[str, Any]:
         """Return a summary of the recording as JSON data, counted over every row; see `etude.recordings.episodes`.
@@ -431,6 +455,11 @@ class Recording(Screened):
         needed = names if self.leaves_out else ()
         loaded = (self._load(k, needed, next_obs=next_obs) for k in range(len(self._units)))
         return sum(int(exp.trained().sum()) for exp in loaded)
+
+
+def _without_dtypes(space: Space) -> str:
+    """How to write a space in Python, with the default dtype of each `Box`."""
+    return re.sub(r", float\d+\)", ")", str(space))
 
 
 def recording_of(data: "Recording | DataLike") -> Recording:

@@ -37,15 +37,16 @@ def without_faults(
     lost = np.zeros(exp.num_steps, bool)
     counts: Counter[str] = Counter()
     for fault in faults:
-        rows = _segments_with(exp, fault) if whole_segments else _steps_lost(exp, fault, next_obs)
+        rows = _steps_lost(exp, fault, next_obs)
+        rows = _segments_with(exp, rows) if whole_segments else rows
         counts[fault.kind] += int((~lost[rows]).sum())
         lost[rows] = True
     return (without(exp, lost, faults) if faults else exp), counts
 
 
-def _segments_with(exp: Experience, fault: Fault) -> Index:
-    """The rows of all segments with the fault, increasing."""
-    which = np.unique(np.searchsorted(exp.offsets, fault.rows, side="right") - 1)
+def _segments_with(exp: Experience, rows: Index) -> Index:
+    """The rows of all segments that one of ``rows`` is in, increasing."""
+    which = np.unique(np.searchsorted(exp.offsets, rows, side="right") - 1)
     return ranges(exp.offsets[which], exp.lengths[which])
 
 

@@ -31,10 +31,11 @@ from etude.files import AnyPath
 from etude.recordings.faults import HARMLESS, KINDS, Timeline, beyond_bounds, distinct, find, logp_fault, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
-from etude.recordings.opening import Places, Units, opened
+from etude.recordings.opening import GivenSpaces, Places, Units, check_stated, opened
 from etude.recordings.pieces import filtered
 from etude.recordings.repair import RepairPlan, without_faults
 from etude.recordings.where import RowFilter
+from etude.spaces import Space
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
@@ -91,17 +92,16 @@ class Screened:
         check_mode(mode)
         self.path = path
         self._units, self._mode, self._faults = units, mode, list(faults)
-        is_path = not isinstance(path, Places)
-        self._lists = f"etude data validate {shlex.quote(str(path))}" if is_path else "Recording.validate()"
+        is_path, how = not isinstance(path, Places), " --env ENV" if units.given else ""
+        self._lists = f"etude data validate {shlex.quote(str(path))}{how}" if is_path else "Recording.validate()"
         self._leaves = units.header.leaves()
-        self._bounded = {n: leaf for n, leaf in self._leaves.items() if n.partition(col.SEPARATOR)[0] in units.given}
+        self._bounded = _bounded(units)
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
         self._timeline = self._pass_over()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_in_worker = False
-        self._logged: set[str] = set()
-        self._has_begun = False
+        self._logged: set[str] = set()  # kinds of problem, and `_BEGUN`
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a worker process, including the plan of repairs, which needs all parts and is made now.
@@ -109,12 +109,18 @@ class Screened:
         The main process counts what the worker finds (see `count`).
         """
         plan = self._repair_plan() if self._timeline is None else None
-        new = {"_found": {}, "_logged": set(), "_has_begun": False, "_is_in_worker": True, "_plan": plan}
+        with self._lock:
+            whole = {k: findings for k, findings in self._found.items() if k < 0}
+        new = {"_found": whole, "_logged": set(), "_is_in_worker": True, "_plan": plan}
         return {**self.__dict__, **new, "_lock": None, "_timeline": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock, self._timeline = threading.RLock(), self._pass_over()
+
+    def share_findings(self, other: "Screened") -> None:
+        """Count what is found here and in ``other``, which has the same parts, for both of them."""
+        self._lock, self._found, self._logged = other._lock, other._found, other._logged
 
     def _rows(self, k: int) -> int:
         """The number of rows of part ``k``, without those left out for their order.
@@ -130,7 +136,6 @@ class Screened:
         """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
         with self._lock:
             found = [findings.lost for findings in self._found.values()]
-            found += [self._plan.left_out] if self._plan is not None else []
         return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
@@ -138,14 +143,13 @@ class Screened:
         """The number of faults (segments, rows or files) that ``on_bad`` has found so far by kind, repaired or not."""
         with self._lock:
             found = [findings.fault_counts for findings in self._found.values()]
-            found += [self._plan.fault_counts] if self._plan is not None else []
         return _total(*found, Counter(problem.kind for problem in self._faults))
 
     @property
     def unread_parts(self) -> int:
         """The number of files and parts left out so far of which nobody knows how many rows they have."""
         with self._lock:
-            found = list(self._found.values())
+            found = [findings for k, findings in self._found.items() if k >= 0]
         parts = sum(findings.fault_counts["unreadable"] for findings in found if not findings.lost["unreadable"])
         return parts + sum(not problem.count for problem in self._faults if problem.kind in _UNREAD)
 
@@ -252,8 +256,8 @@ class Screened:
         with self._lock:
             if self._plan is None:
                 self._begin()
-                self._plan = RepairPlan(self._units, keep_order=self._mode == "skip")
-                self.count(-1, Findings(harmless=self._plan.harmless))
+                self._plan = plan = RepairPlan(self._units, keep_order=self._mode == "skip")
+                self.count(-1, Findings(plan.left_out, plan.fault_counts, plan.harmless))
             return self._plan
 
     def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
@@ -342,12 +346,12 @@ class Screened:
         with self._lock:
             if self._faults and self._mode == "strict":
                 raise DataError(self._faults[0].message)
-            if not self._has_begun:
+            if _BEGUN not in self._logged:
                 problems = self._units.problems
                 bad = next((problem for problem in problems if not problem.harmless), None)
                 if self._mode == "strict" and bad is not None:
                     raise DataError(bad.message)
-                self._has_begun = True
+                self._logged.add(_BEGUN)
                 self.count(-1, Findings(harmless=tuple(problem for problem in problems if problem.harmless)))
                 if self._faults:
                     more = f" {len(self._faults) - 1:,} more like it." if self._faults[1:] else ""
@@ -365,7 +369,13 @@ class Screened:
             self.count(-1, Findings(harmless=tuple(clashes.problems(HARMLESS))))
 
 
+_BEGUN: Final = "begun"
 _UNREAD: Final = ("unreadable", "truncated_file")
+
+
+def _bounded(units: Units) -> dict[str, Space]:
+    """The simple spaces, by column, of what is read by spaces that were given, which it may exceed."""
+    return {n: leaf for n, leaf in units.header.leaves().items() if n.partition(col.SEPARATOR)[0] in units.given}
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:
@@ -430,8 +440,10 @@ class Report:
         return {**dataclasses.asdict(self), "ok": self.ok}
 
 
-def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
-    """Check every row of a recording, in bounded memory; ``path`` is anything `Recording.open` takes.
+def validate(
+    path: "DataLike", *, filesystem: Any = None, obs_space: Space | None = None, action_space: Space | None = None
+) -> Report:
+    """Check every row of a recording, in bounded memory; the arguments are those of `Recording.open`.
 
     The checks are those of reading and training (`etude.recordings.screening`), so a recording whose report is `ok` can
     be read and trained on without ``on_bad``. It also finds files that are missing, truncated or undecodable, that have
@@ -440,12 +452,18 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     the bad rows and use the rest; `Problem.harmless` marks warnings.
 
     Raises:
-        DataError: there is no recording at ``path``, or several that do not belong together. If a `Source` can't be
-            opened, the report says why.
+        DataError: there is no recording at ``path``, or several that do not belong together; or the data does not fit a
+            given space, or states another one. If a `Source` can't be opened, the report says why.
     """
+    return report_on(path, lambda: (obs_space, action_space), filesystem)
+
+
+def report_on(path: "DataLike", given: GivenSpaces, filesystem: Any = None, env: str | None = None) -> Report:
+    """Like `validate`; ``given`` gives the spaces, which may be those of ``env``."""
     faults: list[Problem] = []
     try:
-        place, units = opened(path, filesystem, faults)
+        place, units = opened(path, filesystem, faults, given, of_env=env is not None)
+        check_stated(place, units, given, env)
     except DataError as error:
         if not faults and not isinstance(path, Source):
             raise
@@ -462,7 +480,7 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
     """Check every unit, and add its problems to ``problems``. Returns the numbers of readable rows and episodes."""
     problems += units.problems
     rows, episodes, timeline = 0, [np.zeros(0, np.int64)], Timeline(units)
-    leaves = units.header.leaves()
+    leaves, bounded = units.header.leaves(), _bounded(units)
     for k in range(len(units)):
         try:
             exp, more = units.load_rest(k)
@@ -471,7 +489,7 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
             continue
         rows += exp.num_steps
         problems += more
-        faults = (*find(exp, leaves), *logp_fault(exp, leaves))
+        faults = (*find(exp, leaves), *logp_fault(exp, leaves), *beyond_bounds(exp, bounded))
         problems += (problem_of(units, k, exp, fault) for fault in faults)
         timeline.add(k, exp)
         episodes.append(distinct(exp.segments.episode_id.mapped(hash, np.int64)))

@@ -263,7 +263,12 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
                 f"{folder}: holds a recording of format 1, which can't be appended to. Convert it with "
                 "`etude data convert`, and append to that; or choose another folder."
             )
-        if there.header is None or there.header.to_json()["spaces"] != header.to_json()["spaces"]:
+        if there.header is None:
+            raise DataError(
+                f"{there.path}: does not state its spaces: another tool has rewritten it. Convert the folder with "
+                "`etude data convert A B --env ENV`, and append to the new one; or choose another folder."
+            )
+        if there.header.to_json()["spaces"] != header.to_json()["spaces"]:
             raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
     return files
 

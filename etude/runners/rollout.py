@@ -250,8 +250,6 @@ class Rollout:
             tracker: Provides the ids of episodes.
         """
         rows, n = self.rows, self.rows.size
-        if self.connectors.observes:
-            self.connectors.check_offline()
         if not n:
             return None
         columns = rows.columns

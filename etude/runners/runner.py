@@ -87,6 +87,8 @@ class Runner:
         self._at = 0.0  # time of the current turns, in seconds of collecting
         self.warn_of_lost_episodes = False
         """Whether to log a warning, at the next reset, if the envs' running episodes can't be saved in checkpoints."""
+        self.checks_offline = False
+        """Whether connectors must change the observations that are learned from, too: set by algorithms."""
         self.agent_steps = 0
         """The agent steps returned since the runner was made."""
         self.env_steps = 0
@@ -339,6 +341,8 @@ class Runner:
                 late[share.rollout.module_id].append(share.start + share.results)
         given = {}
         for name, rollout in self.rollouts.items():
+            if self.checks_offline and rollout.connectors.observes:
+                rollout.connectors.check_offline()
             exp = rollout.cut(limit, late[name], self._tracker)
             if exp is not None:
                 steps = exp.num_steps - int(exp.segments.lookback.sum())

@@ -220,10 +220,23 @@ def test_a_run_that_ended_early_is_told_of(runs, capsys):
     assert "100 … 300" in out
     assert "ppo: its runs ended between 100 and 300 env_steps" in out
     assert "dqn: its runs" not in out
+    assert main(["compare", str(runs / "ppo"), "--x", "iteration"]) == 0
+    assert "ended between 1 and 3 iterations" in capsys.readouterr().out
     assert main(["compare", str(runs / "ppo"), "--x", "iteration", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["groups"][0]["first"], found["groups"][0]["last"], found["groups"][0]["x"]) == (1, 3, "iteration")
     assert len(found["uneven"]) == 1
+
+
+def test_seconds_are_told_in_five_digits(tmp_path, capsys):
+    path = run(tmp_path / "ppo", [1.0, 2.0]) / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    more = ({"env_steps": 1_234_567, "seconds": 12.3456789 * row["iteration"]} for row in rows)
+    path.write_text("".join(json.dumps(row | own) + "\n" for row, own in zip(rows, more, strict=True)))
+    assert main(["compare", str(tmp_path), "--x", "seconds"]) == 0
+    assert " 24.691 seconds " in capsys.readouterr().out
+    assert main(["compare", str(tmp_path)]) == 0
+    assert " 1,234,567 env_steps " in capsys.readouterr().out
 
 
 def test_offline_runs_are_told_of_by_their_updates(tmp_path, capsys):

@@ -12,7 +12,7 @@ from cli_runs import trained
 
 from etude.algorithms import load
 from etude.cli.main import main
-from etude.recordings import Recording, RecordingWriter, cache
+from etude.recordings import Recording, RecordingWriter, cache, convert
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,45 @@ def test_convert_gives_data_without_spaces_those_of_an_env(tmp_path, capsys):
     assert main(["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "b"), "--env", "Pendulum-v1"]) == 0
     env, new = gym.make("Pendulum-v1"), Recording.open(tmp_path / "b")
     assert (new.obs_space, new.action_space) == (env.observation_space, env.action_space)
+    assert new.env == "Pendulum-v1"
     assert main(["data", "convert", str(tmp_path / "a.npz"), str(tmp_path / "c"), "--env", "CartPole-v1"]) == 2
     assert "does not fit the space given" in capsys.readouterr().err
+    assert main(["data", "convert", str(tmp_path / "b"), str(tmp_path / "c"), "--env", "Pendulum-v1"]) == 0
+    capsys.readouterr()
+    assert main(["data", "convert", str(tmp_path / "b"), str(tmp_path / "d"), "--env", "CartPole-v1"]) == 2
+    assert "states its `obs` space, Box" in (err := capsys.readouterr().err)
+    assert "that of CartPole-v1 is Box" in err
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_rllib_maps_to_the_bounds_of_an_env_is_of_that_env(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"observations": rng.uniform(-1, 1, (10, 3)).astype(np.float32), "actions": rng.uniform(-1, 1, (10, 1))}
+    np.savez(tmp_path / "a.npz", rewards=np.zeros(10), terminals=np.arange(10) == 9, **arrays)
+    convert(tmp_path / "a.npz", tmp_path / "table", "rllib-table")
+    for first, second in (("table", "own"), ("own", "again")):
+        assert main(["data", "convert", str(tmp_path / first), str(tmp_path / second), "--env", "Pendulum-v1"]) == 0
+        new = Recording.open(tmp_path / second)
+        assert (new.env, new.action_space) == ("Pendulum-v1", gym.spaces.Box(-1, 1, (1,)))
+
+
+def test_validate_checks_data_without_spaces_by_those_of_an_env(tmp_path, capsys):
+    arrays = {"observations": np.zeros((10, 4), np.float32), "actions": np.arange(10) % 3}
+    np.savez(tmp_path / "a.npz", rewards=np.zeros(10), terminals=np.arange(10) == 9, **arrays)
+    assert main(["data", "validate", str(tmp_path / "a.npz")]) == 0
+    assert main(["data", "validate", str(tmp_path / "a.npz"), "--env", "CartPole-v1"]) == 1
+    assert "column `action` is 2, outside its space Discrete(2)" in capsys.readouterr().out
+    assert main(["data", "validate", str(tmp_path / "a.npz"), "--env", "Pendulum-v1"]) == 2
+    arrays["observations"][3] = 9
+    np.savez(
+        tmp_path / "b.npz",
+        rewards=np.zeros(10),
+        terminals=np.arange(10) == 9,
+        **arrays | {"actions": np.arange(10) % 2},
+    )
+    assert main(["data", "validate", str(tmp_path / "b.npz"), "--env", "CartPole-v1"]) == 1
+    assert "no problems, 1 warning" in (out := capsys.readouterr().out)
+    assert "outside the bounds of Box" in out
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".hdf5"])

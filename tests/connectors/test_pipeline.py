@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,17 @@ def test_all_algorithms_tell_of_observations_that_change_only_when_acting(tmp_pa
     bc = etude.BC(etude.BCConfig(data=str(tmp_path / "data"), **given, evaluation_interval=1, updates_per_iteration=2))
     with pytest.raises(SettingsError, match="write its method offline, too"):
         bc.train()
+
+
+def test_a_policy_that_only_acts_may_see_what_nothing_learns_from() -> None:
+    ppo = etude.PPO(etude.PPOConfig(env="CartPole-v1", seed=0))
+    noisy = etude.Policy(
+        ppo.policy.module, Pipeline([Tenfold()]), obs_space=ppo.policy.obs_space, action_space=ppo.policy.action_space
+    )
+    with closing(etude.Runner(etude.make_arena("CartPole-v1", 2), noisy, seed=0)) as runner:
+        assert runner.collect(num_episodes=3, explore=False).num_segments == 3
+        with pytest.raises(SettingsError, match="write its method offline, too"):
+            noisy.connectors.offline(runner.collect(num_steps=8))
 
 
 class Forgets(Tenfold):

@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import etude
 from etude.errors import DataError, SettingsError, SpaceError
-from etude.recordings import Recording, Source, convert
+from etude.recordings import Recording, Source, convert, validate
 
 ENV = gym.make("Pendulum-v1")
 OBS, ACTION = ENV.observation_space, ENV.action_space
@@ -327,3 +327,112 @@ def test_bounds_as_large_as_the_largest_number(tmp_path: Path) -> None:
     largest = np.finfo(np.float32).max
     space = Box(-largest, largest, (3,), np.float32)
     assert Recording.open(npz(tmp_path / "a.npz"), obs_space=space, action_space=ACTION).read().num_steps == 60
+
+
+def test_bytes_that_are_no_images_fit_numbers(tmp_path: Path) -> None:
+    """One choice among several, as vectors of 0 and 1."""
+    chosen = np.eye(4, dtype=np.uint8)[np.arange(60) % 4]
+    path = npz(tmp_path / "a.npz", observations=chosen, next_observations=np.roll(chosen, -1, axis=0))
+    read = Recording.open(path, obs_space=Box(0, 1, (4,), np.float32)).read()
+    assert read.steps["obs"].dtype == np.float32
+    np.testing.assert_array_equal(read.steps["obs"], chosen)
+
+
+def test_the_spaces_that_rllib_maps_to_may_be_given_in_another_dtype(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = {"obs_space": Box(-1, 1, (3,), np.float64), "action_space": Box(-2, 2, (1,), np.float64)}
+    found = {name: own.astype(np.float64) if own.dtype.kind == "f" else own for name, own in arrays(scale=1).items()}
+    convert(Recording.open(npz(tmp_path / "a.npz", **found), **wide), tmp_path / "b", "rllib-episodes")
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        Recording.open(tmp_path / "b").warn_of_mapped_actions()
+    assert "data=Recording.open(path, action_space=Box(-1.0, 1.0, (1,))) and add" in caplog.text
+    opened = Recording.open(tmp_path / "b", action_space=Box(-1.0, 1.0, (1,)))
+    assert opened.action_space == Box(-1, 1, (1,), np.float32)
+    assert opened.read().steps["action"].dtype == np.float32
+    with pytest.raises(DataError, match="states its `action` space"):
+        Recording.open(tmp_path / "b", action_space=Box(-0.5, 1, (1,)))
+
+
+def test_fractions_as_choices_are_told_what_to_do(tmp_path: Path) -> None:
+    path = npz(tmp_path / "a.npz", actions=(np.arange(60) % 3).astype(np.float32)[:, None])
+    with pytest.raises(DataError, match=r"Discrete\(3\)\. If these are choices, convert them to integers\.$"):
+        Recording.open(path, action_space=Discrete(3))
+
+
+def test_validate_checks_by_the_spaces_that_were_given(tmp_path: Path) -> None:
+    opened = Recording.open(npz(tmp_path / "a.npz", actions=np.arange(60) % 4), action_space=Discrete(3))
+    with pytest.raises(DataError, match=r"`etude data validate \S*a\.npz --env ENV` lists all problems"):
+        opened.read()
+    assert [problem.kind for problem in opened.validate().errors] == ["out_of_space"]
+    assert validate(tmp_path / "a.npz").ok
+    assert not validate(tmp_path / "a.npz", action_space=Discrete(3)).ok
+    with pytest.raises(DataError, match="does not fit the space given"):
+        validate(tmp_path / "a.npz", action_space=Box(-2, 2, (2,)))
+    data = arrays(scale=4)
+    data["observations"][7] = data["next_observations"][6] = 100
+    beyond = Recording.open(npz(tmp_path / "b.npz", **data), **SPACES)
+    obs, action = beyond.validate().warnings[:2]
+    assert (obs.kind, obs.column, action.kind, action.column) == ("out_of_bounds", "obs", "out_of_bounds", "action")
+    assert "Recording.open(path, obs_space=...)" in obs.message
+    assert "Recording.open(path, action_space=...)" in action.message
+    source = dataclasses.replace(table(tmp_path), obs_space=OBS)
+    assert Recording.open(source, action_space=ACTION).validate().ok
+
+
+def test_what_is_left_out_of_an_open_recording_is_told_by_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Although the algorithm reads it by its env's spaces; what was told when it was opened is not told again."""
+    data = arrays()
+    data["observations"][7] = np.nan
+    opened = Recording.open(npz(tmp_path / "a.npz", **data), on_bad="repair")
+    assert opened.left_out == {}
+    config: dict[str, Any] = {"env": "Pendulum-v1", "batch_size": 16, "updates_per_iteration": 2}
+    bc = etude.BC(etude.BCConfig(data=opened, **config))
+    with caplog.at_level(logging.WARNING, "etude.recordings"):
+        bc.train()
+        assert bc.recording is not opened
+        assert opened.left_out == bc.recording.left_out == {"nan": 2}
+        opened.read()
+        assert opened.left_out == {"nan": 2}
+        assert caplog.text.count("is not the `obs` of the step that follows") == 1
+        caplog.clear()
+        actions = (np.arange(60) % 3).astype(np.float32)
+        chosen = Recording.open(npz(tmp_path / "b.npz", actions=actions))
+        bc = etude.BC(etude.BCConfig(data=chosen, **config))
+        assert bc.recording.action_space == ACTION
+        assert caplog.text.count("they are read as continuous") == 1
+
+
+class Debugged(gym.Env[Any, Any]):
+    """Shows more than is recorded."""
+
+    def __init__(self) -> None:
+        part = Box(-20, 20, (1,), np.float32)
+        self.observation_space = gym.spaces.Dict(x=part, y=part, debug=part)
+        self.action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("has_part", [False, True])
+def test_parts_that_are_dropped_need_not_be_recorded(is_open: bool, has_part: bool) -> None:
+    data: dict[str, Any] = {name: np.arange(60.0)[:, None] % 5 for name in ("x", "y", "debug")}
+    data |= {"a": np.arange(60) % 2, "r": np.zeros(60), "done": np.arange(60) % 20 == 19}
+    parts = ("x", "y", "debug") if has_part else ("x", "y")
+    source = Source(
+        data, {f"obs/{name}": name for name in parts} | {"action": "a", "reward": "r", "terminated": "done"}
+    )
+    opened: Any = Recording.open(source) if is_open else source
+    bc = etude.BC(
+        etude.BCConfig(data=opened, env=Debugged, connectors=("drop:debug",), batch_size=16, evaluation_interval=1)
+    )
+    assert list(bc.recording.obs_space.spaces) == list(parts)  # type: ignore[attr-defined]
+    assert list(bc.policy.module.obs_space.spaces) == ["x", "y"]  # type: ignore[attr-defined]
+    assert bc.recording.obs_space["x"] == Box(-20, 20, (1,), np.float32)  # type: ignore[index]
+    assert bc.train().evaluation is not None

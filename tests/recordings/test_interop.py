@@ -143,6 +143,9 @@ def test_folders_named_by_the_values_of_a_column_are_parts_of_one_recording(tmp_
         assert validate(out).ok
         if name != "half":
             same(Recording.open(out), whole())
+    bare = table.drop_columns(["half"]).replace_schema_metadata(None)  # as pandas does
+    ds.write_dataset(bare, tmp_path / "bare", format="parquet", partitioning=["episode_id"], partitioning_flavor="hive")
+    assert Recording.open(tmp_path / "bare").num_episodes == len(LENGTHS)
     wide = table.append_column("level", pa.array(["low"] * len(table)))
     names = ["level", "half"]
     ds.write_dataset(wide, tmp_path / "two", format="parquet", partitioning=names, partitioning_flavor="hive")

@@ -447,3 +447,18 @@ def test_strict_keeps_little_of_each_segment(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert recording.num_parts > 3
     assert kept < 60 * count
+
+
+def test_a_bad_final_observation_that_nobody_needs_costs_nothing(tmp_path: Path) -> None:
+    """e0 was truncated, e1 goes on, and e2 terminated."""
+    ends = {"terminated": [False, False, True], "truncated": [True, False, False]}
+    exp = numbered([10, 10, 10], **ends)
+    exp.final_obs["obs"][:] = np.nan
+    record(tmp_path, exp)
+    recording, rest = opened(tmp_path, "skip")
+    assert rest.segments.episode_id.tolist() == ["e0", "e2"]
+    assert not rest.segments.has_final_obs.any()
+    assert recording.left_out == {"nan": 10}
+    recording = Recording.open(tmp_path, on_bad="skip")
+    assert recording.read(next_obs=True).segments.episode_id.tolist() == ["e2"]
+    assert recording.left_out == {"nan": 20}

@@ -175,6 +175,16 @@ def test_append_with_other_spaces_is_refused(tmp_path):
         RecordingWriter(tmp_path, obs_space=OBS, action_space=gym.spaces.Discrete(3), append=True)
 
 
+def test_append_to_what_another_tool_has_rewritten_is_refused(tmp_path):
+    record(tmp_path, numbered([4]))
+    path = tmp_path / "part-00000.parquet"
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    with pytest.raises(
+        DataError, match=r"does not state its spaces: another tool has rewritten it\. Convert the folder"
+    ):
+        record(tmp_path, numbered([5], first=1), append=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -580,7 +580,9 @@ def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
         return {parts[0]: root}
     names: dict[str, str] = {}
     for key in parts:
-        name = root + key[len(prefix) :].replace(".", col.SEPARATOR)
+        is_below = any(key.startswith(f"{other}.") for other in parts)  # a column has no parts beside its numbers
+        path = key[len(prefix) + 1 :].replace(".", "_" if is_below else col.SEPARATOR)
+        name = f"{root}{col.SEPARATOR}{path}"
         names |= {} if _clashes(name, names.values()) else {key: name}
     return names
 

@@ -200,10 +200,10 @@ def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:
     return (column, order) if order in DATE_ORDERS and column and own not in names else (own, None)
 
 
-def with_spaces(data: Any, obs_space: Space | None, action_space: Space | None) -> Any:
+def spaces_added(data: Any, obs_space: Space | None, action_space: Space | None) -> Any:
     """Give each `Source` in ``data`` that lacks a space these ones, by which its numbers and names are then read."""
     if isinstance(data, list | tuple):
-        return type(data)(with_spaces(one, obs_space, action_space) for one in data)
+        return type(data)(spaces_added(one, obs_space, action_space) for one in data)
     if not isinstance(data, Source):
         return data
     seen = obs_space if data.obs_space is None else data.obs_space

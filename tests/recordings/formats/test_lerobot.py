@@ -315,7 +315,7 @@ def test_names_of_features(tmp_path: Path) -> None:
     path = plain(tmp_path / "a", [4], {**rows, "observation.images.top": np.arange(4.0), "note": ["a", "b", "c", "d"]})
     recording = Recording.open(path)
     assert set(recording.columns) == {
-        *("action", "obs/state", "obs/images", "observation/images/top", "reward", "timestamp", "task_index"),
+        *("action", "obs/state", "obs/images", "obs/images_top", "reward", "timestamp", "task_index"),
         *("complementary_info/gain", "note"),
     }
     assert set(recording.meta["dropped"]) == {"action.more", "t"}
