@@ -6,6 +6,7 @@ import contextlib
 import enum
 import functools
 import gc
+import marshal
 import operator
 import pathlib
 import sys
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 _CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
 _CACHE: Final = type(functools.cache(len))
 _PLAIN: Final = frozenset((int, float, complex, str, bool, bytes, type(None), range, slice))
+_NUMBERS: Final = frozenset((int, float, complex, bool, type(None)))
 _DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _MOST_VALUES: Final = 200_000
@@ -221,7 +223,7 @@ class _NoPlainDataError(Exception):
 def checksums_of(kind: type) -> dict[str, int]:
     """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
 
-    Those that are caches by their name are left out.
+    Those that are caches by their name are left out, and those that Python itself makes (``__slotnames__``).
 
     Raises:
         ValueError: they are too large to compare.
@@ -230,7 +232,8 @@ def checksums_of(kind: type) -> dict[str, int]:
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             found.pop(name, None)
-            if type(value) in _CHANGING and "cache" not in name.lower():
+            is_left_out = "cache" in name.lower() or (name.startswith("__") and name.endswith("__"))
+            if type(value) in _CHANGING and not is_left_out:
                 with contextlib.suppress(_NoPlainDataError):
                     found[name] = _checksum_of(value, [_MOST_VALUES])
     return found
@@ -240,10 +243,13 @@ def _checksum_of(value: Any, budget: list[int]) -> int:
     """A number that is the same for equal values, whatever the order in dicts and sets."""
     kind = type(value)
     budget[0] -= 1
-    if budget[0] < 0 or (kind is np.ndarray and value.nbytes > _MOST_BYTES):
+    size = value.nbytes if kind is np.ndarray else sys.getsizeof(value)
+    if budget[0] < 0 or size > _MOST_BYTES:
         raise ValueError("what its class holds is too large to compare: make it in __init__")
     if isinstance(value, type(None) | bool | int | float | complex | str | bytes | bytearray | np.generic):
         content: Any = repr(value)
+    elif kind in (list, tuple) and _NUMBERS.issuperset(map(type, value)):
+        content = zlib.crc32(marshal.dumps(value, 2))
     elif kind is np.ndarray and not value.dtype.hasobject:
         content = value.dtype.str, value.shape, zlib.crc32(value.tobytes())
     elif kind in _DICTS:

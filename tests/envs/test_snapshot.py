@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
+import copy
 import dataclasses
 import enum
 import functools
@@ -187,6 +188,29 @@ def test_checksums_of_what_a_class_holds() -> None:
     One.functions = deep
     with pytest.raises(ValueError, match="too large to compare"):
         checksums_of(One)
+
+
+def test_many_numbers_in_a_class_are_compared_as_one() -> None:
+    class Market:
+        prices: ClassVar[list[float]] = [k / 7 for k in range(300_000)]
+        steps: ClassVar[list[Any]] = [(k, -k) for k in range(100_000)]
+
+    before = checksums_of(Market)
+    assert set(before) == {"prices", "steps"}
+    assert checksums_of(Market) == before
+    Market.prices[70] = 10  # was 10.0
+    Market.steps[9] = (9, 0)
+    assert all(before[name] != now for name, now in checksums_of(Market).items())
+
+
+def test_what_python_writes_into_a_class_is_not_compared() -> None:
+    env, other = Later(int), Later(int)
+    env.thing = copy.deepcopy(Mood("calm"))
+    assert "__slotnames__" in vars(Mood)
+    state = capture_env(env)
+    del Mood.__slotnames__  # type: ignore[attr-defined]
+    restore_env(other, state)
+    assert vars(other.thing) == vars(Mood("calm"))
 
 
 def test_what_changes_in_a_class_is_named() -> None:
