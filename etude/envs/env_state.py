@@ -112,7 +112,7 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
     try:
         if "checksums" not in state:
             raise CannotRestoreError("the state does not say what all envs share")
-        restore = _Restore(env, state["checksums"])
+        restore = _Restore(env, state)
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
     except (CannotRestoreError, KeyboardInterrupt):
@@ -505,9 +505,10 @@ def _is_like(value: Any, node: Node, program: Classes) -> bool:
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
-    def __init__(self, env: Any, checksums: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(self, env: Any, state: Mapping[str, Any]) -> None:
         self._classes = Classes(env, _is_env, _static)
-        self._checksums = dict(checksums)  # of the classes that were not compared yet
+        self._program = self._classes.shared({node["shared"] for node in _nodes_in(state["env"])})
+        self._checksums = dict(state["checksums"])  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
@@ -542,7 +543,7 @@ class _Restore:
     def _of_program(self, node: Node, path: str) -> Any:
         """What the program holds by a node's name, if it is as it was."""
         for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
-            found = self._classes.shared(part["shared"])
+            found = self._program.get(part["shared"])
             found = _placed(found, part) if "array" in part else found
             self._made |= {} if found is None else {part["id"]: found}
             if found is not None and "object" in part:
