@@ -11,6 +11,7 @@ import re
 import string
 import sys
 import tempfile
+import types
 import weakref
 import zlib
 from collections import Counter
@@ -422,6 +423,52 @@ def test_an_object_that_a_cache_keeps_for_ever_stays_the_same() -> None:
         restore_env(other, state)
 
 
+def function_of(home: types.ModuleType, part: str, held: Any) -> Any:
+    """A function in a variable of a module which holds something in a part of its own."""
+    code = (lambda: held).__code__
+    cell = types.CellType(held if part == "__closure__" else 0)
+    function = types.FunctionType(code, vars(home), "COUNT", (held,) if part == "__defaults__" else None, (cell,))
+    if part in ("__kwdefaults__", "__dict__"):
+        setattr(function, part, {"held": held})
+    function.__module__ = home.__name__
+    return function
+
+
+PARTS = ["__closure__", "__defaults__", "__kwdefaults__", "__dict__"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", [__name__, "a_package"])
+def test_what_a_function_of_the_program_holds_is_compared(
+    name: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, counts = sys.modules.get(name) or types.ModuleType(name), [0]
+    count = function_of(home, part, counts)
+    monkeypatch.setitem(sys.modules, name, home)
+    monkeypatch.setattr(home, "COUNT", count, raising=False)
+    env, other = Later(lambda t: count), Later(lambda t: count)
+    state = capture_env(env)
+    restore_env(other, state)
+    assert other.thing is count
+    counts[0] = 1
+    with pytest.raises(CannotRestoreError, match="was (test_snapshot|a_package).*, which all envs share: it has"):
+        restore_env(other, state)
+    assert counts == [1]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_function_of_the_program_that_holds_what_never_changes_is_known_by_its_name(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = sys.modules[__name__]
+    for held in (3, (1, "a"), kept_in, Path("a"), Ways.NORTH, object(), Later, re, function_of(home, part, len)):
+        count = function_of(home, part, held)
+        if part == "__closure__" and held == 3:
+            count.__closure__[0].cell_contents = count
+        monkeypatch.setattr(home, "COUNT", count, raising=False)
+        assert "static" in capture_env(Later(lambda t, count=count: count))["env"]["object"]["thing"]
+
+
 def test_big_tables_of_the_program_are_passed_over_where_the_env_has_nothing_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -712,6 +759,13 @@ def test_which_of_two_classes_of_one_name_it_was_is_not_guessed() -> None:
     env.cur = second()  # type: ignore[attr-defined]
     with pytest.raises(CannotRestoreError, match="cur was a .*Twin, but a new env has none"):
         restore_env(other, capture_env(env))
+
+
+def test_a_state_that_an_older_version_saved_is_told() -> None:
+    state = capture_env(Numbered())
+    del state["checksums"]
+    with pytest.raises(CannotRestoreError, match="an older version of Etude saved the state"):
+        restore_env(Numbered(), state)
 
 
 def test_the_state_of_another_env_is_refused() -> None:
