@@ -6,10 +6,13 @@ import contextlib
 import enum
 import functools
 import gc
+import marshal
 import operator
 import pathlib
+import re
 import sys
 import types
+import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -22,8 +25,10 @@ from numpy.typing import NDArray
 _CHANGING: Final = (list, dict, OrderedDict, defaultdict, Counter, set, deque, bytearray, np.ndarray)
 _CACHE: Final = type(functools.cache(len))
 _PLAIN: Final = frozenset((int, float, complex, str, bool, bytes, type(None), range, slice))
+_NUMBERS: Final = frozenset((int, float, complex, bool, type(None)))
 _DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_TABLES: Final = frozenset((*_DICTS, *_SEQUENCES, bytearray))
 _MOST_VALUES: Final = 200_000
 _MOST_BYTES: Final = 2**28
 
@@ -53,12 +58,31 @@ def _is_pythons(module: str) -> bool:
     return module.split(".")[0] in sys.stdlib_module_names
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether a value never changes, and may be there twice."""
     kind = type(value)
     if kind in (tuple, frozenset):
-        return all(map(_is_constant, value))
+        return all(map(is_constant, value))
     return kind in _PLAIN or issubclass(kind, np.generic | np.dtype | pathlib.PurePath)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a constant, an array without objects, or a table of such."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    if kind in _DICTS or kind in _SEQUENCES:
+        return all(map(_is_data, value.values() if kind in _DICTS else value))
+    return is_constant(value) or kind is bytearray
+
+
+def _kept_objects(cache: Any) -> list[tuple[Any, Any]]:
+    """What a cache without a limit keeps, except plain data, each with its key. No program can rely on having the same
+    thing again of one that has a limit."""
+    if cache.cache_info().maxsize is not None:
+        return []
+    tables = [part for part in gc.get_referents(cache) if type(part) is dict and part is not vars(cache)]
+    return [(key, part) for table in tables for key, part in table.items() if not _is_data(part)]
 
 
 class Classes:
@@ -72,12 +96,14 @@ class Classes:
     """
 
     def __init__(self, env: Any, is_env: Callable[[Any], bool], static: Callable[[Any], str | None]) -> None:
+        self._env = env
         self._is_env = is_env
-        self._shared: dict[int, tuple[Any, str]] = {}
-        """By id: what the program holds, and its name."""
-        self._memories: dict[int, tuple[Any, str]] = {}
-        """The same for the memory of arrays."""
-        self._named: dict[str, Any] = {}
+        self._shared: dict[int, tuple[Any, int | None, Any]] = {}
+        """By id: what the program holds, the id of what that is in (0: nothing; None: it has no name) and its place
+        there."""
+        self._memories: dict[int, int] = {}
+        """By the id of the memory of an array that the program holds: the id of the array."""
+        self._roots: list[tuple[str, Any]] = []
         self._kinds: defaultdict[str, set[type]] = defaultdict(set)
         self._files: set[str] = set()
         self._env_files: set[str] = set()
@@ -87,15 +113,19 @@ class Classes:
             value = rest.pop()
             if isinstance(value, enum.Enum):
                 self._add(type(value))
-            elif not (_is_constant(value) or id(value) in met or static(value) is not None):
+            elif not (is_constant(value) or id(value) in met or static(value) is not None):
                 met[id(value)] = value
                 if hasattr(value, "__dict__") or hasattr(value, "_fields"):
                     self._add(type(value))
                     if is_env(value):
                         self._add_file(type(value))
                 rest += [part for _, part in self._inside(value)]
+                if isinstance(value, weakref.ref):
+                    rest.append(value())
+                elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+                    rest.append(value.__self__)
+        self._own = met.keys()
         self._find_shared()
-        self._shared.pop(id(env), None)
 
     def _add(self, kind: type) -> None:
         self._kinds[class_name(kind)].add(kind)
@@ -121,38 +151,54 @@ class Classes:
                     modules |= {name: sys.modules[name]} if self._may_hold(name) else {}
         self._files |= modules.keys()
         local = [(name, kind) for name, kinds in self._kinds.items() if "<" in name for kind in kinds]
-        rest: deque[tuple[str, Any]] = deque(sorted([*modules.items(), *local], key=operator.itemgetter(0)))
+        self._roots = sorted([*modules.items(), *local], key=operator.itemgetter(0))
+        self._shared = {id(value): (value, 0, name) for name, value in self._roots}
+        rest = deque(value for _, value in self._roots)
         while rest:
-            with contextlib.suppress(Exception):  # what can't be looked at, such as a stand-in for what is not there
-                rest += self._meet(*rest.popleft())
+            with contextlib.suppress(Exception):  # what can't be looked into
+                self._meet(rest.popleft(), rest)
             if len(self._shared) > _MOST_VALUES:
                 raise ValueError(
                     f"its file and those that it imports hold more than {_MOST_VALUES:,} objects, lists and so on in "
                     "their variables, too many to tell which of them the env has"
                 )
 
-    def _meet(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        """Note what the program holds by a name; return what is in it, with names."""
-        is_object = not isinstance(value, type | types.FunctionType | types.ModuleType) and hasattr(value, "__dict__")
-        if is_object and (isinstance(value, gym.Space) or self._is_env(value)):
-            return []
-        if type(value) is np.ndarray:
-            self._share(self._memories, memory_of(value), name and f"{name}.base")
-        if not self._share(self._shared, value, name):
-            return []
-        return [
-            (f"{name}[{key!r}]" if name and key is not None and _is_constant(key) else "", part)
-            for key, part in self._inside(value)
-            if not _is_constant(part)
-        ]
+    def _meet(self, value: Any, rest: deque[Any]) -> None:
+        """Note what is in something that the program holds, and add to ``rest`` what may have more inside."""
+        is_named = self._shared[id(value)][1] is not None
+        for key, part in self._inside(value):
+            kind = type(part)
+            if kind in _PLAIN:
+                continue
+            is_other = kind in _TABLES and id(part) not in self._own
+            if is_other and _PLAIN.issuperset(map(type, gc.get_referents(part))):
+                continue  # there may be very many
+            has_name = is_named and key is not None and is_constant(key)
+            known = self._shared.get(id(part))
+            if (known is not None and (known[1] is not None or not has_name)) or self._is_left_out(part):
+                continue
+            self._shared[id(part)] = (part, id(value) if has_name else None, key)
+            if kind is np.ndarray:
+                array = self._memories.get(id(memory_of(part)))
+                if array is None or self._shared[array][1] is None:
+                    self._memories[id(memory_of(part))] = id(part)
+            if kind not in _TABLES or not self._is_apart(part):
+                rest.append(part)
 
-    def _share(self, known: dict[int, tuple[Any, str]], value: Any, name: str) -> bool:
-        """Note a value and its name; return whether the value, or that it has a name, is new."""
-        if name:
-            self._named[name] = value if self._named.get(name, value) is value else None
-        if id(value) in known and (known[id(value)][1] or not name):
-            return False
-        known[id(value)] = (value, name)
+    def _is_apart(self, table: Any) -> bool:
+        """Whether a table has nothing but plain data and tables inside, and the env has none of these tables."""
+        level, met = [table], {id(table)}
+        while level := [part for part in gc.get_referents(*level) if type(part) not in _PLAIN and id(part) not in met]:
+            if not (_TABLES.issuperset(map(type, level)) and self._own.isdisjoint(map(id, level))):
+                return False
+            met.update(map(id, level))
+        return True
+
+    def _is_left_out(self, value: Any) -> bool:
+        with contextlib.suppress(Exception):  # a stand-in for what is not there can't be looked at
+            if isinstance(value, type | types.FunctionType | types.ModuleType) or not hasattr(value, "__dict__"):
+                return is_constant(value)
+            return isinstance(value, gym.Space) or self._is_env(value) or is_constant(value)
         return True
 
     def _may_hold(self, module: str) -> bool:
@@ -167,7 +213,7 @@ class Classes:
         """What a table, a function or a cache refers to, or a module, class or object of these files, each with its
         place there; None if that may be another one elsewhere."""
         if isinstance(value, _DICTS):
-            return value.items()
+            return list(value.items())  # which may change meanwhile, as modules do that import something
         if isinstance(value, set | frozenset):
             return [(None, part) for part in value]
         if isinstance(value, list | tuple | deque):
@@ -177,14 +223,13 @@ class Classes:
         if isinstance(value, types.FunctionType):
             cells = gc.get_referents(*value.__closure__ or ())
             return enumerate([value.__defaults__, value.__kwdefaults__, *filter(None, [vars(value)]), *cells])
-        if isinstance(value, _CACHE):  # one without a limit is a dict, whose place is always the same
-            parts = enumerate(gc.get_referents(value))
-            return [(i if i == 1 and type(part) is dict else None, part) for i, part in parts]
+        if isinstance(value, _CACHE):
+            return [*vars(value).items(), *_kept_objects(value)]
         if isinstance(value, functools.partial | types.MethodType | staticmethod | classmethod | property):
             return enumerate(gc.get_referents(value))
         home = value.__name__ if isinstance(value, types.ModuleType) else None
         home = home or getattr(value if isinstance(value, type) else type(value), "__module__", "")
-        return getattr(value, "__dict__", {}).items() if home in self._files else ()
+        return list(getattr(value, "__dict__", {}).items()) if home in self._files else ()
 
     def named(self, name: str) -> type | None:
         """The class with this name; None if there is none, or if several have the name."""
@@ -201,14 +246,37 @@ class Classes:
     def shared_name(self, value: Any) -> str | None:
         """The name of what belongs to the program and not to the env, or of the memory that it is a view of: such as
         one of the states that an agent may have, or a list in a variable. Empty if it has none; None for all else."""
-        found = None if type(value) is tuple else self._shared.get(id(value))  # a tuple is as good as another
-        if found is None and type(value) is np.ndarray:
-            found = self._memories.get(id(memory_of(value)))
-        return None if found is None else found[1]
+        if value is self._env or type(value) is tuple:  # one tuple is as good as another
+            return None
+        if id(value) in self._shared:
+            return self._name_of(id(value))
+        array = self._memories.get(id(memory_of(value))) if type(value) is np.ndarray else None
+        return None if array is None else (name := self._name_of(array)) and f"{name}.base"
 
-    def shared(self, name: str) -> Any:
-        """What the program holds by a name from `shared_name`, maybe in another process; None if there is none."""
-        return self._named.get(name)
+    def _name_of(self, number: int | None) -> str:
+        keys = []
+        while number:
+            _, number, key = self._shared[number]
+            keys.append(key)
+        return "" if number is None else keys.pop() + "".join(f"[{key!r}]" for key in reversed(keys))
+
+    def shared(self, names: set[str]) -> dict[str, Any]:
+        """What the program holds by names from `shared_name`, maybe in another process, and by some more; None where a
+        name is not clear."""
+        ways = {name[: place.start()] for name in names for place in re.finditer(r"\[|\.base$|$", name)}
+        found: dict[str, Any] = {}
+        rest = [*self._roots]
+        while rest:
+            name, value = rest.pop()
+            with contextlib.suppress(Exception):  # see `_find_shared`
+                if self._is_left_out(value):
+                    continue
+                memory = {f"{name}.base": memory_of(value)} if type(value) is np.ndarray else {}
+                for text, one in {name: value, **memory}.items():
+                    found[text] = one if found.get(text, one) is one else None
+                parts = ((f"{name}[{key!r}]", part) for key, part in self._inside(value) if is_constant(key))
+                rest += [(text, part) for text, part in parts if text in ways]
+        return found
 
 
 # -- what envs share in their classes -------------------------------------------------------------------------------
@@ -221,7 +289,7 @@ class _NoPlainDataError(Exception):
 def checksums_of(kind: type) -> dict[str, int]:
     """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
 
-    Those that are caches by their name are left out.
+    Those that are caches by their name are left out, and those that Python itself makes (``__slotnames__``).
 
     Raises:
         ValueError: they are too large to compare.
@@ -230,7 +298,8 @@ def checksums_of(kind: type) -> dict[str, int]:
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():
             found.pop(name, None)
-            if type(value) in _CHANGING and "cache" not in name.lower():
+            is_left_out = "cache" in name.lower() or (name.startswith("__") and name.endswith("__"))
+            if type(value) in _CHANGING and not is_left_out:
                 with contextlib.suppress(_NoPlainDataError):
                     found[name] = _checksum_of(value, [_MOST_VALUES])
     return found
@@ -240,10 +309,13 @@ def _checksum_of(value: Any, budget: list[int]) -> int:
     """A number that is the same for equal values, whatever the order in dicts and sets."""
     kind = type(value)
     budget[0] -= 1
-    if budget[0] < 0 or (kind is np.ndarray and value.nbytes > _MOST_BYTES):
+    size = value.nbytes if kind is np.ndarray else sys.getsizeof(value)
+    if budget[0] < 0 or size > _MOST_BYTES:
         raise ValueError("what its class holds is too large to compare: make it in __init__")
     if isinstance(value, type(None) | bool | int | float | complex | str | bytes | bytearray | np.generic):
         content: Any = repr(value)
+    elif kind in (list, tuple) and _NUMBERS.issuperset(map(type, value)):
+        content = zlib.crc32(marshal.dumps(value, 2))
     elif kind is np.ndarray and not value.dtype.hasobject:
         content = value.dtype.str, value.shape, zlib.crc32(value.tobytes())
     elif kind in _DICTS:

@@ -34,7 +34,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare, memory_of
+from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare, is_constant, memory_of
 from etude.envs.simulators import arrays_of, simulator
 from etude.errors import described
 
@@ -111,8 +111,8 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
     """
     try:
         if "checksums" not in state:
-            raise CannotRestoreError("the state does not say what all envs share")
-        restore = _Restore(env, state["checksums"])
+            raise CannotRestoreError("an older version of Etude saved the state, without what all envs share")
+        restore = _Restore(env, state)
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
     except (CannotRestoreError, KeyboardInterrupt):
@@ -132,25 +132,52 @@ def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
 
 def _held(value: Any) -> dict[str, Any] | None:
     """What a function refers to and may change: the variables of an enclosing function that it uses, its defaults and
-    attributes, the object of a method, or the arguments of a partial; None for all else, and for functions that the
-    whole program uses."""
+    attributes, the object of a method, or the arguments of a partial; None for all else, and for functions of the
+    program that refer to nothing that may change."""
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords} | _attributes_of(value)
     if isinstance(value, _METHODS):
         own = getattr(value, "__self__", None)
         return None if own is None or isinstance(own, types.ModuleType | type) else {_SELF: own}
-    if not isinstance(value, types.FunctionType) or any(value is own for own in value.__globals__.values()):
+    if not isinstance(value, types.FunctionType):
         return None
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
+    return None if _is_programs(value) and not _may_change(value) else _parts_of(value)
+
+
+def _is_programs(function: Any) -> bool:
+    """Whether a function is in a variable of its module, or of a class there."""
+    if any(function is own for own in function.__globals__.values()):
+        return True
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
         found = getattr(found, name, None)
-    if found is value:
-        return None
-    held = _attributes_of(value)
-    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+    return found is function
+
+
+def _may_change(function: Any) -> bool:
+    """Whether a function refers to more than constants, what has no state of its own, and functions like it."""
+    met: list[Any] = []
+    rest = [function]
+    while rest:
+        value = rest.pop()
+        is_fixed = is_constant(value) or isinstance(value, enum.Enum) or type(value) is object
+        if isinstance(value, types.FunctionType):
+            if all(value is not one for one in met):
+                met.append(value)
+                parts = _parts_of(value)
+                named = [parts.pop(name, {}) for name in ("__dict__", "__kwdefaults__")]
+                rest += [*parts.pop("__defaults__", ()), *parts.values(), *named[0].values(), *named[1].values()]
+        elif not is_fixed and _static(value) is None:
+            return True
+    return False
+
+
+def _parts_of(function: Any) -> dict[str, Any]:
+    held = _attributes_of(function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # the variable has no value yet
             held[name] = cell.cell_contents
-    defaults = {"__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+    defaults = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
     return held | {name: given for name, given in defaults.items() if given}
 
 
@@ -402,6 +429,8 @@ class _Capture:
         for value, node in self._met:
             if "simulator" not in node and (name := program.shared_name(value)) is not None:
                 node["shared"] = name  # but dm_control has a variable for the last model of all
+            elif "function" in node and isinstance(value, types.FunctionType) and _is_programs(value):
+                node["shared"] = node["code"]
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
         for node, array in self._arrays:
             sharing.setdefault(id(memory_of(array)), []).append((node, array))
@@ -505,9 +534,10 @@ def _is_like(value: Any, node: Node, program: Classes) -> bool:
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
-    def __init__(self, env: Any, checksums: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(self, env: Any, state: Mapping[str, Any]) -> None:
         self._classes = Classes(env, _is_env, _static)
-        self._checksums = dict(checksums)  # of the classes that were not compared yet
+        self._program = self._classes.shared({node["shared"] for node in _nodes_in(state["env"])})
+        self._checksums = dict(state["checksums"])  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
@@ -530,7 +560,7 @@ class _Restore:
             own = self._kind_of(current, node, path, enum.Enum)
             return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
         if "shared" in node:
-            return self._of_program(node, path)
+            return self._of_program(current, node, path)
         if "simulator" not in node and self._classes.shared_name(current) is not None:
             current = None  # which is never changed
         if "object" in node:
@@ -539,14 +569,16 @@ class _Restore:
         self._made[node["id"]] = made
         return made
 
-    def _of_program(self, node: Node, path: str) -> Any:
+    def _of_program(self, current: Any, node: Node, path: str) -> Any:
         """What the program holds by a node's name, if it is as it was."""
         for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
-            found = self._classes.shared(part["shared"])
+            found = self._program.get(part["shared"])
             found = _placed(found, part) if "array" in part else found
             self._made |= {} if found is None else {part["id"]: found}
             if found is not None and "object" in part:
                 self._check_variables(type(found), part, path)
+        if node["shared"] == node.get("code"):  # a function of a package in which no names are looked for
+            found = self._made[node["id"]] = current
         if found is None or not _is_like(found, node, self._classes):
             raise CannotRestoreError(
                 f"{path} was {node['shared'] or 'something'}, which all envs share: it has changed, or is not there"

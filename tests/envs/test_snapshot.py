@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
+import copy
 import dataclasses
 import enum
 import functools
@@ -10,6 +11,7 @@ import re
 import string
 import sys
 import tempfile
+import types
 import weakref
 import zlib
 from collections import Counter
@@ -189,6 +191,29 @@ def test_checksums_of_what_a_class_holds() -> None:
         checksums_of(One)
 
 
+def test_many_numbers_in_a_class_are_compared_as_one() -> None:
+    class Market:
+        prices: ClassVar[list[float]] = [k / 7 for k in range(300_000)]
+        steps: ClassVar[list[Any]] = [(k, -k) for k in range(100_000)]
+
+    before = checksums_of(Market)
+    assert set(before) == {"prices", "steps"}
+    assert checksums_of(Market) == before
+    Market.prices[70] = 10  # was 10.0
+    Market.steps[9] = (9, 0)
+    assert all(before[name] != now for name, now in checksums_of(Market).items())
+
+
+def test_what_python_writes_into_a_class_is_not_compared() -> None:
+    env, other = Later(int), Later(int)
+    env.thing = copy.deepcopy(Mood("calm"))
+    assert "__slotnames__" in vars(Mood)
+    state = capture_env(env)
+    del Mood.__slotnames__  # type: ignore[attr-defined]
+    restore_env(other, state)
+    assert vars(other.thing) == vars(Mood("calm"))
+
+
 def test_what_changes_in_a_class_is_named() -> None:
     arena = make_arena(Trail, 1)
     arena.reset()
@@ -325,7 +350,7 @@ def kept_in(where: str, pieces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the program hold these pieces somewhere."""
     if where in ("nested", "imported"):
         home = sys.modules[__name__] if where == "nested" else some_envs
-        monkeypatch.setattr(home, "GAMES", {"all": [{"pieces": pieces}]}, raising=False)
+        monkeypatch.setattr(home, "GAMES", {"none": Absent(), "all": [Absent(), {"pieces": pieces}]}, raising=False)
         return
     cache = functools.lru_cache(5 if where == "cache with a limit" else None)(lambda k: pieces[k])
     homes = {
@@ -339,7 +364,17 @@ def kept_in(where: str, pieces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache(0), cache(1)
 
 
-@pytest.mark.parametrize("where", ["class", "nested", "imported", "closure", "default", "keyword", "cache"])
+class Absent:
+    """A stand-in for what is not there."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ImportError(name)
+
+
+FUNCTIONS = ["closure", "default", "keyword", "cache", "cache with a limit"]
+
+
+@pytest.mark.parametrize("where", ["class", "nested", "imported", *FUNCTIONS])
 def test_an_env_has_the_same_one_again_of_what_all_envs_share(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Holding(name="I", at=[0]), Holding(name="O", at=[0])
     kept_in(where, pieces, monkeypatch)
@@ -354,10 +389,9 @@ def test_an_env_has_the_same_one_again_of_what_all_envs_share(where: str, monkey
     assert [vars(piece) for piece in pieces] == [{"name": "I", "at": [0]}, {"name": "O", "at": [7]}]
 
 
-@pytest.mark.parametrize("where", ["set", "cache with a limit"])
-def test_what_all_envs_share_but_has_no_fixed_place_is_told(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_envs_share_but_has_no_fixed_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Holding(name="I"), Holding(name="O")
-    kept_in(where, pieces, monkeypatch)
+    kept_in("set", pieces, monkeypatch)
     env, other = Pieces(int), Pieces(int)
     env.thing, other.thing = pieces
     with pytest.raises(CannotRestoreError, match="thing was something, which all envs share"):
@@ -365,8 +399,108 @@ def test_what_all_envs_share_but_has_no_fixed_place_is_told(where: str, monkeypa
     assert [vars(piece) for piece in pieces] == [{"name": "I"}, {"name": "O"}]
 
 
+@pytest.mark.parametrize("limit", [None, 5])
+def test_plain_data_that_a_cache_keeps_is_an_envs_own(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = functools.lru_cache(limit)(lambda k: {"all": [np.array([k, k * k])]})
+    monkeypatch.setattr(Pieces, "PIECES", features)
+    env, other = Pieces(int), Pieces(int)
+    env.thing = features(3)
+    state = capture_env(env)
+    features.cache_clear()  # as in another process
+    restore_env(other, state)
+    np.testing.assert_array_equal(other.thing["all"], [[3, 9]])
+    assert other.thing["all"][0] is not features(3)["all"][0]
+
+
+def test_an_object_that_a_cache_keeps_for_ever_stays_the_same() -> None:
+    env, other = Later(int), Later(int)
+    env.thing = mood_of("sad")
+    state = capture_env(env)
+    restore_env(other, state)
+    assert other.thing is mood_of("sad")
+    mood_of.cache_clear()
+    with pytest.raises(CannotRestoreError, match="thing was test_snapshot.*mood_of.*'sad'.*, which all envs share"):
+        restore_env(other, state)
+
+
+def function_of(home: types.ModuleType, part: str, held: Any) -> Any:
+    """A function in a variable of a module which holds something in a part of its own."""
+    code = (lambda: held).__code__
+    cell = types.CellType(held if part == "__closure__" else 0)
+    function = types.FunctionType(code, vars(home), "COUNT", (held,) if part == "__defaults__" else None, (cell,))
+    if part in ("__kwdefaults__", "__dict__"):
+        setattr(function, part, {"held": held})
+    function.__module__ = home.__name__
+    return function
+
+
+PARTS = ["__closure__", "__defaults__", "__kwdefaults__", "__dict__"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", [__name__, "a_package"])
+def test_what_a_function_of_the_program_holds_is_compared(
+    name: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, counts = sys.modules.get(name) or types.ModuleType(name), [0]
+    count = function_of(home, part, counts)
+    monkeypatch.setitem(sys.modules, name, home)
+    monkeypatch.setattr(home, "COUNT", count, raising=False)
+    env, other = Later(lambda t: count), Later(lambda t: count)
+    state = capture_env(env)
+    restore_env(other, state)
+    assert other.thing is count
+    counts[0] = 1
+    with pytest.raises(CannotRestoreError, match="was (test_snapshot|a_package).*, which all envs share: it has"):
+        restore_env(other, state)
+    assert counts == [1]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_function_of_the_program_that_holds_what_never_changes_is_known_by_its_name(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = sys.modules[__name__]
+    for held in (3, (1, "a"), kept_in, Path("a"), Ways.NORTH, object(), Later, re, function_of(home, part, len)):
+        count = function_of(home, part, held)
+        if part == "__closure__" and held == 3:
+            count.__closure__[0].cell_contents = count
+        monkeypatch.setattr(home, "COUNT", count, raising=False)
+        assert "static" in capture_env(Later(lambda t, count=count: count))["env"]["object"]["thing"]
+
+
+def test_big_tables_of_the_program_are_passed_over_where_the_env_has_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: list[Any] = [[k] for k in range(5_000)]
+    rows[9].append(rows)
+    tables: dict[str, Any] = {"rows": rows, "sets": [{k} for k in range(9)]}
+    tables |= {"deep": [{"at": [k, [k]], "name": str(k)} for k in range(5_000)]}
+    monkeypatch.setattr(some_envs, "GAMES", tables, raising=False)
+    monkeypatch.setattr(env_classes, "_MOST_VALUES", 5_000)
+    assert capture_env(Later(int))["how"] == "snapshot"
+    monkeypatch.setattr(env_classes, "_MOST_VALUES", 200_000)
+    deep = tables["deep"]
+    env, other = Later(int), Later(int)
+    for thing in (tables["sets"], tables["sets"][1], rows[5], deep[7], deep[7]["at"], deep[7]["at"][1]):
+        env.thing, other.thing = thing, None
+        restore_env(other, capture_env(env))
+        assert other.thing is thing
+    env.thing, other.thing = rows[5].append, [0].append
+    restore_env(other, capture_env(env))
+    assert other.thing.__self__ is rows[5]
+    env.thing, other.thing = weakref.ref(tables["sets"][5]), None
+    restore_env(other, capture_env(env))
+    assert other.thing() is tables["sets"][5]
+    env.thing = deep[7]["at"]
+    state = capture_env(env)
+    deep[7]["at"][1].append(1)
+    with pytest.raises(CannotRestoreError, match="which all envs share: it has changed, or is not there"):
+        restore_env(Later(int), state)
+
+
 def test_more_variables_than_can_be_looked_at_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(some_envs, "GAMES", [[k] for k in range(300)], raising=False)
+    monkeypatch.setattr(some_envs, "GAMES", [Holding(at=k) for k in range(300)], raising=False)
     monkeypatch.setattr(env_classes, "_MOST_VALUES", 200)
     assert "Pieces can't be captured (ValueError: its file" in capture_env(Pieces(int))["why"]
 
@@ -542,6 +676,7 @@ class Mood:
 
 
 CALM, ANGRY = Mood("calm"), Mood("angry")
+mood_of = functools.cache(Mood)
 
 
 class Moody(Numbered):
@@ -624,6 +759,13 @@ def test_which_of_two_classes_of_one_name_it_was_is_not_guessed() -> None:
     env.cur = second()  # type: ignore[attr-defined]
     with pytest.raises(CannotRestoreError, match="cur was a .*Twin, but a new env has none"):
         restore_env(other, capture_env(env))
+
+
+def test_a_state_that_an_older_version_saved_is_told() -> None:
+    state = capture_env(Numbered())
+    del state["checksums"]
+    with pytest.raises(CannotRestoreError, match="an older version of Etude saved the state"):
+        restore_env(Numbered(), state)
 
 
 def test_the_state_of_another_env_is_refused() -> None:
