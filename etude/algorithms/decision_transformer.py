@@ -133,8 +133,8 @@ class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
         action = {name: batch[_WINDOW + name].flatten(0, 1) for name in names}
         if module.mask is not None:
             inputs = module.mask.apply(inputs, batch[_WINDOW + col.OBS_MASK].flatten(0, 1))
-        there = batch.obs[ATTENTION_MASK].flatten()
-        return Loss(policy=-(module.dist.logp(inputs, action) * there).sum() / there.sum())
+        there = batch.obs[ATTENTION_MASK].flatten().float()
+        return Loss(policy=-(module.dist.logp(inputs, action) * there).mean() / self.mean_over_learners(there))
 
 
 class ActionWindows(Connector):

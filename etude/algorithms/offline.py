@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import torch
+
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
@@ -231,6 +233,18 @@ class OfflineAlgorithm(Algorithm[C]):
                 updates[name] = self.engine.update_from(name, batches)
         seconds = time.perf_counter() - begin
         return OfflineUpdate(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
+
+    def mean_over_learners(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of numbers that a loss has for the rows of its batch, over the shares of all learners; no gradient.
+
+        All learners wait for each other here. It is for losses that are not means over rows without it.
+        """
+        values, team = values.detach(), next(iter(self.learner.modules.values())).team
+        if team is None:
+            return values.mean()
+        sums = torch.stack((values.sum(dtype=torch.float64), values.new_tensor(values.numel(), dtype=torch.float64)))
+        team.sum_(sums)
+        return (sums[0] / sums[1]).to(values.dtype)
 
     def _left_out(self) -> dict[str, float]:
         """Numbers of steps that could not be learned from over the lifetime, by kind."""

@@ -77,11 +77,7 @@ class TrainingJob:
                 "`engine` is a Ray cluster, but these runs are processes on this machine. Leave it out, or use "
                 "`etude tune`, which spreads runs over a cluster."
             )
-        if config.record.path is not None:
-            raise SettingsError(
-                "`record.path`: several runs can't write one recording. Leave it out, and record trained runs "
-                "afterwards (etude record)."
-            )
+        check_records_nothing(config)
         if self.overwrite and self.resume:
             raise SettingsError("runs can't be both resumed and overwritten: leave one of these out.")
         if not (self.overwrite or self.resume) and holds_run(self.out):
@@ -100,6 +96,15 @@ class TrainingJob:
         meta = load_meta(self.out)
         result = result_from(meta.get("result")) if isinstance(meta, Mapping) else None
         return result if result is not None and self.stop.now(result) else None
+
+
+def check_records_nothing(config: AlgorithmConfig) -> None:
+    """Raise a SettingsError if a run that is one of several would record what it plays."""
+    if config.record.path is not None:
+        raise SettingsError(
+            "`record.path`: several runs can't write one recording. Leave it out, and record trained runs afterwards "
+            "(etude record)."
+        )
 
 
 class Outcome(NamedTuple):

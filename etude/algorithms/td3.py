@@ -323,6 +323,6 @@ class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):
 
     def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
         """The policy's loss of Fujimoto & Gu 2021, eq. 5."""
-        scale = self.config.alpha / worth.detach().abs().mean()
+        scale = self.config.alpha / self.mean_over_learners(worth.abs())
         distance = (chosen - action).square().mean()
         return Loss(actor=distance - scale * worth.mean()).log(distance=distance)

@@ -19,13 +19,16 @@ from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.ray.data_source import TASK_BYTES, BlockLoader, RecordingSource, SharedJob, Shares
-from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps
+from etude.recordings.layout import FORMAT
+from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps, with_context
 from etude.recordings.screening import Findings
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 _PART_ROWS: Final = 65_536
 _PART_BYTES: Final = 64 * 2**20
 _MOST_PARTS: Final = 16
+_COUNTED_PARTS: Final = 1024
+_SAMPLED_PARTS: Final = 32
 _STORE_SHARE: Final = 0.4
 """The fraction of the object store that all of an algorithm's datasets together may fill with waiting blocks."""
 
@@ -120,7 +123,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
             holds, num_parts = plan.hold_prepared, plan.source.num_parts
             size, by_segments = _share_of_batch(plan, num)
             epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
-            first = 0 if holds or not epoch_size else plan.start * size // epoch_size
+            first = 0 if holds or not epoch_size else int(plan.start * size) // epoch_size
             source = RecordingSource(
                 SharedJob(plan), num_parts, _parts_per_task(plan), None if holds else plan.seed, first
             )
@@ -171,9 +174,12 @@ def _cpus(wanted: float) -> float:
     return 0.0
 
 
-def _share_of_batch(plan: Plan, num: int) -> tuple[int, bool]:
-    """One learner's share of a batch, and whether it consists of whole segments. All learners have equally many rows in
-    an epoch, so their batches must be equally large; otherwise some would wait for the next epoch before the others."""
+def _share_of_batch(plan: Plan, num: int) -> tuple[float, bool]:
+    """One learner's share of a batch, and whether it consists of whole segments, perhaps a fraction of them on average.
+
+    All learners have equally many rows in an epoch, so their batches must be equally large; otherwise some would wait
+    for the next epoch before the others.
+    """
     if num == 1:
         return plan.batch_size, plan.by_segments
     if isinstance(plan.make, Steps):
@@ -183,16 +189,38 @@ def _share_of_batch(plan: Plan, num: int) -> tuple[int, bool]:
             )
         return plan.batch_size // num, False
     mean_length = 1.0 if plan.by_segments else _mean_length(plan)
-    return max(1, round(plan.batch_size / num / mean_length)), True
+    share = plan.batch_size / num / mean_length
+    if share < 1 and not plan.by_segments:
+        _log.warning(
+            "`batch_size` is %d, but each of %d learners takes at least one whole segment, of %.0f steps on average: "
+            "gradient steps have about %.0f steps. Raise `batch_size`, or lower `sequences.max_len`.",
+            *(plan.batch_size, num, mean_length, num * mean_length),
+        )
+    return max(1.0, share), True
 
 
 def _mean_length(plan: Plan) -> float:
-    """The mean length of the segments in the first part that has any."""
-    for k in range(plan.source.num_parts):
-        made, _ = plan(k)
-        if isinstance(made, Experience) and len(made):
-            return made.num_steps / len(made)
-    return 1.0
+    """The mean length of the segments to learn from, which is the same whenever it is asked for.
+
+    Only the keys of rows are read, unless a prelearner may change them. If there are very many parts, or if reading
+    one takes long, the mean is over some of them, evenly spread.
+    """
+    source, prepare = plan.source, plan.prepare
+    is_own = getattr(source, "format", None) == FORMAT
+    columns = () if prepare.where is None else prepare.where.columns_in(source.columns)
+    num = min(source.num_parts, _COUNTED_PARTS if is_own and prepare.own is None else _SAMPLED_PARTS)
+    steps = segments = 0
+    for i in range(num):
+        k = (2 * i + 1) * source.num_parts // (2 * num)
+        if prepare.own is None:
+            exp = prepare.chosen(source.part(k, columns, finals=False))
+            made: Any = plan.make(with_context(exp, prepare.connectors.context), ())
+        else:
+            made, _ = plan(k)
+        if made is not None:
+            steps += plan.make.rows(made)
+            segments += len(made)
+    return steps / segments if steps else 1.0
 
 
 def _parts_per_task(plan: Plan) -> int:

@@ -17,8 +17,9 @@ from ray.util.placement_group import get_current_placement_group, placement_grou
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from etude.algorithms.config import OnPolicyConfig, RecordConfig
+from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
-from etude.errors import EngineError
+from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.distributed import TeamLost
@@ -31,7 +32,6 @@ from etude.ray.start import check_connected, connection, room
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm
-    from etude.algorithms.offline import OfflineAlgorithm
 
 _log = logging.getLogger("etude.ray")
 
@@ -279,9 +279,14 @@ class Learners:
 
         Raises:
             EngineError: as in `update`, like all other errors.
+            DataError: a batch of an offline algorithm has fewer rows than there are learners.
         """
         num, recurrent = self._settings.num_learners, self._algorithm.policies[module_id].module.recurrent
         shares = [shares_of_batch(batch, num, recurrent=recurrent) for batch in batches]
+        if isinstance(self._algorithm, OfflineAlgorithm) and not recurrent:  # see `mean_over_learners`
+            for rows in (len(next(iter(share.values()))) for of_batch in shares for share in of_batch):
+                if not rows:
+                    raise DataError(f"a batch has fewer rows than there are learners, {num}: give larger batches.")
         refs = [ray.put([of_batch[i] for of_batch in shares]) for i in range(num)]
         standing = self._standing(env_steps)
         done = self._together(lambda group: group.begin("update_from", module_id, standing, own=refs))

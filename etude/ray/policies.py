@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import ray
+import ray.cloudpickle
 import torch
 
 from etude.algorithms.algorithm import Algorithm
@@ -95,6 +97,26 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
             f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. For the env, give "
             "a function or an id, not an env object. The same goes for callbacks and connectors."
         ) from error
+
+
+def spec_sent(env: Any) -> bytes | None:
+    """What the env's id stands for in this process, for `register_sent`; None if it is no registered id, or if that
+    can't be pickled, and other processes must register it themselves."""
+    if not isinstance(env, str) or env not in gym.registry:
+        return None
+    try:
+        return bytes(ray.cloudpickle.dumps(gym.registry[env]))  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  whatever is part of it
+        return None
+
+
+def register_sent(spec: bytes) -> None:
+    """Register an env that another process has registered, unless this one has, too, or lacks its code."""
+    try:
+        found = ray.cloudpickle.loads(spec)
+    except Exception:  # noqa: BLE001  making the env says that it is not registered
+        return
+    gym.registry.setdefault(found.id, found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ray.tune.search.variant_generator import generate_variants
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.checkpoint import check_metric
+from etude.algorithms.parallel import check_records_nothing
 from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
@@ -228,14 +229,14 @@ def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> di
         owner: The name of the settings in messages.
 
     Raises:
-        SettingsError: a name is unknown (the message names the nearest), or a value is invalid. Random search spaces
-            are checked by drawing from them.
+        SettingsError: a name is unknown (the message names the nearest), a value is invalid, or trials would record.
+            Random search spaces are checked by drawing from them.
     """
     found = {name: _as_tunes(value, name) for name, value in flat(type(config), space).items()}
     draws = np.random.RandomState(0)
     trials = (drawn["config"] for _ in range(10) for _, drawn in generate_variants({"config": found}, False, draws))
     for trial in itertools.islice(trials, DRAWS):
-        applied(config, trial, owner)
+        check_records_nothing(applied(config, trial, owner))
     return found
 
 

@@ -3,6 +3,7 @@
 
 import atexit
 import itertools
+import math
 import time
 import weakref
 from collections import deque
@@ -165,7 +166,7 @@ class Groups(NamedTuple, Generic[T]):
 def batches_of(
     groups: Groups[T],
     pool: type[Pool],
-    batch_size: int,
+    batch_size: float,
     *,
     shuffle: bool = True,
     buffer_size: int = 1,
@@ -176,17 +177,18 @@ def batches_of(
 ) -> Generator[T, None, None]:
     """Iterate over batches from any source; see `Recording.batches` for the arguments.
 
-    ``pool`` defines the unit in which ``batch_size`` and ``start`` count: steps or whole segments.
+    ``pool`` defines the unit in which ``batch_size`` and ``start`` count: steps or whole segments. Of whole segments,
+    ``batch_size`` may be a fraction, at least 1: it is then the mean size of a batch.
     """
     given = (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0), ("seed", seed, 0))
     for name, value, least in given:
-        if not isinstance(value, int | np.integer):
+        if not isinstance(value, int | np.integer) and not (name == "batch_size" and pool is WholeSegmentPool):
             raise ValueError(f"{name} must be a whole number, not {value!r}.")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
-    first, skip = divmod(start * batch_size, max(1, groups.num_trained())) if start else (0, 0)
-    blocks = _epochs(groups, pool, batch_size, buffer_size if shuffle else 0, seed, first, epochs)
-    batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, skip)
+    first, skip = divmod(int(start * batch_size), max(1, groups.num_trained())) if start else (0, 0)
+    blocks = _epochs(groups, pool, math.ceil(batch_size), buffer_size if shuffle else 0, seed, first, epochs)
+    batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, start, skip)
     return batches if shuffle else (_copied(batch) for batch in batches)
 
 
@@ -262,15 +264,24 @@ def _in_order(parts: Iterable[T], pool: type[Pool], batch_size: int) -> Iterator
         yield from pool.cut(part, range(0, pool.count(part), step))
 
 
-def _rebatched(blocks: Iterable[T], pool: type[Pool], batch_size: int, skip: int) -> Generator[T, None, None]:
-    """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller."""
+def _rebatched(
+    blocks: Iterable[T], pool: type[Pool], batch_size: float, number: int, skip: int
+) -> Generator[T, None, None]:
+    """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller.
+
+    ``number`` is the index of the first batch. If ``batch_size`` is a fraction, the sizes of batches depend on theirs.
+    """
     rest: T | None = None
     for block in blocks:
         count = pool.count(block)
         first = min(skip, count)
         skip -= first
         held = 0 if rest is None else pool.count(rest)
-        parts: list[T] = pool.cut(block, np.maximum(np.arange(first - held, count + 1, batch_size), first).tolist())
+        room = count - first + held
+        ends = ((number + np.arange(int(room / batch_size) + 2)) * batch_size).astype(np.int64)
+        ends = ends[ends <= ends[0] + room] - ends[0]
+        number += len(ends) - 1
+        parts: list[T] = pool.cut(block, np.maximum(ends + first - held, first).tolist())
         if rest is not None and held:
             parts[0] = pool.concat([rest, parts[0]])
         rest = parts.pop()

@@ -362,8 +362,8 @@ class Plan:
     """Selects segments and applies connectors."""
     make: Steps | Cuts
     """Whether batches consist of steps or of segments, and of which."""
-    batch_size: int
-    """Steps in a batch, or segments if `by_segments`."""
+    batch_size: float
+    """Steps in a batch, or segments if `by_segments`: then it may be a fraction, the mean over batches."""
     by_segments: bool = False
     columns: tuple[str, ...] | None = None
     """The step columns to read, by name or root; None is all."""

@@ -154,6 +154,34 @@ def test_the_loss_is_that_of_a_transformer_written_out(action_space: Any) -> Non
         torch.testing.assert_close(grad, naive, rtol=1e-3, atol=1e-5)
 
 
+class Told:
+    """In place of a team of learners: all of them together sum up to this."""
+
+    size = 2
+
+    def __init__(self, sums: torch.Tensor) -> None:
+        self.sums = sums
+
+    def sum_(self, own: torch.Tensor) -> None:
+        own.copy_(self.sums)
+
+
+def test_losses_of_shares_average_to_that_of_all() -> None:
+    algorithm = made()
+    columns = windows(algorithm, some(CHOICE))
+    num, half = len(columns["action"]), len(columns["action"]) // 3
+
+    def loss(first: int, stop: int) -> float:
+        batch = Batch({name: column[first:stop] for name, column in columns.items()}, algorithm.module)
+        return algorithm.loss(algorithm.module, batch).total.item()
+
+    whole = loss(0, num)
+    there = torch.as_tensor(columns["obs/attention_mask"])
+    algorithm.learner.only.team = Told(torch.tensor([there.sum(), there.numel()], dtype=torch.float64))  # type: ignore[assignment]
+    shares = [loss(0, half), loss(half, num)]
+    assert (half * shares[0] + (num - half) * shares[1]) / num == pytest.approx(whole, rel=1e-6)
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_no_token_sees_a_later_one_or_padding(evaluates: bool) -> None:
     algorithm, exp = made(BOX, num_layers=2), some(BOX)

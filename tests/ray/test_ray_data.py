@@ -19,12 +19,14 @@ import pytest
 import etude
 from etude.algorithms import Ray
 from etude.algorithms.feed import feed_of as local_feed_of
+from etude.algorithms.feed import plan_of
 from etude.errors import DataError, EngineError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, convert
 
 ray = pytest.importorskip("ray")
 
+from etude.ray import data as ray_data  # noqa: E402
 from etude.ray.data import Shard, open_shards, told, unshared  # noqa: E402
 
 OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
@@ -301,6 +303,54 @@ def test_segments_are_never_cut_by_shares(data: str) -> None:
     a, b = ray.get([actor.take.remote(40) for actor in actors])
     assert {"advantage", "obs", "action"} <= a[0].keys()
     assert set(rows(a) + rows(b)) == set(EVERY)
+
+
+def test_a_batch_of_whole_segments_has_its_steps_on_average(tmp_path: Path, cluster: None) -> None:
+    path = record(tmp_path / "data", episodes([10] * 60 + [100] * 20), max_rows_per_file=200)  # 2,600 steps
+    actors = learners(marwil(path, batch_size=128, max_segment_length=128, buffer_size=10_000), 2)
+    batches = ray.get([actor.take.remote(40) for actor in actors])
+    assert np.mean([len(a["obs"]) + len(b["obs"]) for a, b in zip(*batches, strict=True)]) == pytest.approx(128, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ({}, 2600 / 80),
+        ({"max_segment_length": 64}, 2600 / 100),
+        ({"filter": "t < 50"}, 1600 / 80),
+        ({"connectors": ("frame_stack:2",)}, 2600 / 80),
+        ({"prelearner": late}, 2590 / 79),
+    ],
+)
+@pytest.mark.parametrize("format", [None, "rllib-table"])
+def test_the_mean_length_of_segments_is_that_of_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, length: float, format: str | None
+) -> None:
+    path = tmp_path / "data"
+    record(path, episodes([10] * 60 + [100] * 20), max_rows_per_file=200)
+    if format is not None:
+        convert(Recording.open(path), tmp_path / "other", format=format)
+        path = tmp_path / "other"
+    plan = plan_of(
+        marwil(str(path), **{"batch_size": 256, "max_segment_length": 128} | settings), "main", {}, loads_here=False
+    )
+    assert ray_data._mean_length(plan) == pytest.approx(length)
+    share, by_segments = ray_data._share_of_batch(plan, 2)
+    assert by_segments
+    assert share == pytest.approx(128 / length)
+    monkeypatch.setattr(ray_data, "_COUNTED_PARTS", 6)
+    monkeypatch.setattr(ray_data, "_SAMPLED_PARTS", 6)
+    assert ray_data._mean_length(plan) == pytest.approx(length, 0.3)
+
+
+def test_batches_smaller_than_the_learners_segments_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = record(tmp_path / "data", episodes([50] * 4))
+    plan = plan_of(marwil(path, max_segment_length=50), "main", {}, loads_here=False)
+    assert ray_data._share_of_batch(plan, 2) == (1.0, True)
+    assert "`batch_size` is 64, but each of 2 learners takes at least one whole segment, of 50 steps" in caplog.text
+    assert "gradient steps have about 100 steps" in caplog.text
 
 
 def test_recurrent_modules_share_whole_segments(data: str) -> None:

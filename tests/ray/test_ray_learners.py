@@ -19,9 +19,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from etude import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
+from etude import BC, DQN, PPO, TD3BC, BCConfig, DQNConfig, PPOConfig, TD3BCConfig
 from etude.algorithms import Ray
-from etude.errors import EngineError, EtudeError, SettingsError
+from etude.errors import DataError, EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, Update
 from etude.modules import Module, NetworkConfig
@@ -235,6 +235,31 @@ def test_dqn_learns_from_batches_and_says_errors_by_row(cluster: None) -> None:
     assert len(kept) == 5
     for rows, error in zip(kept, errors, strict=True):
         torch.testing.assert_close(rows["td_error"], error, atol=1e-5, rtol=1e-4)
+
+
+def test_td3_bc_divides_by_the_mean_of_all_learners(cluster: None) -> None:
+    config = TD3BCConfig(data="none", seed=3, network=SMALL, lr=1e-2, policy_delay=1, target_noise=0.0)
+    box = {"main": (OBS, spaces.Box(-1, 1, (2,), np.float32))}
+    algorithm, one = TD3BC(config, saved_spaces=box), TD3BC(config, saved_spaces=box)
+    rng, scales = np.random.default_rng(0), np.linspace(0.1, 3.0, 9, dtype=np.float32)[:, None]  # shares differ
+    batches = [
+        {
+            "obs": scales * rng.normal(size=(9, 4)).astype(np.float32),
+            "next_obs": scales * rng.normal(size=(9, 4)).astype(np.float32),
+            "action": rng.uniform(-1, 1, (9, 2)).astype(np.float32),
+            "reward": rng.normal(size=9).astype(np.float32),
+            "terminated": np.zeros(9, bool),
+        }
+        for _ in range(5)
+    ]
+    own = one.learner.modules["main"].update_from(iter(batches))
+    with closing(Learners(algorithm, Ray(num_learners=2))) as learners:
+        update, _ = learners.update_from("main", iter(batches), 0)
+        with pytest.raises(DataError, match="a batch has fewer rows than there are learners, 2: give larger"):
+            learners.update_from("main", [{name: column[:1] for name, column in batches[0].items()}], 0)
+    assert update.losses == pytest.approx(own.losses, rel=1e-5)
+    for key, value in one.module.state_dict().items():
+        torch.testing.assert_close(algorithm.module.state_dict()[key], value, atol=1e-5, rtol=1e-4)
 
 
 # -- faults -------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 """What runners are sent."""
 
 import pickle
+import threading
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -28,8 +30,10 @@ from etude.ray.policies import (
     learned_of,
     plain_attributes,
     portable,
+    register_sent,
     set_learned,
     set_plain_attributes,
+    spec_sent,
 )
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -168,3 +172,24 @@ def test_any_changed_weight_changes_the_fingerprint(dtype: torch.dtype) -> None:
     assert fingerprint(module) == before
     module.get_buffer("one").fill_(1)
     assert fingerprint(module) != before
+
+
+def test_what_an_id_stands_for_is_sent_where_that_is_possible() -> None:
+    lock = threading.Lock()
+    try:
+        gym.register("Sent-v0", lambda: None, kwargs={"size": 3})
+        gym.register("Unsent-v0", lambda: lock)
+        sent = spec_sent("Sent-v0")
+        assert sent is not None
+        assert spec_sent("Unsent-v0") is spec_sent("Unknown-v0") is spec_sent(gym.Env) is None
+        before = gym.registry.pop("Sent-v0")
+        register_sent(sent)
+        found = gym.registry["Sent-v0"]
+        assert (found.id, found.kwargs) == (before.id, before.kwargs)
+        assert found is not before
+        register_sent(sent)
+        assert gym.registry["Sent-v0"] is found
+        register_sent(b"of a module that is not here")
+    finally:
+        for name in ("Sent-v0", "Unsent-v0"):
+            gym.registry.pop(name, None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import ray
@@ -224,6 +225,17 @@ def test_exploration_is_the_learners(made: Any) -> None:
         np.testing.assert_allclose(exp.steps[col.LOGP], math.log(0.5), rtol=1e-6)
     finally:
         algorithm.close()
+
+
+def test_an_id_that_only_this_process_has_registered(made: Any) -> None:
+    try:
+        gym.register("OnlyHere-v0", runner_envs.Walk, kwargs={"length": 3})
+        algorithm = made(Ray(num_runners=1, num_evaluation_runners=1), env="OnlyHere-v0", evaluation_interval=1)
+        results = [algorithm.train() for _ in range(2)]
+    finally:
+        gym.registry.pop("OnlyHere-v0", None)
+    assert results[0].length_mean == 3
+    assert results[1].evaluation["length_mean"] == 3
 
 
 def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

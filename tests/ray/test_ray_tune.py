@@ -338,6 +338,7 @@ def test_offline_trials_find_relative_data(cluster, tmp_path, monkeypatch):
         ({"clip": [0.1, -1.0]}, "The search space gave clip=-1.0"),
         ({"lr": []}, "the search space of `lr` is an empty list: give the values to try"),
         ({"engine.num_runners": [0]}, "`engine.num_runners` is 0, but must be at least 1"),
+        ({"record.path": [None, "data"]}, "`record.path`: several runs can't write one recording"),
     ],
 )
 def test_what_is_wrong_with_a_search_space_is_told_before_anything_starts(tmp_path, space, message):
@@ -366,6 +367,13 @@ def test_what_is_wrong_with_other_arguments(tmp_path, more, message):
     with pytest.raises(SettingsError) as error:
         tune(TINY, {"lr": [1e-3]}, **{"stop": etude.Stop(updates=1), "out": tmp_path / "x", **more})
     assert message in str(error.value)
+
+
+def test_trials_do_not_record(tmp_path):
+    config = dataclasses.replace(TINY, record=etude.RecordConfig(path=str(tmp_path / "data")))
+    with pytest.raises(SettingsError, match="`record.path`: several runs can't write one recording. Leave it out"):
+        tune(config, {"lr": [1e-3]}, stop=etude.Stop(updates=1), out=tmp_path / "x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trial_that_the_cluster_has_no_room_for(cluster, tmp_path):

@@ -45,7 +45,7 @@ def untouched() -> Preparation:
     return Preparation(Pipeline([]), Pipeline([]))
 
 
-def make(source: Any, size: int, make: Any = None, prepare: Preparation | None = None, **how: Any) -> DataPipeline:
+def make(source: Any, size: float, make: Any = None, prepare: Preparation | None = None, **how: Any) -> DataPipeline:
     how = {"buffer_size": 64, "seed": 3} | how
     make = make or Steps(("obs", "action"))
     return DataPipeline(Plan(source=source, prepare=prepare or untouched(), make=make, batch_size=size, **how))
@@ -60,7 +60,8 @@ def taken(pipeline: DataPipeline, num: int, start: int = 0) -> list[Any]:
 
 
 def steps(batches: list[Any]) -> list[tuple[float, float]]:
-    return [tuple(row[:2].tolist()) for batch in batches for row in batch["obs"]]
+    columns = [batch.steps if isinstance(batch, Experience) else batch for batch in batches]
+    return [tuple(row[:2].tolist()) for batch in columns for row in batch["obs"]]
 
 
 EVERY = sorted((float(i), float(t)) for i, length in enumerate(LENGTHS) for t in range(length))
@@ -143,6 +144,22 @@ def test_sequences_come_whole_and_each_once_an_epoch(recording: Recording, burn_
     assert max(seen.values()) == 1
     assert set(seen) <= set(EVERY)
     assert pipeline.epoch_size == num
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 30, 100])
+def test_batches_may_have_a_fraction_of_a_segment_on_average(recording: Recording, start: int) -> None:
+    source, num = recording.read(), sum(-(-length // 8) for length in LENGTHS)
+
+    def pipeline() -> DataPipeline:
+        return make(InMemory(source), 2.56, Cuts(8), by_segments=True, epoch_size=num if start else None)
+
+    batches = taken(pipeline(), 150)
+    assert [len(batch) for batch in batches] == np.diff(np.floor(2.56 * np.arange(151))).tolist()
+    together = Experience.concat(batches)
+    assert len(together) == 2.56 * 150 > 5 * num
+    for first in range(0, len(together) - num, num):
+        assert sorted(steps([together[first : first + num]])) == EVERY
+    assert steps(taken(pipeline(), 50, start)) == steps(batches[start : start + 50])
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), cut=st.integers(1, 12), context=st.integers(0, 5))
