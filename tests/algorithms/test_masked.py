@@ -11,6 +11,7 @@ from gymnasium import spaces
 from over_seeds import median_over_seeds
 
 from etude.algorithms import PPO, PPOConfig, Stop
+from etude.connectors import FrameStack
 from etude.envs import InfoActionMask
 from etude.errors import EnvError, ModuleError
 from etude.modules import NetworkConfig
@@ -111,17 +112,26 @@ class FloatMask(gym.ObservationWrapper[Any, Any, Any]):
         return {**observation, "action_mask": observation["action_mask"].astype(np.float32)}
 
 
-def test_connectors_leave_the_mask_alone_or_say_that_they_can_not() -> None:
+class Doubles(FrameStack):
+    """Stacks the mask, too."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        twice = spaces.MultiBinary(2 * obs_space["action_mask"].n)
+        return spaces.Dict({**obs_space.spaces, "action_mask": twice}), action_space
+
+
+@pytest.mark.parametrize("connector", ["normalize_obs", "frame_stack:2"])
+def test_connectors_leave_the_mask_alone_or_say_that_they_can_not(connector: str) -> None:
     config = PPOConfig(
-        env=lambda: FloatMask(Keyring(masked=True)), seed=0, num_steps=300, connectors=("normalize_obs",), num_envs=4
+        env=lambda: FloatMask(Keyring(masked=True)), seed=0, num_steps=300, connectors=(connector,), num_envs=4
     )
     algorithm = PPO(config)
     for _ in range(3):
         algorithm.train()
     exp = algorithm.runner.collect(num_steps=300)
-    assert exp.steps["obs/action_mask"][np.arange(300), exp.steps["action"]].all()
-    with pytest.raises(ModuleError, match="holds 200 numbers. It needs 100.* such as frame_stack, can't be used"):
-        PPO(PPOConfig(env=lambda: Keyring(masked=True), connectors=("frame_stack:2",)))
+    assert exp.steps["obs/action_mask"][np.arange(exp.num_steps), exp.steps["action"]].all()
+    with pytest.raises(ModuleError, match="holds 200 numbers. It needs 100.* that change the mask can't be used"):
+        PPO(PPOConfig(env=lambda: Keyring(masked=True), connectors=(Doubles,)))
 
 
 class Countdown(gym.Env[Any, Any]):

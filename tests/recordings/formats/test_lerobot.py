@@ -564,7 +564,7 @@ def test_whole_numbers_beyond_those_of_int64_are_written(tmp_path: Path) -> None
 def test_several_agents_are_refused(tmp_path: Path) -> None:
     exp = episodes(BOX, MOVE, [4, 4], episode_id=["e", "e"], agent_id=["a", "b"], terminated=True, truncated=False)
     own = recorded(tmp_path / "own", BOX, MOVE, exp)
-    with pytest.raises(DataError, match="several agents .*Keep Etude's format, or write the steps of one agent only"):
+    with pytest.raises(DataError, match="several agents .*Keep Etude's format, or first write the steps of one agent"):
         convert(own, tmp_path / "a", "lerobot")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own"]
 
