@@ -70,8 +70,8 @@ def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Colle
     """The module id of each segment, object ``[segments]``; need not be the id of an existing module.
 
     Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name. Where
-    ``module_of`` can't know, it is the one of ``module_ids`` that acted: for agents without a name, as in served
-    episodes, and for episodes without a number, if it fails.
+    ``module_of`` can't know, as the episode has no number, it is the one of ``module_ids`` that acted: for agents
+    without a name, as in served episodes, and if it fails.
 
     Raises:
         DataError: ``module_of`` fails.
@@ -83,15 +83,17 @@ def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Colle
     of = np.empty(len(segments), object)
     names = (column.tolist() for column in (segments.agent_id, segments.episode_id, segments.module_id))
     for i, (agent, episode, acted) in enumerate(zip(*names, strict=True)):
-        if agent is None and acted in module_ids:
+        its = Episode.recorded(episode)
+        number: int | None = its.number
+        if agent is None and number is None and acted in module_ids:
             of[i] = acted
             continue
         if (agent, episode) not in known:
             try:
-                known[agent, episode] = module_of(agent, Episode.recorded(episode))
+                known[agent, episode] = module_of(agent, its)
             except Exception as error:
                 why = ""
-                if Episode.recorded(episode).number is None:
+                if number is None:
                     if acted in module_ids:
                         of[i] = acted
                         continue

@@ -78,7 +78,8 @@ class Turn:
     """The envs whose episode ended for all agents with the rows of this turn; their next rows are in later turns. None
     if each env has one slot, whose end is the env's."""
     unheld: NDArray[np.float64] | None = None
-    """``[num_slots]``: the rewards of agents that never acted in an episode that is ``over``. None: there are none."""
+    """``[num_slots]``: the rewards of agents that never acted in an episode that is ``over``, NaN for all others. None:
+    there are none."""
     lost: NDArray[np.int64] | None = None
     """Slots, of any kind, whose episodes were cut before this turn because their env failed. The last observation they
     were shown is their final one; the results of the actions sent then are lost. None: no slot."""

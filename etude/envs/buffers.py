@@ -196,7 +196,7 @@ class StepBuffers:
         """The flags of rows that end; 0 means no row."""
         self.end_reward = take(agents, np.float64)
         self.unheld = take(agents, np.float64)
-        """The rewards of agents that never acted in the last episode; meaningless without the bit."""
+        """The rewards of agents that never acted in the last episode, NaN for others; meaningless without the bit."""
 
         def columns(space: Space, root: str, rows: int) -> Columns:
             parts = leaves(space, root)
@@ -439,7 +439,7 @@ class TurnBuilder:
                 turns.append(self._nothing())
             turns[-1].over = over
             if (unheld := envs[(status & UNHELD) != 0]).size:
-                rewards = turns[-1].unheld = np.zeros(self._slots.size)
+                rewards = turns[-1].unheld = np.full(self._slots.size, np.nan)
                 rewards[self._slots[unheld]] = self._buffers.unheld[unheld]
         return turns
 

@@ -80,7 +80,8 @@ class MultiAgentEnv(Protocol):
 
 # -- the agents of one env ------------------------------------------------------------------------------------------
 
-_AWAY, _IN, _ENDED = range(3)  # before its first row; between its first row and its end; after its end
+# before its first row; between its first row and its end; after its end; after an end without having acted
+_AWAY, _IN, _ENDED, _NEVER = range(4)
 
 
 class AgentStates:
@@ -109,10 +110,10 @@ class AgentStates:
 
     def reset(self) -> None:
         """Begin a new episode, in which no agent has a row yet."""
-        self._warn_of_unheld_rewards()
         self.waiting.clear()
         self._state = [_AWAY] * len(self.ids)
         self._owed = [0.0] * len(self.ids)
+        self._paid: set[Any] = set()
         self._taken: dict[int, Any] = {}
 
     def act(self, actions: Mapping[int, Any]) -> dict[Any, Any]:
@@ -130,12 +131,13 @@ class AgentStates:
         Raises:
             EnvError: an agent is unknown or has ended, or a reward is not a number.
         """
+        self._paid.update(rewards)
         for agent, reward in rewards.items():
             if reward.__class__ not in NUMBERS:
                 check_reward(reward)
             if reward:
                 i = self._number(agent)
-                if self._state[i] == _ENDED:
+                if self._state[i] >= _ENDED:
                     raise EnvError(
                         f"{self.env_name}: agent {agent!r} got the reward {reward} after its end, when no step is "
                         "left to add it to. Give it in the step in which the agent ends."
@@ -166,7 +168,7 @@ class AgentStates:
         if self._state[i] == _IN:
             reward, self._owed[i] = self._owed[i], 0.0
             return AgentStep(i, obs, reward, False, False, False, taken)
-        if self._state[i] == _ENDED:
+        if self._state[i] >= _ENDED:
             raise EnvError(
                 f"{self.env_name}: agent {agent!r} ended and appears again in the same episode. Let it skip steps "
                 "instead of ending it, or add an agent for its next life to possible_agents."
@@ -181,9 +183,10 @@ class AgentStates:
             EnvError: the agent is unknown.
         """
         i = self._number(agent)
-        before, self._state[i] = self._state[i], _ENDED
-        if before != _IN:
+        if self._state[i] != _IN:
+            self._state[i] = _ENDED if self._state[i] == _ENDED else _NEVER
             return []
+        self._state[i] = _ENDED
         reward, self._owed[i] = self._owed[i], 0.0
         return [AgentStep(i, obs, reward, terminated, truncated, False, self._taken.pop(i, None))]
 
@@ -194,24 +197,25 @@ class AgentStates:
         """
         self.waiting.clear()
         for row in rows:
-            self._state[row.agent] = _ENDED
+            self._state[row.agent] = _NEVER if row.first else _ENDED
         ends = [row if row.terminated else row._replace(truncated=True) for row in rows if not row.first]
         for agent in self.inside():
             ends += self.end(agent, None, False, True)
         return ends
 
     def unheld(self) -> dict[int, float]:
-        """The rewards, other than 0, of agents that never acted in the episode, which is over."""
-        return {i: reward for i, reward in enumerate(self._owed) if reward and self._state[i] != _IN}
-
-    def _warn_of_unheld_rewards(self) -> None:
-        """Say once that an agent got a reward, but had no step in the episode that it could belong to."""
-        for i, reward in self.unheld().items():
-            _warn_once(
-                "%s: agent %r got the reward %s in an episode in which it never acted. Returns in results include such "
-                "rewards, but no step can hold them, so nothing learns from them and recordings lack them.",
-                *(self.env_name, self.ids[i], reward),
-            )
+        """The rewards, of 0 too, of agents that never acted in the episode, which is over."""
+        found = {}
+        for i, state in enumerate(self._state):
+            if state in (_AWAY, _NEVER) and (self._owed[i] or self.ids[i] in self._paid):
+                found[i] = self._owed[i]
+                if self._owed[i]:
+                    _warn_once(
+                        "%s: agent %r got the reward %s in an episode in which it never acted. Returns in results "
+                        "include such rewards, but no step can hold them: recordings and learners do not get them.",
+                        *(self.env_name, self.ids[i], self._owed[i]),
+                    )
+        return found
 
     def _see_mask(self, agent: Any) -> None:
         """Say once that an agent's infos hold an action mask, but its observations do not."""
@@ -230,7 +234,7 @@ class AgentStates:
 
     def all_ended(self) -> bool:
         """Whether no agent can appear in this episode any more."""
-        return self._state.count(_ENDED) == len(self.ids)
+        return all(state >= _ENDED for state in self._state)
 
     def _number(self, agent: Any) -> int:
         try:

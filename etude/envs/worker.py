@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from etude.envs.adapters import (
     FLAGS,
     NUMBERS,
@@ -368,7 +370,7 @@ class EnvWorker:
     def _write_unheld(self, env: int, rewards: dict[int, float]) -> int:
         if not rewards:
             return 0
-        self._buffers.unheld[env] = 0
+        self._buffers.unheld[env] = np.nan
         for agent, reward in rewards.items():
             self._buffers.unheld[env, self._seat[agent]] = reward
         return UNHELD

@@ -532,7 +532,7 @@ class CallbackRunner:
             episode = self._running[env]
             if episode is not None:
                 if turn.unheld is not None:
-                    episode.unheld_reward = float(turn.unheld[self.arena.env_of == env].sum())
+                    episode.unheld_reward = float(np.nansum(turn.unheld[self.arena.env_of == env]))
                 self._call("on_episode_step", episode)
                 self._call("on_episode_end", episode)
                 episode.keep()

@@ -56,7 +56,8 @@ class Finished(NamedTuple):
     lengths: Ints
     """The length of each episode; in env steps, if there are several agents."""
     agent_returns: dict[str, Floats]
-    """The returns of each agent, by name, in the episodes with that agent; {} if agents have no names."""
+    """The returns of each agent, by name, in the episodes in which it acted or got a reward, of 0 too; {} if agents
+    have no names."""
     module_returns: dict[str, Floats]
     """The same by module: the mean over its agents in each episode."""
     durations: Floats
@@ -202,7 +203,7 @@ class EpisodeTracker(Stateful):
         if (over := turn.over) is None:
             return _NO_INTS, _NO_INTS
         if turn.unheld is not None:
-            idle = turn.unheld.nonzero()[0]
+            idle = np.flatnonzero(~np.isnan(turn.unheld))
             self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unheld[idle], at, True
             for slot in idle.tolist():
                 self.module_of[slot] = self.choose(slot, int(self.number[self.env_of[slot]]))

@@ -194,6 +194,8 @@ def test_served_episodes_belong_to_the_module_that_acted() -> None:
     served = etude.Segments.of(3, episode_id=["x", "y", "z"], module_id=["first", "last", "first"])
     assert modules_of(served, of_agents, ("first", "last")).tolist() == ["first", "last", "first"]
     assert modules_of(served, of_agents).tolist() == ["last"] * 3  # there are no such modules
+    own = etude.Segments.of(2, episode_id=["0" * 16 + "-0-1", "0" * 16 + "-0-2"], module_id=["first", "last"])
+    assert modules_of(own, lambda agent, episode: "last", ("first", "last")).tolist() == ["last", "last"]
     named = etude.Segments.of(2, episode_id=["x", "y"], agent_id="left", module_id=["first", "last"])
     assert modules_of(named, of_agents, ("first", "last")).tolist() == ["first", "first"]
     assert modules_of(named, in_turn, ("first", "last")).tolist() == ["first", "last"]  # it needs a number

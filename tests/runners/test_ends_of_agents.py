@@ -179,7 +179,10 @@ def test_a_limit_before_any_agent_acts_is_named() -> None:
 
 
 class Fold:
-    """A zero-sum game: ``a`` folds and pays 1, so that ``b`` never acts; or ``b`` calls and pays 3."""
+    """A zero-sum game: ``a`` folds and pays 1, or nothing the first time, so that ``b`` never acts; or ``b`` calls and
+    pays 3."""
+
+    is_free = True
 
     possible_agents = ("a", "b")
 
@@ -195,7 +198,9 @@ class Fold:
     def step(self, action: Any) -> Any:
         if action.get("a") == 1:
             return {"b": np.zeros(2, np.float32)}, {}, {}, {}, {}
-        win = -1.0 if "a" in action else 3.0
+        win = 3.0
+        if "a" in action:
+            win, self.is_free = 0.0 if self.is_free else -1.0, False
         return {}, {"a": win, "b": -win}, {"__all__": True}, {}, {}
 
 
@@ -232,12 +237,12 @@ def test_returns_include_the_rewards_of_agents_that_never_acted(workers: Workers
             ("module_returns", "y"),
         ]
     )
-    assert {*a} == {-1.0, 3.0}
+    assert {*a} == {-1.0, 0.0, 3.0}
     np.testing.assert_array_equal(b, -a)
     np.testing.assert_array_equal(y, -x)
-    assert {*x} == {-1.0, 1.0, -3.0, 3.0}
+    assert {*x} == {-1.0, 0.0, 1.0, -3.0, 3.0}
     lengths = np.concatenate([one.lengths for one in played])
-    np.testing.assert_array_equal(lengths, np.where(a < 0, 1, 2))
+    np.testing.assert_array_equal(lengths, np.where(a <= 0, 1, 2))
     assert all((one.returns == 0).all() for one in played)
     if workers.num_workers == 0:
         again = play(resumes=True)
