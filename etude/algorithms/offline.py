@@ -72,29 +72,32 @@ class OfflineAlgorithm(Algorithm[C]):
     def _action_space_outside(self, name: str) -> Space:
         """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
         map actions between it and those recorded; else that of the recording."""
-        recorded = self.recording.action_space
-        if self.config.env is None:
-            outside = self._action_space_of_recorded_env(name)
-        elif any(overrides(connector, "act") for connector in Pipeline(self.config.connectors).connectors):
+        recorded, outside = self.recording.action_space, self._action_space_of_recorded_env(name)
+        pipeline = Pipeline(self.config.connectors).copy()
+        if self.config.env is not None and any(overrides(connector, "act") for connector in pipeline.connectors):
             outside = self._spaces_in_env()[name][1]
-        else:
-            outside = None
-        if outside in (None, recorded):
+        if outside is None or outside == recorded:
             return recorded
-        if Pipeline(self.config.connectors).copy().spaces(self.recording.obs_space, outside)[1] == recorded:
+        if pipeline.spaces(self.recording.obs_space, outside)[1] == recorded:
             return outside
-        if self.config.env is None:
-            _log.warning(
-                "%s: holds actions as they were chosen, in %s, before connectors mapped them to the env's %s. What "
-                "learns from them acts as they were chosen, too: add a connector such as `rescale_action`.",
-                *(shown(self.config.data), recorded, outside),
-            )
+        self._warn_of_units(f"the env's {outside}")
         return recorded
 
+    def _warn_of_units(self, whose: str) -> None:
+        _log.warning(
+            "%s: holds actions as they were chosen, in %s, before connectors mapped them to %s. What learns from them "
+            "acts as they were chosen, too: add a connector such as `rescale_action`.",
+            *(shown(self.config.data), self.recording.action_space, whose),
+        )
+
     def _action_space_of_recorded_env(self, name: str) -> Space | None:
-        found = self.recording.meta.get(col.ENV_ACTION_SPACE)
+        meta = self.recording.meta
+        found = meta.get(col.ENV_ACTION_SPACE)
         if isinstance(found, Mapping) and "type" not in found:  # by module id
-            found = found.get(name, next(iter(found.values()), None))
+            only = next(iter(found.values()), None)
+            found = found.get(name, only if all(one == only for one in found.values()) else None)
+        if found is None and self.config.env is None and "rescale_action" in str(meta.get("connectors")):
+            self._warn_of_units("those of the env, which the recording does not state: set `env`")  # an older version
         try:
             return None if found is None else space_from_json(found)
         except SpaceError:  # another tool's key of this name

@@ -33,7 +33,7 @@ from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
-from etude.modules.network import is_image
+from etude.modules.network import has_pixels
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
 from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, with_channels, without
 from etude.stateful import Stateful
@@ -217,7 +217,7 @@ class NormalizeObs(ObservationMap):
             for name, leaf in leaves(obs_space, col.OBS).items()
             if isinstance(leaf, spaces.Box)
             and name != col.OBS_MASK
-            and (leaf_dtype(leaf).kind == "f" or (leaf_dtype(leaf).kind in "iu" and not is_image(leaf)))
+            and (leaf_dtype(leaf).kind == "f" or (leaf_dtype(leaf).kind in "iu" and not has_pixels(leaf)))
         }
         self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
         # float64 observations are centred in float64: a large mean would cost digits in float32
@@ -278,7 +278,8 @@ class NormalizeObs(ObservationMap):
         if here != there:
             raise CheckpointError(
                 f"the statistics of normalize_obs are of {there}, but the observations are {here}: "
-                "the checkpoint is of another env, or of other connectors before this one."
+                "the checkpoint is of another env, of other connectors before this one, or of an older Etude, "
+                "which left integers as they are."
             )
         for name, values in state.items():
             self._moments[name].load_state_dict(values)

@@ -361,10 +361,10 @@ def _warn_of_other_observations(connector: Connector, before: Experience, after:
             "sees when it acts: write its method online, too, unless this is meant, as for augmentation.",
             connector.name,
         )
-    if before.final_obs and all(before.final_obs.get(name) is column for name, column in after.final_obs.items()):
+    elif before.final_obs and all(before.final_obs.get(name) is column for name, column in after.final_obs.items()):
         _log.warning(
             "the connector `%s` changes the observations of the steps in `offline`, but not `final_obs`, the last "
-            "observation of each segment, whose value is estimated: change it in the same way, unless this is meant.",
+            "observation of each segment, whose value many algorithms estimate: change it, too, unless this is meant.",
             connector.name,
         )
 

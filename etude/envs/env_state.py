@@ -99,7 +99,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     how = "get_state" if capture.used_get_state else "snapshot"
-    return {"how": how, "env": tree, "checksums": capture.checksums}
+    return {"how": how, "env": tree, "sums": capture.checksums}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
             It must then be reset, or made again.
     """
     try:
-        if "checksums" not in state:
+        if "sums" not in state:
             raise CannotRestoreError("an older version of Etude saved the state, without what all envs share")
         restore = _Restore(env, state)
         restore.value(env, state["env"], type(env).__name__)
@@ -537,7 +537,7 @@ class _Restore:
     def __init__(self, env: Any, state: Mapping[str, Any]) -> None:
         self._classes = Classes(env, _is_env, _static)
         self._program = self._classes.shared({node["shared"] for node in _nodes_in(state["env"])})
-        self._checksums = dict(state["checksums"])  # of the classes that were not compared yet
+        self._checksums = dict(state["sums"])  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice

@@ -263,6 +263,13 @@ def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
     )
 
 
+def has_pixels(leaf: Space) -> bool:
+    """Whether a simple space holds images, also of two or four axes, which convolutions don't encode."""
+    shape = leaf_shape(leaf)
+    is_large = len(shape) in (2, 4) and sorted(shape)[-2] >= _MANY_PIXELS
+    return is_image(leaf) or (is_large and leaf_dtype(leaf) == np.uint8)
+
+
 class ObsEncoder(nn.Module):
     """Encodes the leaves of an observation, except its `action_mask`, and concatenates them.
 
@@ -292,10 +299,8 @@ class ObsEncoder(nn.Module):
             )
         for name, part in self.parts.items():
             leaf = leaves(obs_space, OBS)[name]
-            shape = leaf_shape(leaf)
-            is_bytes = isinstance(part, Numbers) and leaf_dtype(leaf) == np.uint8
-            if is_bytes and len(shape) in (2, 4) and sorted(shape)[-2] >= _MANY_PIXELS:
-                _warn_of_pixels(name, shape)
+            if isinstance(part, Numbers) and has_pixels(leaf):
+                _warn_of_pixels(name, leaf_shape(leaf))
         self.encoders = nn.ModuleList(self.parts.values())
         self.width = sum(part.width for part in self.parts.values())
         self.vector = not any(isinstance(part, Image) for part in self.parts.values())

@@ -34,7 +34,7 @@ from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twi
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.pieces import filtered
-from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves, space_to_json
 
 if TYPE_CHECKING:
     One: TypeAlias = str | os.PathLike[str] | RemotePath | Source | CustomSource | Format
@@ -315,7 +315,7 @@ def spaced(
 def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env: str | None = None) -> None:
     """Raise a DataError if data that states its spaces states others than those given.
 
-    If they are those of ``env``, actions may be its own before RLlib or `rescale_action` maps them to its bounds.
+    If they are those of ``env``, actions may be its own before RLlib or connectors map them to its bounds.
     """
     for root, space in zip(_ROOTS, given(), strict=True):
         own = units.header.spaces[root]
@@ -323,11 +323,20 @@ def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env:
             continue
         if env is None and space != own:
             raise DataError(f"{place}: states its `{root}` space, {own}: leave out {root}_space={space}.")
-        if env is not None and not (is_alike(space, own) or is_alike(before_mapping(space), own)):
+        if env is not None and not (
+            is_alike(space, own) or is_alike(before_mapping(space), own) or _is_env_of(units, root, space)
+        ):
             raise DataError(
                 f"{place}: states its `{root}` space, {own}, but that of {env} is {space}. Was it recorded in another "
                 "env? If not, leave out --env."
             )
+
+
+def _is_env_of(units: Units, root: str, space: Space) -> bool:
+    """Whether actions are recorded as chosen, and ``space`` is that of the env to which connectors mapped them."""
+    found = units.header.meta.get(col.ENV_ACTION_SPACE) if root == col.ACTION else None
+    own = space_to_json(space)
+    return found is not None and (found == own or (isinstance(found, Mapping) and own in found.values()))
 
 
 def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:

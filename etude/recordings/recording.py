@@ -458,8 +458,8 @@ class Recording(Screened):
 
 
 def _without_dtypes(space: Space) -> str:
-    """How to write a space in Python, with the default dtype of each `Box`."""
-    return re.sub(r", float\d+\)", ")", str(space))
+    """How to write a space in Python, with the dtype of each `Box` that is not the default."""
+    return re.sub(r", (float\d+)\)", lambda found: ")" if found[1] == "float32" else f', "{found[1]}")', str(space))
 
 
 def recording_of(data: "Recording | DataLike") -> Recording:

@@ -11,9 +11,12 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
+from etude.cli.main import main
+from etude.connectors import Connector
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.learners import Batch
-from etude.recordings import Recording
+from etude.recordings import Recording, RecordingWriter
+from etude.spaces import space_to_json
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,50 @@ def test_what_learned_from_chosen_actions_acts_in_the_envs_units(
     assert resumed.spaces["main"][1] == units  # type: ignore[attr-defined]
 
 
+def test_units_are_those_of_the_same_module_or_of_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expert = PPO(PPOConfig(env="Pendulum-v1", connectors=("rescale_action",), num_envs=1, seed=0))
+    exp = next(iter(expert.runner.collect_each(num_steps=50).values()))
+    one, other = (spaces.Box(-high, high, (1,)) for high in (2, 5))
+    cases: list[tuple[dict[str, Any], spaces.Box | None]] = [
+        ({"a": one, "main": other}, other),
+        ({"a": one, "b": one}, one),
+        ({"a": one, "b": other}, None),
+    ]
+    for i, (by_module, outside) in enumerate(cases):
+        caplog.clear()
+        meta = {
+            "connectors": {name: ["rescale_action"] for name in by_module},
+            "env_action_space": {name: space_to_json(space) for name, space in by_module.items()},
+        }
+        inside = spaces.Box(-1, 1, (1,))
+        with RecordingWriter(
+            tmp_path / str(i), obs_space=expert.spaces["main"][0], action_space=inside, meta=meta
+        ) as writer:
+            writer.write(exp)
+        clone = BC(BCConfig(data=str(tmp_path / str(i)), connectors=("rescale_action",), seed=0))
+        assert clone.spaces["main"][1] == (inside if outside is None else outside)
+        assert ("which the recording does not state" in caplog.text) == (outside is None)
+
+
+def test_data_whose_actions_connectors_mapped_is_that_of_the_env(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torque(Connector):
+        """Five choices of a torque."""
+
+        def spaces(self, obs_space: Any, action_space: Any) -> Any:
+            return obs_space, spaces.Discrete(5)
+
+        def act(self, action: Any) -> Any:
+            return {"action": (action["action"][:, None] - 2).astype(np.float32)}
+
+    PPO(PPOConfig(env="Pendulum-v1", connectors=(Torque,), num_envs=1, seed=0)).record(tmp_path / "data", 1, seed=1)
+    assert main(["data", "validate", str(tmp_path / "data"), "--env", "Pendulum-v1"]) == 0
+    assert main(["data", "info", str(tmp_path / "data")]) == 0
+    assert "env action Box(-2.0, 2.0, (1,), float32)" in capsys.readouterr().out
+    assert main(["data", "validate", str(tmp_path / "data"), "--env", "CartPole-v1"]) != 0
+
+
 def test_actions_in_other_units_than_the_recorded_envs_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +234,9 @@ def test_actions_in_other_units_than_the_recorded_envs_are_told(
     clone = BC(BCConfig(data=str(tmp_path / "data"), seed=0))
     assert clone.spaces["main"][1] == spaces.Box(-1, 1, (1,))
     assert "add a connector such as `rescale_action`" in caplog.text
+    caplog.clear()
+    BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", evaluation_interval=0, seed=0))
+    assert "mapped them to the env's Box(-2.0, 2.0" in caplog.text
     caplog.clear()
     plain = PPO(PPOConfig(env="Pendulum-v1", num_envs=1, seed=0))
     plain.record(tmp_path / "plain", 1, seed=1)

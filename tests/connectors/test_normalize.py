@@ -101,9 +101,12 @@ def test_integers_are_normalised_too(dtype: type) -> None:
 
 def test_pictures_of_bytes_are_left_as_they_are() -> None:
     connector = NormalizeObs()
-    camera = spaces.Box(0, 255, (8, 8, 1), np.uint8)
-    space, _ = connector.spaces(spaces.Dict({**OBS_SPACES["dict"].spaces, "camera": camera}), ACTION)
-    assert space["camera"] == camera
+    cameras = {
+        f"camera{i}": spaces.Box(0, 255, s, np.uint8) for i, s in enumerate([(8, 8, 1), (30, 30), (4, 84, 84, 3)])
+    }
+    few = {name: part for name, part in OBS_SPACES["dict"].spaces.items() if name != "camera"}
+    space, _ = connector.spaces(spaces.Dict({**few, **cameras}), ACTION)
+    assert {name: space[name] for name in cameras} == cameras
     assert space["mode"] == OBS_SPACES["dict"]["mode"]
     assert list(connector.state_dict()) == ["obs/joints"]
 

@@ -338,6 +338,13 @@ def test_bytes_that_are_no_images_fit_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.steps["obs"], chosen)
 
 
+class WideEnv(gym.Env[Any, Any]):
+    """An env with actions and observations in float64."""
+
+    observation_space = Box(-1, 1, (3,), np.float64)
+    action_space = Box(-2, 2, (1,), np.float64)
+
+
 def test_the_spaces_that_rllib_maps_to_may_be_given_in_another_dtype(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,7 +353,10 @@ def test_the_spaces_that_rllib_maps_to_may_be_given_in_another_dtype(
     convert(Recording.open(npz(tmp_path / "a.npz", **found), **wide), tmp_path / "b", "rllib-episodes")
     with caplog.at_level(logging.WARNING, "etude.recordings"):
         Recording.open(tmp_path / "b").warn_of_mapped_actions()
-    assert "data=Recording.open(path, action_space=Box(-1.0, 1.0, (1,))) and add" in caplog.text
+    assert 'data=Recording.open(path, action_space=Box(-1.0, 1.0, (1,), "float64")) and add' in caplog.text
+    told: dict[str, Any] = {"env": WideEnv, "connectors": ("rescale_action",), "evaluation_interval": 1}
+    as_told = Recording.open(tmp_path / "b", action_space=Box(-1.0, 1.0, (1,), "float64"))  # type: ignore[arg-type]
+    assert etude.BC(etude.BCConfig(data=as_told, **told)).spaces["main"][1] == wide["action_space"]
     opened = Recording.open(tmp_path / "b", action_space=Box(-1.0, 1.0, (1,)))
     assert opened.action_space == Box(-1, 1, (1,), np.float32)
     assert opened.read().steps["action"].dtype == np.float32
