@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,25 @@ def rows(batches: list[Any]) -> list[tuple[int, int]]:
 
 def feed_of(algorithm: Any, name: str = "main") -> Any:
     """What feeds a single learner."""
+    return feeds_of(algorithm)[name]
+
+
+_OPENED: list[Any] = []
+
+
+def feeds_of(algorithm: Any) -> dict[str, Any]:
+    """What feeds a single learner, by module; closed after the test, since their threads must not outlive Ray."""
     (shard,) = open_shards(algorithm, Ray(num_learners=1))
-    return shard.feeds(algorithm)[name]
+    feeds: dict[str, Any] = shard.feeds(algorithm)
+    _OPENED.extend(feeds.values())
+    return feeds
+
+
+@pytest.fixture(autouse=True)
+def feeds_are_closed() -> Iterator[None]:
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
 
 
 def late(exp: Experience, connect: Any) -> Experience:
@@ -383,8 +401,7 @@ def test_each_module_has_a_stream_of_its_own(tmp_path: Path, cluster: None) -> N
     agents = ["left", "right"] * 5
     path = record(tmp_path / "two", episodes(LENGTHS, agent_id=agents), max_rows_per_file=50)
     algorithm = bc(path, mode="stream", modules=("left", "right"))
-    (shard,) = open_shards(algorithm, Ray(num_learners=1))
-    feeds = shard.feeds(algorithm)
+    feeds = feeds_of(algorithm)
     for i, (name, feed) in enumerate(feeds.items()):
         own = [pair for pair in EVERY if pair[0] % 2 == i]
         found = rows(taken(feed, len(own) // 14 + 1))[: len(own)]
