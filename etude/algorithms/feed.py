@@ -25,6 +25,7 @@ from etude.interruption import interruptible
 from etude.learners.batch import as_tensors
 from etude.modules import Module
 from etude.recordings import Recording
+from etude.recordings.action_units import ACTIONS, REWRITTEN
 from etude.recordings.batches import DERIVED
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
 from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, InMemory, Parted, Plan, Preparation, Steps
@@ -246,6 +247,13 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
     """
     policy, learner = algorithm.policies[name], algorithm.learner.modules[name]
     recording: Recording = algorithm.recording
+    in_env_units = recording.action_space != policy.module.action_space
+    if in_env_units and recording.meta.get(ACTIONS) == REWRITTEN:
+        raise DataError(
+            f"{recording.path}: another tool has rewritten it, and dropped what says whether its actions are those "
+            "that the env got, or those that the module chose before connectors mapped them. Give their space: "
+            "data=Recording.open(Source(path, preset='etude', action_space=Box(-1, 1, shape)))."
+        )
     with algorithm.settings_of(name):
         config: OfflineConfig = algorithm.config
         several, seed = config.agents.modules is not None, algorithm.runner_seed
@@ -260,7 +268,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
             select=select,
             where=where,
             own=config.prelearner,
-            in_env_units=recording.action_space != policy.module.action_space,
+            in_env_units=in_env_units,
         )
         held = _held(config, recording, fresh, policy.module)
         make, size = _made(algorithm, policy.module, fresh)

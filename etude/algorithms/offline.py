@@ -91,11 +91,12 @@ class OfflineAlgorithm(Algorithm[C]):
         )
 
     def _action_space_of_recorded_env(self, name: str) -> Space | None:
+        from etude.recordings.action_units import env_action_space
+
         meta = self.recording.meta
-        found = meta.get(col.ENV_ACTION_SPACE)
+        found = env_action_space(meta)
         if isinstance(found, Mapping) and "type" not in found:  # by module id
-            only = next(iter(found.values()), None)
-            found = found.get(name, only if all(one == only for one in found.values()) else None)
+            found = found.get(name)
         if found is None and self.config.env is None and "rescale_action" in str(meta.get("connectors")):
             self._warn_of_units("those of the env, which the recording does not state: set `env`")  # an older version
         try:

@@ -21,7 +21,7 @@ from etude import columns as col
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
 from etude.algorithms.policies import MAIN, spaces_in
 from etude.algorithms.results import Evaluation
-from etude.connectors import Connector, Drop, Pipeline
+from etude.connectors import Connector, Drop, Pipeline, overrides
 from etude.connectors.pipeline import learns, state_to_json
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import DataError, EnvError, EtudeError
@@ -426,7 +426,7 @@ def seed_after(folder: str, kinds: Mapping[str, Spaces], seed: int) -> int:
 
 
 def connectors_meta(policies: Mapping[str, Policy], *, several: bool) -> dict[str, Any]:
-    """Metadata of recordings: ``connectors``; ``filter``, what they have learned; and, if they change actions,
+    """Metadata of recordings: ``connectors``; ``filter``, what they have learned; and, if they map actions,
     ``env_action_space``. Each is by module id if there are ``several`` modules."""
     found: dict[str, dict[str, Any]] = {
         "connectors": {name: [*map(repr, own.connectors.connectors)] for name, own in policies.items()},
@@ -435,6 +435,7 @@ def connectors_meta(policies: Mapping[str, Policy], *, several: bool) -> dict[st
             name: space_to_json(own.action_space)
             for name, own in policies.items()
             if own.action_space != own.module.action_space
+            or any(overrides(connector, "unact") for connector in own.connectors.connectors)
         },
     }
     return {key: by_name if several else by_name[MAIN] for key, by_name in found.items() if by_name}

@@ -15,9 +15,8 @@ from etude import columns as col
 from etude.cli import flags
 from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
-from etude.errors import DataError, SettingsError, SpaceError, printable
+from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
-from etude.spaces import space_from_json
 
 if TYPE_CHECKING:
     from etude.recordings import Guess, Recording
@@ -457,16 +456,9 @@ def _of_table(path: str, guess: "Guess") -> str:
     return "\n".join(map(printable, [*"\n".join(lines).split("\n"), "", f"{more}--columns ..."]))
 
 
-def _spaces_in_words(told: Any) -> str:
-    """A space that is given as JSON, or those of several modules by id."""
-    try:
-        found = [told] if "type" in told else list(told.values())
-        return " or ".join(dict.fromkeys(" ".join(str(space_from_json(one)).split()) for one in found))
-    except (SpaceError, AttributeError, TypeError):  # another tool's key of this name
-        return str(told)
-
-
 def _described(found: Mapping[str, Any], recording: "Recording") -> str:
+    from etude.recordings.action_units import in_words
+
     steps = f"{found['env_steps']:,}"
     if found["agent_steps"] != found["env_steps"]:
         steps += f" of the env, {found['agent_steps']:,} of {len(found['agents'])} agents"
@@ -478,7 +470,8 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
     if (both := found["terminated"] + found["truncated"] + found["unfinished"] - found["episodes"]) > 0:
         ends += f"; {both:,} both terminated and truncated"
     meta = {name: value for name, value in found["meta"].items() if value not in (None, [], "")}
-    outside = meta.pop(col.ENV_ACTION_SPACE, None)
+    action, outside = " ".join(str(recording.action_space).split()), meta.pop(col.ENV_ACTION_SPACE, None)
+    outside = None if outside is None else in_words(outside)
     rows = {
         "recording": f"{found['path']} ({found['format']}{version})",
         "env": found["env"] or "unknown",
@@ -487,8 +480,8 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
         "return": returns,
         "columns": " ".join(found["columns"]),
         "obs": " ".join(str(recording.obs_space).split()),  # NumPy pads bounds
-        "action": " ".join(str(recording.action_space).split()),
-        **({} if outside is None else {"env action": _spaces_in_words(outside)}),
+        "action": action,
+        **({} if outside in (None, action) else {"env action": outside}),
         "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
         **meta,
         **({"filter": "learned statistics of the connectors"} if "filter" in meta else {}),

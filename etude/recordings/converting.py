@@ -17,6 +17,7 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import RemotePath
+from etude.recordings.action_units import AS_THE_ENV_GOT
 from etude.recordings.editing import check_apart, columns_of_pass, episode_table, writer_like, written_whole
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
@@ -155,10 +156,8 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
     notes += [
         f"the names of `{name}`'s choices have no place in {format}: numbers" for name in named if format != "lerobot"
     ]
-    if col.ENV_ACTION_SPACE in recording.meta:
-        notes.append(
-            f"actions are written as they were chosen, in {recording.action_space}: connectors mapped them to the env's"
-        )
+    if (units := recording.header.units) != AS_THE_ENV_GOT:
+        notes.append(f"actions are written in {recording.action_space}, and {format} can't say that they are {units}")
     try:
         writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:

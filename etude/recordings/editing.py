@@ -435,6 +435,11 @@ def _check_spaces(recordings: Sequence[Recording]) -> None:
                     f"{other.path}: its `{root}` space is {space}, but that of {first.path} is "
                     f"{first.header.spaces[root]}. Only recordings of equal spaces can be merged."
                 )
+        if other.header.units != first.header.units:
+            raise DataError(
+                f"{other.path}: its actions are {other.header.units}, but those of {first.path} are "
+                f"{first.header.units}. Only recordings with actions in the same units can be merged."
+            )
 
 
 def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]], dict[str, str]]:
@@ -491,7 +496,10 @@ def _as_dtype(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Merge metadata: what all have in common, and the rest for each recording."""
-    same, rest = shared_meta([recording.meta for recording in recordings])
+    metas = [recording.meta for recording in recordings]
+    same, rest = shared_meta(metas)
+    if names := set.intersection(*(set(meta.get("inferred") or ()) for meta in metas)):
+        same.setdefault("inferred", sorted(names))
     each = [
         {"path": str(recording.path), "format": recording.format, "env": recording.env, "meta": meta}
         for recording, meta in zip(recordings, rest, strict=True)

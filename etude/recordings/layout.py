@@ -21,6 +21,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError, SpaceError
 from etude.experience.table import IDS
 from etude.files import AnyPath
+from etude.recordings.action_units import env_action_space, units
 from etude.settings import choice, suggestion
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
@@ -99,6 +100,11 @@ class Header:
         return _dumped(self.to_json())
 
     @property
+    def units(self) -> str:
+        """The units of the actions, in words; those of recordings that are joined must be the same."""
+        return units(self.action_space, self.meta)
+
+    @property
     def spaces(self) -> dict[str, Space]:
         """The spaces by the root of their columns: ``obs`` and ``action``."""
         return {col.OBS: self.obs_space, col.ACTION: self.action_space}
@@ -174,8 +180,14 @@ def read_json(path: AnyPath) -> Any:
 
 def shared_meta(metas: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Split the metadata of several recordings: what is the same in all of them, and the rest of each."""
+    metas = [_in_one_form(meta) for meta in metas]
     same = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
     return same, [{key: value for key, value in meta.items() if key not in same} for meta in metas]
+
+
+def _in_one_form(meta: Mapping[str, Any]) -> dict[str, Any]:
+    outside = env_action_space(meta)
+    return {**meta, **({} if outside is None else {col.ENV_ACTION_SPACE: outside})}
 
 
 def _dumped(data: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Discrete
 
 from etude import columns as col
 from etude.errors import DataError
@@ -21,13 +21,13 @@ from etude.experience.arrays import describe
 from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
+from etude.recordings.action_units import ACTIONS, BY_RLLIB, REWRITTEN, before_mapping, env_action_space
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
 from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import foreign, format_of, format_of_folder, minari, of_files, usable
 from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import fits, joint_space, widened
-from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
 from etude.recordings.formats.source import ETUDE, Source, described, spaces_added
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
@@ -334,7 +334,7 @@ def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env:
 
 def _is_env_of(units: Units, root: str, space: Space) -> bool:
     """Whether actions are recorded as chosen, and ``space`` is that of the env to which connectors mapped them."""
-    found = units.header.meta.get(col.ENV_ACTION_SPACE) if root == col.ACTION else None
+    found = env_action_space(units.header.meta) if root == col.ACTION else None
     own = space_to_json(space)
     return found is not None and (found == own or (isinstance(found, Mapping) and own in found.values()))
 
@@ -554,9 +554,9 @@ def _rewritten(source: Source, header: Header | None, where: AnyPath | None, fau
         source = Source(source.data, {}, ETUDE, header.obs_space, header.action_space, header.env)
     table = Table(source)
     contents = usable(table.describe(), faults)
-    if header is not None:
-        kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
-        contents = dataclasses.replace(contents, header=kept)
+    told = {ACTIONS: REWRITTEN} if header is None else header.meta
+    kept = dataclasses.replace(contents.header, meta={**told, **contents.header.meta})
+    contents = dataclasses.replace(contents, header=kept)
     return Described(table, contents, where)
 
 
@@ -637,7 +637,7 @@ class _WithSpaces(Format):
 
 def _is_mapped(member: Described) -> bool:
     """Whether RLlib may have mapped the actions to the env's bounds after recording them."""
-    return member.contents.header.meta.get("actions") == ACTIONS_NOTE
+    return member.contents.header.meta.get(ACTIONS) == BY_RLLIB
 
 
 def _read_by(
@@ -645,7 +645,7 @@ def _read_by(
 ) -> tuple[Described, list[str]]:
     """Read a recording by spaces that it does not state; also returns of which of observations and actions.
 
-    The space of actions that RLlib maps to the space that it states may be given, too.
+    The space of actions that RLlib maps to the space that it states may be given, too, or that space itself.
 
     Raises:
         DataError: its columns do not fit them.
@@ -654,32 +654,29 @@ def _read_by(
     if not of_env and _is_mapped(member) and col.ACTION in given and col.ACTION not in roots:
         stated = member.contents.header.action_space
         mapped = before_mapping(stated)
-        roots += [col.ACTION] if mapped != stated and is_alike(given[col.ACTION], mapped) else []
+        is_said = mapped != stated and any(is_alike(given[col.ACTION], one) for one in (mapped, stated))
+        roots += [col.ACTION] if is_said else []
     if not roots:
         return member, []
-    header = member.contents.header
-    if of_env and _is_mapped(member) and col.ACTION in roots:
-        given = {**given, col.ACTION: before_mapping(given[col.ACTION])}
+    header, outside = member.contents.header, None
+    meta = dict(header.meta)
+    if _is_mapped(member) and col.ACTION in roots:
+        outside = given[col.ACTION] if of_env else header.action_space
+        if of_env:
+            given = {**given, col.ACTION: before_mapping(outside)}
+    if col.ACTION in roots and (outside is not None or not of_env):
+        meta.pop(ACTIONS, None)  # whoever gives the space says so
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
-    meta = dict(header.meta)
     told = meta.pop("inferred", ())
     if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
         meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
+    if outside not in (None, spaces[col.ACTION]) and is_alike(spaces[col.ACTION], before_mapping(outside)):
+        meta[col.ENV_ACTION_SPACE] = space_to_json(outside)
     new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
     is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
     format = member.format if is_as_stored else _WithSpaces(member.format, new)
     return member._replace(format=format, contents=dataclasses.replace(member.contents, header=new)), roots
-
-
-def before_mapping(space: Space) -> Space:
-    """The space of actions that RLlib maps to the bounds of ``space``: from -1 to 1 (its ``normalize_actions``)."""
-    if isinstance(space, Dict):
-        return Dict([(key, before_mapping(part)) for key, part in space.spaces.items()])
-    if isinstance(space, Tuple):
-        return Tuple([before_mapping(part) for part in space.spaces])
-    is_mapped = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
-    return Box(-1, 1, space.shape, leaf_dtype(space).type) if is_mapped else space
 
 
 def is_alike(first: Space, second: Space) -> bool:
@@ -764,6 +761,11 @@ def _check_columns(first: Described, other: Described) -> None:
         raise DataError(
             f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open "
             "them one by one, or convert them to the same columns."
+        )
+    if (ours := first.contents.header.units) != (others := other.contents.header.units):
+        raise DataError(
+            f"{first.name} and {other.name} can't be read as one recording: the actions of the first are {ours}, those "
+            f"of the second {others}. Open them one by one."
         )
 
 

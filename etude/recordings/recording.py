@@ -19,6 +19,7 @@ from etude.display import counted, table
 from etude.errors import DataError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
+from etude.recordings.action_units import ACTIONS, BY_RLLIB, before_mapping
 from etude.recordings.batches import (
     DERIVED,
     Groups,
@@ -32,13 +33,11 @@ from etude.recordings.batches import (
 )
 from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
-from etude.recordings.formats.rllib_columns import ACTIONS_NOTE
 from etude.recordings.layout import Header
 from etude.recordings.opening import (
     GivenSpaces,
     Places,
     Units,
-    before_mapping,
     check_stated,
     has_source,
     opened,
@@ -100,7 +99,7 @@ class Recording(Screened):
         ``obs_space`` and ``action_space`` are for data that does not state its spaces: tables, HDF5 and NPZ files,
         LeRobot datasets, RLlib's tables and JSON. Without them, they are inferred from the numbers, without bounds.
         The action space of RLlib's recordings may be given where its episodes state one, too: that of its actions
-        before it maps them from [-1, 1] to the env's bounds.
+        before it maps them from [-1, 1] to the env's bounds, or the one stated, if it does not.
 
         Raises:
             DataError: nothing is there, it is empty or of an unknown format, a file is broken or missing, or the files
@@ -161,7 +160,7 @@ class Recording(Screened):
         found = leaves(self.action_space, col.ACTION).values()
         boxes = [leaf for leaf in found if isinstance(leaf, spaces.Box) and leaf.is_bounded()]
         others = [box for box in boxes if not ((box.low == -1).all() and (box.high == 1).all())]
-        if others and col.ACTION not in self.given and self.meta.get("actions") == ACTIONS_NOTE:
+        if others and self.meta.get(ACTIONS) == BY_RLLIB:
             _log.warning(
                 "%s: states the env's bounds of actions, %s, but RLlib maps actions from [-1, 1] to these after "
                 "recording them, unless `normalize_actions` was off. If none is beyond [-1, 1], write "

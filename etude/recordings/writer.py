@@ -270,6 +270,11 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
             )
         if there.header.to_json()["spaces"] != header.to_json()["spaces"]:
             raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
+        if there.header.units != header.units:
+            raise DataError(
+                f"{there.path}: has actions in other units: its own are {there.header.units}, those to be appended are "
+                f"{header.units}. Choose another folder."
+            )
     return files
 
 
@@ -494,6 +499,12 @@ class RecordingWriter:
                 raise DataError(
                     f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
+                )
+        for name in col.under(described, col.OBS):
+            if name not in exp.final_obs:
+                raise DataError(
+                    f"`final_obs` has no column `{name}`: give the observation after each segment's last step, or "
+                    "zeros and has_final_obs=False where it is unknown."
                 )
         finals = col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)
         check_roots(self._codecs, [*described, *finals, *KEYS])

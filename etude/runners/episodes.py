@@ -25,7 +25,7 @@ _OWN_ID = re.compile(
     r"(?:\d+-)*"  # the place of its recording, if several are read as one
     r"[0-9a-f]{16}-(\d+)-(\d+)"
     r"(?:@\d+)?"  # the updates, in the recording of an evaluation
-    r"(?:~\d+~*)?"  # what merging adds to an id that is taken
+    r"(?:~\d+~*)*"  # what merging adds to an id that is taken
 )
 
 

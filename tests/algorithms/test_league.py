@@ -181,7 +181,7 @@ def test_gradient_steps_of_a_removed_module_still_count(tmp_path: Path) -> None:
 
 def test_merged_episodes_keep_their_numbers() -> None:
     own = "0" * 16 + "-3-7"
-    for given in (own, f"{own}~2", f"1-{own}", f"0-12-{own}@320~3"):
+    for given in (own, f"{own}~2", f"1-{own}", f"0-12-{own}@320~3", f"{own}~2~~2~3"):
         assert etude.Episode.recorded(given) == (given, 3, 7)
     for given in ("2024-01-15", f"{own}-8", f"x-{own}"):
         assert etude.Episode.recorded(given) == (given, None, None)

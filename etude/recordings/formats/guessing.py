@@ -224,7 +224,8 @@ class _Guessing:
                 good.append(name)
             else:
                 self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
-        if {col.LOGP: PROPENSITY, DONE: col.TERMINATED}.get(role) in self._taken:
+        known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
+        if known and all(other in self._taken for other in known):
             good = []  # the same information again
         if good:
             self._take(role, good[0])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
+from etude.recordings.action_units import ACTIONS, BY_RLLIB
 from etude.recordings.formats.inferring import Range, fitting, inferred_space
 from etude.recordings.formats.msgpack_numpy import DTYPE
 from etude.recordings.layout import Header
@@ -34,9 +35,6 @@ _RESERVED: Final = (
     *(col.OBS, col.ACTION, col.REWARD, col.INFO, col.NEXT_OBS, col.FINAL_OBS, *NAMES.values()),
     *(col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED),
 )
-
-ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
-"""The note about actions in ``header.meta["actions"]`` of RLlib's recordings."""
 
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
@@ -129,7 +127,7 @@ def described(
         dropped: The columns that are left out.
         duplicates: The number of copies that are left out.
     """
-    meta: dict[str, Any] = {"format": format, "actions": ACTIONS_NOTE, "duplicates": duplicates}
+    meta: dict[str, Any] = {"format": format, ACTIONS: BY_RLLIB, "duplicates": duplicates}
     meta |= {"inferred": [col.OBS, col.ACTION]} | ({"dropped": list(dropped)} if dropped else {})
     found = {name: (column.dtype, column.shape[1:]) for name, column in columns.items()}
     obs, action = (inferred_space(col.subtree(found, root), root, ranges) for root in (col.OBS, col.ACTION))

@@ -23,6 +23,7 @@ from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
+from etude.recordings.action_units import ACTIONS, BY_RLLIB
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
@@ -510,7 +511,7 @@ class EpisodeFiles:
         self.schema = {name: (dtypes[name], column.shape[1:]) for name, column in columns.items()}
         if first.env_t is not None:
             self.schema = {**self.schema, col.ENV_T: (np.dtype(np.int64), ())}
-        meta: dict[str, Any] = {"format": RLlibEpisodes.name, "actions": words.ACTIONS_NOTE, "duplicates": num_copies}
+        meta: dict[str, Any] = {"format": RLlibEpisodes.name, ACTIONS: BY_RLLIB, "duplicates": num_copies}
         dropped = sorted(info_names(infos) - set(self.schema))
         meta |= {"inferred": inferred} if inferred else {}
         meta |= {"dropped": dropped} if dropped else {}

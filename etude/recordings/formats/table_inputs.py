@@ -203,7 +203,7 @@ def groups_of(
     found = [each for place in several for each in _files(place, filesystem, known)]
     if isinstance(data, InFolders):
         found = [(file, kind, in_names(data.folder, file)) for file, kind, _ in found]
-    names = [file.absolute() if isinstance(file, Path) else file for file, *_ in found]
+    names = [file.resolve() if isinstance(file, Path) else file for file, *_ in found]
     if len(set(names)) < len(names):
         raise given_twice(next(name for name in names if names.count(name) > 1))
     in_folders = _with_types([values for *_, values in found])

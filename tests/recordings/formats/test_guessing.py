@@ -167,6 +167,13 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 }
 
 
+def test_both_flags_of_rlds_are_taken() -> None:
+    """`is_last` is also set where an episode is truncated, and `is_terminal` is not."""
+    table = pa.table(trips(is_last=[0, 0, 1, 0, 0, 1], is_terminal=[0, 0, 1, 0, 0, 0]))
+    guess = guess_columns(table)
+    assert (guess.columns["done"], guess.columns["terminated"]) == ("is_last", "is_terminal")
+
+
 @pytest.mark.parametrize("kind", TABLES)
 def test_the_guess_and_what_is_not_sure(kind: str) -> None:
     columns, words, unsure = TABLES[kind]

@@ -131,9 +131,15 @@ def test_a_file_that_is_given_twice_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     for name in ("a.parquet", "more/b.parquet"):
         pq.write_table(table_of(rows_of([3])), tmp_path / name)
+    (link := tmp_path.parent / "link.parquet").symlink_to(tmp_path / "more/b.parquet")
     columns = {"obs": "speed", "action": "command", "terminated": "every-row"}
     assert read(tmp_path, columns).num_steps == read(str(tmp_path / "**/*.parquet"), columns).num_steps == 6
-    for data in (f"{tmp_path}/**", [tmp_path, f"{tmp_path}/more/*"], [tmp_path / "more/b.parquet"] * 2):
+    for data in (
+        f"{tmp_path}/**",
+        [tmp_path, f"{tmp_path}/more/*"],
+        [tmp_path / "more/b.parquet"] * 2,
+        [tmp_path / "more/b.parquet", link],
+    ):
         with pytest.raises(DataError, match=r"[ab]\.parquet was given twice, so its steps would count twice"):
             read(data, columns)
 

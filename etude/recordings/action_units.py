@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The units of recorded actions: those that the env got, or those of the policy, before connectors or RLlib map them.
+
+They are part of what actions mean, as their space is: recordings of different units are not joined.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gymnasium.spaces import Box, Dict, Tuple
+
+from etude import columns as col
+from etude.errors import SpaceError
+from etude.spaces import Space, leaf_dtype, leaves, space_from_json, space_to_json
+
+ACTIONS: Final = "actions"
+"""The key in ``header.meta`` of a note, if it is not known which units actions are in: one of the following."""
+BY_RLLIB: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
+REWRITTEN: Final = "as the files hold them: another tool has dropped what says whether connectors mapped them"
+AS_THE_ENV_GOT: Final = "those that the env got"
+
+
+def env_action_space(meta: Mapping[str, Any]) -> Any:
+    """The env's action space as JSON data, if recorded actions were mapped to it; by module id if several differ.
+
+    None if the env got the actions as they are recorded.
+    """
+    found = meta.get(col.ENV_ACTION_SPACE)
+    spaces = list(found.values()) if isinstance(found, Mapping) and "type" not in found else []
+    return spaces[0] if spaces and all(space == spaces[0] for space in spaces) else found
+
+
+def are_unsure(space: Space, meta: Mapping[str, Any]) -> bool:
+    """Whether actions of ``space`` may be in the env's units or not, as far as the recording says."""
+    is_noted = meta.get(ACTIONS) in (BY_RLLIB, REWRITTEN)
+    boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
+    return is_noted and any(not box.is_bounded() or box != before_mapping(box) for box in boxes)
+
+
+def units(space: Space, meta: Mapping[str, Any]) -> str:
+    """The units of actions of ``space``, in words that are the same for the same units."""
+    if (outside := env_action_space(meta)) not in (None, space_to_json(space)):
+        return f"as they were before connectors mapped them to {in_words(outside)}"
+    return str(meta[ACTIONS]) if are_unsure(space, meta) else AS_THE_ENV_GOT
+
+
+def before_mapping(space: Space) -> Space:
+    """The space of actions that RLlib maps to the bounds of ``space``: from -1 to 1 (its ``normalize_actions``)."""
+    if isinstance(space, Dict):
+        return Dict([(key, before_mapping(part)) for key, part in space.spaces.items()])
+    if isinstance(space, Tuple):
+        return Tuple([before_mapping(part) for part in space.spaces])
+    is_mapped = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
+    return Box(-1, 1, space.shape, leaf_dtype(space).type) if is_mapped else space
+
+
+def in_words(outside: Any) -> str:
+    """A space that is given as JSON data, or those of several modules by id."""
+    try:
+        found = [outside] if "type" in outside else list(outside.values())
+        return " or ".join(dict.fromkeys(" ".join(str(space_from_json(one)).split()) for one in found))  # NumPy pads
+    except (SpaceError, AttributeError, TypeError):  # another tool's key of this name
+        return str(outside)
