@@ -436,7 +436,7 @@ _OTHER_NAMES = {
     "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
     "training_intensity",
     "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
-    "tau": "polyak soft_update_coefficient target_smoothing_coefficient target_update_interval",
+    "tau": "polyak soft_update_coefficient target_smoothing_coefficient",
     "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
     "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
     "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
@@ -465,7 +465,8 @@ _OTHER_NAMES = {
     "callbacks": "callback callbacks_class",
     "connectors": "wrappers env_to_module_connector observation_filter preprocessors observation_scaler action_scaler "
     "reward_scaler",
-    "out": "output output_dir folder dir run_dir save save_dir save_path checkpoint_dir log_dir logdir tensorboard_log "
+    "record": "output",
+    "out": "output_dir folder dir run_dir save save_dir save_path checkpoint_dir log_dir logdir tensorboard_log "
     "storage_path local_dir",
     "resume": "restore load checkpoint load_path resume_from checkpoint_path",
     "log": "logger loggers track wandb tensorboard",
@@ -495,6 +496,14 @@ _SAID_ELSEWHERE = {
 """What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
 
 
+_COUNTS_OTHERWISE: Final = {
+    **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
+    "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",
+    "vf_clip_param": "`{}` clips the squared error, this one the change of the value",
+}
+"""How settings of other libraries differ from Etude's of the same purpose."""
+
+
 _BUILDERS: Final = (
     "environment rollouts env_runners training build build_algo build_env resources learners multi_agent debugging "
     "fault_tolerance reporting checkpointing offline_data rl_module experimental copy update to_dict create"
@@ -506,6 +515,13 @@ def other_names(name: str) -> list[str]:
     """Etude's names for another library's setting ``name``, the likeliest first."""
     name = name.replace("-", "_").lower()
     return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
+
+
+def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
+    """A sentence that points from an unknown ``name`` to Etude's; ``is_same``: it is another library's for that."""
+    name = name.replace("-", "_")
+    how = f" {_COUNTS_OTHERWISE[name].format(name)}." if is_same and name in _COUNTS_OTHERWISE else ""
+    return f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about}).{how}"
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
@@ -522,7 +538,7 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     elif own := next((own for own, path in own_paths(cls).items() if ".".join(path) == name), None):
         hint = f" Write `{own}`, its own name."
     elif near:
-        hint = " {}: `{}` ({}).".format("Here it is" if same else "Nearest", *known[near])
+        hint = pointer(name, *known[near], is_same=same is not None)
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")
 
 

@@ -23,6 +23,7 @@ from etude.settings import (
     main_setting,
     nearest,
     other_names,
+    pointer,
     settings,
     shown,
 )
@@ -211,7 +212,7 @@ class FlagNames:
         if near:
             why = self.unused.get(".".join(self.named[near][0].path))
             about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
-            hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({about})."
+            hint = pointer(name, near, about, is_same=same is not None)
         return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
 
 

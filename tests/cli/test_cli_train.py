@@ -218,6 +218,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         ),
         (["ppo", "--n-steps", "64"], "Here it is: `num-steps`"),
         (["dqn", "--n-steps", "64"], "Here it is: `n-step`"),
+        (["dqn", "--train_freq", "4"], "It is the inverse: `train_freq=4` is 0.25."),
         (["ppo", "--gae-lambda", "0.9"], "Here it is: `lambda`"),
         (["ppo", "--tensorboard-log", "x"], "Here it is: `out`"),
         (["ppo", "--policy-kwargs", "x"], "Here it is: `network."),
