@@ -168,6 +168,8 @@ class ActingAlgorithm(Algorithm[C]):
             policy = self._add_policy(module_id, module)
             if like is not None:
                 load_weights(policy.module, self.policies[like].module.state_dict())
+                with self.settings_of(module_id):
+                    self.after_load(policy.module)
                 policy.connectors.load_state_dict(self.policies[like].connectors.state_dict())
         except BaseException:  # as if it had not been called
             self.policies.pop(module_id, None)

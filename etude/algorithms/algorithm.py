@@ -360,6 +360,9 @@ class Algorithm(Generic[C]):
     def after_step(self, module: Module) -> None:
         """Called after each gradient step of a module, under ``no_grad``: for target networks and the like."""
 
+    def after_load(self, module: Module) -> None:
+        """Called after weights were loaded into a module: for what its settings decide, whatever was saved."""
+
     def after_update(self, env_steps: int) -> None:
         """Called after the updates of each iteration, with the env steps sampled so far."""
 
@@ -932,6 +935,10 @@ class Algorithm(Generic[C]):
         parts = self.components()
         # whether a run is recorded does not change the rest of its state
         checkpoint.put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
+        for name, policy in self.policies.items():
+            if f"{checkpoint.MODULES}{name}" in state:
+                with self.settings_of(name):
+                    self.after_load(policy.module)
         self._trained = self._counts().trained
         self.engine.push()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
+from etude.algorithms.policies import WEIGHTS_OF_LOSSES
 from etude.algorithms.results import Result
 from etude.checkpoints import (
     Where,
@@ -66,14 +67,17 @@ def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str
     def set_connectors(state: Mapping[str, Any]) -> None:
         if state["env"] is not None:  # version 1 has None if the recording had not been opened
             policy.connectors.load_state_dict(state["env"])
-        learner.connectors.load_state_dict(state["learner"])
+        learner.connectors.load_state_dict(state["learner"], stateless_may_differ=True)
 
     return {
         f"{MODULES}{name}": Component(
             lambda: {"weights": learner.weights(), "seq_no": learner.updates},
             lambda state: load_weights(learner.module, state["weights"]),
         ),
-        f"optimizers/{name}": Component(learner.optimizer_states, learner.set_optimizer_states),
+        f"optimizers/{name}": Component(
+            learner.optimizer_states,
+            lambda states: learner.set_optimizer_states(states, optional=WEIGHTS_OF_LOSSES),
+        ),
         f"learners/{name}": Component(learner.progress, learner.set_progress),
         f"connectors/{name}": Component(connectors, set_connectors),
     }

@@ -124,6 +124,10 @@ class AlgorithmConfig:
     """Settings without effect on this algorithm, by dotted path (such as `network.separate`), and the reason: they are
     refused. Those of base classes are added."""
 
+    of_weights: ClassVar[tuple[str, ...]] = ("network",)
+    """Settings that decide what weights mean: a run or a policy can't be loaded with others, even if the weights would
+    fit."""
+
     needs: ClassVar[Mapping[str, str]] = {
         "network.recurrent_size": "network.recurrent",
         "optimizer.grad_clip_by": "optimizer.grad_clip",

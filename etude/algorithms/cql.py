@@ -22,7 +22,7 @@ from etude.algorithms.critics import (
 )
 from etude.algorithms.dqn import QModule
 from etude.algorithms.nested import ModuleLike
-from etude.algorithms.sac import SoftModule, groups_of
+from etude.algorithms.sac import SoftModule, fix, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
@@ -208,11 +208,22 @@ class CQL(OfflineCriticAlgorithm[CQLConfig]):
             return made
         assert isinstance(made.dist, SquashedGaussian)
         start = 1.0 if config.temperature is None else config.temperature
-        alpha = 5.0 if config.penalty.alpha is None else config.penalty.alpha
-        module = ConservativeModule(made.net, obs_space, action_space, made.dist, network, start, alpha)
+        module = ConservativeModule(made.net, obs_space, action_space, made.dist, network, start, self._alpha)
         module.log_temperature.requires_grad_(config.temperature is None)
         module.log_alpha.requires_grad_(config.penalty.threshold is not None)
         return module
+
+    @property
+    def _alpha(self) -> float:
+        """The weight of the penalty for Box actions; if it is learned, that at the start."""
+        given = self.config.penalty.alpha
+        return 5.0 if given is None else given
+
+    def after_load(self, module: Module) -> None:
+        """Set a temperature and an `alpha` that are not learned to those of the settings."""
+        if isinstance(module, ConservativeModule):
+            fix(module.log_temperature, self.config.temperature)
+            fix(module.log_alpha, self._alpha)
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
         """For Box actions, parameters of ``actor``, ``critic`` and, if they are learned, ``temperature`` and

@@ -42,6 +42,11 @@ class DecisionTransformerConfig(OfflineConfig):
 
     everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
 
+    of_weights: ClassVar[tuple[str, ...]] = (
+        *OfflineConfig.of_weights,
+        *("embedding_size", "num_layers", "num_heads", "max_timestep"),
+    )
+
     context_length: IntFrom1 = 20
     """Steps that the policy sees, the current one included, at least 1. Default: Chen et al. 2021 for locomotion."""
 

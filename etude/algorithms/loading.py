@@ -51,20 +51,17 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     cls, saved, spaces = _described(meta if isinstance(tree, dict) else None, path, trust=trust)
     left_out = meta.get("left_out") or {}
     config = _config(_config_class(cls, meta, path, trust=trust), saved, overrides, path, trust=trust)
-    given = placed(type(config), overrides, type(config).__name__)
     if config.seed != saved.get("seed"):
         raise SettingsError(
             f"`seed` is {config.seed}, but the run was saved with {saved.get('seed')}, and goes on with its random "
             "streams, whatever the seed: leave it out, or train a new run with it."
         )
-    if "network" in given and saving.to_plain(config.network) != saved.get("network"):
-        raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
     if spaces.keys() != modules_given(config).keys():
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
-    fields = {field.name for field in dataclasses.fields(config)} - {"engine", "record"}
-    algorithm.recorder.has_new_settings = any(saving.to_plain(getattr(config, n)) != saved.get(n) for n in fields)
+    changes = _changes(config, saved)
+    algorithm.recorder.has_new_settings = bool(changes)
     saving.drop_other_episodes(tree, saved, config.env)
     try:
         lacks = [part for part in algorithm.components() if part not in tree and part not in left_out]
@@ -75,12 +72,30 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
             )
         for part, reason in left_out.items():
             _log.warning("The checkpoint %s was saved without `%s` (%s): it starts anew.", path, part, reason)
-        with what_fits(path):
-            algorithm.set_state(tree)
+        try:
+            with what_fits(path):
+                algorithm.set_state(tree)
+        except CheckpointError as error:
+            if not changes:
+                raise
+            raise CheckpointError(f"{error} Settings that differ from the saved ones: {', '.join(changes)}.") from error
     except BaseException:
         algorithm.close()
         raise
     return algorithm
+
+
+def _changes(config: AlgorithmConfig, saved: Mapping[str, Any]) -> list[str]:
+    """The settings that are others than were saved, for messages; where an algorithm runs and records is none."""
+    found = []
+    for name in sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"}):
+        now, was = saving.to_plain(getattr(config, name)), saved.get(name)
+        if now != was:
+            if isinstance(now, dict) and isinstance(was, dict) and now.keys() == was.keys():
+                found += [f"`{name}.{inner}`" for inner in now if now[inner] != was[inner]]
+            else:
+                found.append(f"`{name}`")
+    return found
 
 
 def load_settings(path: Where, *, trust: bool = False, **overrides: Any) -> AlgorithmConfig:
@@ -94,9 +109,31 @@ def _config(
     cls: type[AlgorithmConfig], saved: Mapping[str, Any], overrides: Mapping[str, Any], path: str, *, trust: bool
 ) -> AlgorithmConfig:
     try:
-        return saving.load_config(cls, saved, overrides, trust=trust)
+        config = saving.load_config(cls, saved, overrides, trust=trust)
+        with what_fits(path):
+            _check_weights(config, saved, overrides)
+        return config
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Raise a CheckpointError if a module's weights would mean something else with these settings."""
+    cls = type(config)
+    owner = cls.__name__
+    given = placed(cls, overrides, owner).keys()
+    if given.isdisjoint((*cls.of_weights, "agents")):
+        return
+    saved = placed(cls, saved, owner)
+    before, now = (saved.get("agents") or {}).get("overrides") or {}, config.agents.overrides or {}
+    for module_id in modules_given(config):
+        own = config.with_overrides(module_id, now.get(module_id, {}))
+        was = merged(saved, placed(cls, before.get(module_id, {}), owner))
+        for name in cls.of_weights:
+            if not given.isdisjoint((name, "agents")) and saving.to_plain(getattr(own, name)) != was.get(name):
+                raise CheckpointError(
+                    f"`{name}` can't be other than it was saved: the checkpoint is of another module."
+                )
 
 
 _NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "compute")

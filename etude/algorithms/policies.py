@@ -85,6 +85,9 @@ _RATES = {
 }
 """Settings of separate learning rates, and the names of their optimizers."""
 
+WEIGHTS_OF_LOSSES = ("temperature", "alpha")
+"""The optimizers of weights that a setting fixes or lets learn, so that a run may be loaded with or without them."""
+
 _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 """Schedules that no loss reads."""
 

@@ -2,6 +2,7 @@
 """SAC: soft actor-critic (Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", arXiv 1812.05905)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ class SoftModule(RandomFirstModule, TargetedModule):
         self.action_size = dist.num_noise
         self.critic = TwinCritic(obs_space, self.action_size, config)
         self.target_critic = frozen_copy(self.critic)
-        self.log_temperature = nn.Parameter(torch.tensor([float(np.log(temperature))]))
+        self.log_temperature = nn.Parameter(torch.tensor([math.log(temperature)]))
         self.follower = TargetNetwork(self.target_critic, self.critic)
         low, high = -np.ones(self.action_size), np.ones(self.action_size)
         self._scaled_dist = dist
@@ -120,6 +121,14 @@ class SoftModule(RandomFirstModule, TargetedModule):
         noise = torch.randn(*inputs.shape[:-1], self.action_size, device=inputs.device)
         action, logp = self._scaled_dist.rsample(inputs, noise)
         return action[ACTION].reshape(noise.shape), logp
+
+
+def fix(log_weight: nn.Parameter, value: float | None) -> None:
+    """Set the logarithm of a loss's weight to the setting ``value``, unless it is learned: loaded weights have that of
+    the run that was saved."""
+    if value is not None and not log_weight.requires_grad:
+        with torch.no_grad():
+            log_weight.fill_(math.log(value))
 
 
 def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
@@ -189,6 +198,10 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
             action, logp = soft.draw(batch.forward_next(soft).bound()[1])
             value = soft.target_critic.values(batch.encode_next(soft.target_critic), action).amin(0)
             return torch.addcmul(batch.reward, batch.discount, value - temperature * logp)
+
+    def after_load(self, module: Module) -> None:
+        """Set a temperature that is not learned to that of the settings."""
+        fix(of_kind(module, SoftModule).log_temperature, self.config.temperature)
 
     def after_step(self, module: Module) -> None:
         """Move the target critics."""

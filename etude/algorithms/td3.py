@@ -251,12 +251,9 @@ class TwinDelayed(Algorithm[Any]):
             net.follow(self.config.tau)
         net.count_step(self.config.policy_delay)
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
-        super().set_state(state)
-        for name, policy in self.policies.items():
-            with self.settings_of(name):
-                of_kind(policy.module, DeterministicModule).update_due(self.config.policy_delay)
+    def after_load(self, module: Module) -> None:
+        """Recompute whether the policy is due."""
+        of_kind(module, DeterministicModule).update_due(self.config.policy_delay)
 
 
 class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):

@@ -330,18 +330,28 @@ class Pipeline(Connector):
         """``connectors``: the name and the state of each, in order."""
         return {"connectors": [{"name": c.name, "state": c.state_dict()} for c in self.connectors]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, stateless_may_differ: bool = False) -> None:
         """Restore the state of each connector.
+
+        Args:
+            state: What `state_dict` returned.
+            stateless_may_differ: Whether connectors that keep no state may be others than those that were saved: a
+                learner's, which are as its settings say. Those before a module also decide what its weights mean.
 
         Raises:
             CheckpointError: the state is of other connectors.
         """
-        there, here = [part["name"] for part in state["connectors"]], [c.name for c in self.connectors]
+        parts, own = state["connectors"], self.connectors
+        if stateless_may_differ:
+            own = [c for c in own if overrides(c, "state_dict")]
+            names = {c.name for c in own}
+            parts = [part for part in parts if part["state"] or part["name"] in names]
+        there, here = [part["name"] for part in parts], [c.name for c in own]
         if there != here:
             raise CheckpointError(
                 f"the state is of the connectors {there}, but here are {here}: use the same ones in the same order."
             )
-        for connector, part in zip(self.connectors, state["connectors"], strict=True):
+        for connector, part in zip(own, parts, strict=True):
             connector.load_state_dict(part["state"])
 
 

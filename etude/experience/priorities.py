@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from etude.errors import DataError
+from etude.errors import CheckpointError, DataError
 from etude.experience.arrays import Index
 from etude.settings import FloatAbove0, FloatFrom0, Fraction, settings
 
@@ -61,15 +61,31 @@ class Prioritized:
 
     def state_dict(self, num: int) -> dict[str, Any]:
         """A copy of the weights of the first ``num`` rows, which are all in use, and the other state."""
-        return {"weights": self.tree.weights[:num].copy(), "greatest": self._greatest, "beta": self.beta}
+        weights = self.tree.weights[:num].copy()
+        return {"weights": weights, "greatest": self._greatest, "alpha": self.alpha, "beta": self.beta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
-        weights = state["weights"]
+        """Restore a `state_dict`; one of another alpha gives the weights that the same priorities have with this one.
+
+        Raises:
+            CheckpointError: its alpha is 0, and this one is not.
+        """
+        weights, greatest = state["weights"], float(state["greatest"])
+        saved = float(state.get("alpha", self.alpha))  # older states lack it
+        if saved != self.alpha:
+            if not saved:
+                raise CheckpointError(
+                    f"the replay was saved with a priority alpha of 0, which keeps no priorities, but this one has "
+                    f"{self.alpha:g}: make it with 0."
+                )
+            power = self.alpha / saved
+            with np.errstate(over="ignore"):
+                changed = (np.append(weights, greatest).astype(np.float64) ** power).clip(_LEAST, _MOST)
+            weights, greatest = changed[:-1], float(changed[-1])
         self.tree.weights[: len(weights)] = weights
         self.tree.weights[len(weights) :] = 0.0
         self.tree.rebuild()
-        self._greatest, self.beta = float(state["greatest"]), float(state["beta"])
+        self._greatest, self.beta = greatest, float(state["beta"])
 
 
 def checked(index: ArrayLike, priority: ArrayLike, num_added: int) -> tuple[Index, NDArray[np.float64]]:

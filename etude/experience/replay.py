@@ -266,8 +266,8 @@ class Replay:
         """Restore a `state_dict`: the next draws are bit for bit the same. The arrays are copied.
 
         Raises:
-            CheckpointError: the state has another capacity, its columns are broken, or only one of the two has
-                priorities.
+            CheckpointError: the state has another capacity, its columns are broken, only one of the two has
+                priorities, or it has none with an alpha other than 0.
         """
         if ("priorities" in state) != (self._prioritized is not None):
             there, here = ("", "out") if "priorities" in state else ("out", "")

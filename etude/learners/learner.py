@@ -601,12 +601,20 @@ class ModuleLearner:
         """The state of each optimizer."""
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
-    def set_optimizer_states(self, states: Mapping[str, Any]) -> None:
+    def set_optimizer_states(self, states: Mapping[str, Any], *, optional: Collection[str] = ()) -> None:
         """Restore what `optimizer_states` returned.
+
+        Args:
+            states: The states by the optimizers' names.
+            optional: Names of optimizers that may be missing in ``states``, and then stay as they are, or here.
 
         Raises:
             CheckpointError: the optimizers are others.
         """
+        if states:
+            here = self.optimizers
+            states = {name: state for name, state in states.items() if name in here or name not in optional}
+            states |= {name: here[name].state_dict() for name in here.keys() & set(optional) - states.keys()}
         for name, optimizer in self.optimizers.items():
             is_other = isinstance(optimizer, Adam) and states.get(name, {}).keys() != optimizer.state_dict().keys()
             if states and (is_other or set(states) != set(self.optimizers)):

@@ -317,6 +317,20 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
         assert torch.equal(value, resumed.module.state_dict()[name]), name
 
 
+def test_a_loaded_run_has_the_weights_of_the_loss_that_are_set_then(pendulum: str, tmp_path: Path) -> None:
+    algorithm = CQL(CQLConfig(**QUICK | {"data": pendulum, "updates_per_iteration": 1, "network": SMALL}))
+    algorithm.train()
+    algorithm.save(tmp_path)
+    figures = etude.load(tmp_path, penalty={"alpha": 50.0}, temperature=0.25).train().metrics
+    assert figures["alpha"] == pytest.approx(50.0)
+    assert figures["temperature"] == pytest.approx(0.25)
+    learned = etude.load(tmp_path, threshold=1.0)  # starts from the weight that was saved
+    assert learned.train().metrics["alpha"] == pytest.approx(5.0)
+    learned.save(tmp_path)
+    assert learned.module.log_alpha.exp().item() != pytest.approx(5.0, abs=1e-6)
+    assert etude.load(tmp_path, threshold=None).train().metrics["alpha"] == pytest.approx(5.0, abs=1e-6)
+
+
 def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     flags = ["--data", pendulum, "--updates-per-iteration", "5", "--batch-size", "32", "--alpha", "2"]

@@ -20,7 +20,7 @@ import etude
 from etude import DecisionTransformer, DecisionTransformerConfig, Experience, Recording, RecordingWriter, Segments
 from etude.algorithms.decision_transformer import ReturnTransformer
 from etude.connectors import Connector, History, ReturnToGo
-from etude.errors import ModuleError, SettingsError
+from etude.errors import CheckpointError, ModuleError, SettingsError
 from etude.learners import Batch, Loss
 from etude.modules import Module, Output
 
@@ -468,6 +468,15 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(mode: Any, tmp_path: P
     resumed = etude.load(tmp_path / "run")
     assert [json.dumps(resumed.train().losses) for _ in range(2)] == expected
     assert resumed.connectors.metrics() == algorithm.connectors.metrics()
+
+
+@pytest.mark.parametrize("given", [{"num_heads": 1}, {"embedding_size": 8}, {"num_layers": 2}, {"max_timestep": 9}])
+def test_a_transformer_of_another_form_is_not_loaded(given: dict[str, int], data: str, tmp_path: Path) -> None:
+    DecisionTransformer(DecisionTransformerConfig(data=data, seed=0, **TINY)).save(tmp_path)
+    for load in (etude.load, etude.load_policy):
+        with pytest.raises(CheckpointError, match=f"`{next(iter(given))}` can't be other than it was saved"):
+            load(tmp_path, **given)
+    assert etude.load(tmp_path, num_heads=TINY["num_heads"], dropout=0.5).config.dropout == 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import PendulumEnv
 from over_seeds import median_over_seeds
+from setting_envs import Two
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
 
@@ -168,6 +169,42 @@ def test_the_temperature_can_be_given() -> None:
     loss = algorithm.loss(module, batch)
     assert sorted(loss.parts) == ["actor", "critic"]
     assert loss.logged["temperature"].item() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("saved", "given"), [(0.2, 5.0), (None, 0.5), (0.2, None), (0.2, 0.2)])
+def test_a_loaded_run_has_the_temperature_that_is_set_then(
+    saved: float | None, given: float | None, tmp_path: Path
+) -> None:
+    algorithm, module, _ = trained(temperature=saved)
+    algorithm.save(tmp_path)
+    before = module.log_temperature.exp().item()
+    loaded = etude.load(tmp_path, temperature=given)
+    start = before if given is None else given
+    assert loaded.module.log_temperature.exp().item() == pytest.approx(start)
+    loaded.train()
+    now = loaded.module.log_temperature.exp().item()
+    assert now == pytest.approx(start) if given is not None else 0 < abs(now - before) < 0.1
+    weights_alone = sac(temperature=0.05)
+    weights_alone.load(tmp_path, "modules")
+    assert soft(weights_alone).log_temperature.exp().item() == pytest.approx(0.05)
+
+
+def by_side(agent: str, episode: Any) -> str:
+    return "new" if agent == "left" and episode.number % 2 else agent
+
+
+def test_each_module_has_the_temperature_of_its_own_settings(tmp_path: Path) -> None:
+    def temperatures(algorithm: Any) -> list[float]:
+        return [round(p.module.log_temperature.exp().item(), 6) for p in algorithm.policies.values()]
+
+    given = {"env": Two, "modules": ("left", "right"), "temperature": 0.1, "overrides": {"right": {"temperature": 0.5}}}
+    algorithm = sac(**given)
+    algorithm.save(tmp_path)
+    assert temperatures(etude.load(tmp_path, env=Two)) == [0.1, 0.5]
+    loaded = etude.load(tmp_path, env=Two, temperature=0.2, overrides={"right": {"temperature": 0.7}})
+    assert temperatures(loaded) == [0.2, 0.7]
+    loaded.add_module("new", like="right", module_of=by_side)  # a copy has no overrides
+    assert temperatures(loaded) == [0.2, 0.7, 0.2]
 
 
 def test_the_temperature_falls_while_the_entropy_is_above_its_target() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from preloaded import Preloaded
+from setting_envs import Two
 from some_envs import Simulated
 from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
 
@@ -256,6 +257,47 @@ def test_the_form_of_the_module_is_as_it_was_saved(tmp_path: Path) -> None:
         etude.load(tmp_path, squash=True)
     with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
         etude.load(tmp_path, network=etude.NetworkConfig(activation="relu"))
+
+
+def test_the_form_of_each_module_is_as_it_was_saved(tmp_path: Path) -> None:
+    relu, tanh = etude.NetworkConfig(activation="relu"), etude.NetworkConfig(activation="tanh")
+    modules = ("left", "right")
+    ppo(env=Two, modules=modules, network=relu, overrides={"right": {"network": tanh}}).save(tmp_path)
+    etude.load(tmp_path, env=Two, overrides={"right": {"network": tanh, "lr": 1e-4}}, network=relu)
+    for others in ({}, {"right": {"network": relu}}, {"left": {"network": tanh}, "right": {"network": tanh}}):
+        with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
+            etude.load(tmp_path, env=Two, overrides=others)
+    with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
+        etude.load_policy(tmp_path, "right", network=relu)
+    assert etude.load_policy(tmp_path, "right", network=tanh).act(np.zeros(3, np.float32)) is not None
+
+
+def test_connectors_of_the_learner_without_a_state_are_as_the_settings_say(tmp_path: Path, recording: str) -> None:
+    algorithm = ppo()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path, normalize_advantages=False)
+    assert [c.name for c in loaded.learner.only.connectors.connectors] == ["gae"]
+    assert loaded.train().losses != algorithm.train().losses
+    offline = etude.IQL(etude.IQLConfig(data=recording, seed=1, batch_size=8, updates_per_iteration=2))
+    offline.train()
+    offline.save(tmp_path)
+    three = etude.load(tmp_path, n_step=3)
+    assert three.train().losses != offline.train().losses
+
+
+def test_what_does_not_fit_names_the_settings_that_are_others(tmp_path: Path) -> None:
+    small = {"env": "CartPole-v1", "seed": 1, "capacity": 200, "batch_size": 8}
+    etude.DQN(etude.DQNConfig(**small)).save(tmp_path)
+    differ = "Settings that differ from the saved ones: "
+    for given, named in (
+        ({"capacity": 100}, "replay.capacity"),
+        ({"prioritized": True}, "replay.prioritized"),
+        ({"dueling": True}, "dueling"),
+        ({"connectors": ("clip_reward",)}, "connectors"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{differ}`{named}`.$"):
+            etude.load(tmp_path, **given)
 
 
 def test_a_checkpoint_keeps_no_credentials():

@@ -179,6 +179,18 @@ def test_a_state_of_other_connectors_is_refused() -> None:
         Pipeline([GAE, FrameStack]).load_state_dict(Pipeline(["gae"]).state_dict())
 
 
+def test_connectors_without_a_state_may_be_others_where_that_is_allowed() -> None:
+    pipeline, other = Pipeline(["clip_reward", NormalizeObs]), Pipeline([NormalizeObs, GAE])
+    for one in (pipeline, other):
+        one.spaces(BOX, ACTION)
+    pipeline.update(episodes([5]))
+    saved = pipeline.state_dict()
+    other.load_state_dict(saved, stateless_may_differ=True)
+    assert other.metrics() == pipeline.metrics()
+    with pytest.raises(CheckpointError, match=r"of the connectors \['normalize_obs'\], but here are \[\]"):
+        Pipeline(["gae"]).load_state_dict(saved, stateless_may_differ=True)
+
+
 def test_the_lookback_of_a_chain_is_the_sum() -> None:
     assert Pipeline([PrevActionReward, FrameStack(4), Pipeline([FrameStack(2)])]).context == 5
 

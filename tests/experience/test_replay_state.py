@@ -111,6 +111,33 @@ def size(state) -> int:
     return state.nbytes if isinstance(state, np.ndarray) else len(str(state))
 
 
+def test_a_state_of_another_alpha_has_the_weights_that_its_priorities_have_with_this_one() -> None:
+    def filled(alpha: float) -> Replay:
+        replay = Replay(10, priorities=Priorities(alpha=alpha), seed=0)
+        replay.add(numbered([8]))
+        replay.update_priorities(np.arange(4), np.array([1e-9, 0.1, 3.0, 40.0]))
+        return replay
+
+    def weights(replay: Replay) -> list[float]:
+        replay.add(numbered([2], episode_id=["new"]))  # with the greatest priority so far
+        return replay.state_dict()["priorities"]["weights"].tolist()
+
+    state = through_a_checkpoint(filled(1.0).state_dict())
+    for alpha in (0.0, 0.3, 1.0, 2.0, 900.0):
+        replay = Replay(10, priorities=Priorities(alpha=alpha))
+        replay.load_state_dict(state)
+        assert weights(replay) == pytest.approx(weights(filled(alpha)), rel=1e-5)
+    older = through_a_checkpoint(filled(0.3).state_dict())
+    del older["priorities"]["alpha"]  # as before it was saved
+    replay = Replay(10, priorities=Priorities(alpha=0.3))
+    replay.load_state_dict(older)
+    assert weights(replay) == weights(filled(0.3))
+    uniform = filled(0.0).state_dict()
+    Replay(10, priorities=Priorities(alpha=0.0)).load_state_dict(uniform)
+    with pytest.raises(CheckpointError, match=r"saved with a priority alpha of 0, .* but this one has 0\.3"):
+        replay.load_state_dict(uniform)
+
+
 def test_a_state_of_another_kind_of_replay_is_refused() -> None:
     replay = Replay(10, seed=0)
     replay.add(numbered([4]))
