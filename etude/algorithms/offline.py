@@ -59,7 +59,7 @@ class OfflineAlgorithm(Algorithm[C]):
             return self._saved_spaces
         names = list(modules_given(self.config))
         if self.config.data is None:
-            return self._spaces_in_env()
+            return self._spaces_in_env
         self._recorded_action_space = self.recording.action_space
         return {name: (self.recording.obs_space, self._action_space_outside(name)) for name in names}
 
@@ -73,9 +73,10 @@ class OfflineAlgorithm(Algorithm[C]):
         """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
         map actions between it and those recorded; else that of the recording."""
         recorded, outside = self.recording.action_space, self._action_space_of_recorded_env(name)
-        pipeline = Pipeline(self.config.connectors).copy()
+        with self.settings_of(name):
+            pipeline = Pipeline(self.config.connectors).copy()
         if self.config.env is not None and any(overrides(connector, "act") for connector in pipeline.connectors):
-            outside = self._spaces_in_env()[name][1]
+            outside = self._spaces_in_env[name][1]
         if outside is None or outside == recorded:
             return recorded
         if pipeline.spaces(self.recording.obs_space, outside)[1] == recorded:
@@ -103,6 +104,7 @@ class OfflineAlgorithm(Algorithm[C]):
         except SpaceError:  # another tool's key of this name
             return None
 
+    @cached_property
     def _spaces_in_env(self) -> dict[str, Spaces]:
         env = self.config.env
         assert env is not None  # the config has checked it
@@ -118,7 +120,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
         Observations may lack what `drop` leaves out: the data has these ``columns``, if they are known.
         """
-        found = [] if self.config.env is None else list(self._spaces_in_env().values())
+        found = [] if self.config.env is None else list(self._spaces_in_env.values())
         if not found or any(own != found[0] for own in found):
             return None, None
         obs_space, action_space = found[0]
