@@ -63,12 +63,6 @@ class OfflineAlgorithm(Algorithm[C]):
         self._recorded_action_space = self.recording.action_space
         return {name: (self.recording.obs_space, self._action_space_outside(name)) for name in names}
 
-    @property
-    def data_spaces(self) -> dict[str, Spaces]:
-        """The spaces of each module's data, whose actions need not be in the env's units."""
-        recorded = self._recorded_action_space
-        return {name: (own[0], own[1] if recorded is None else recorded) for name, own in self.spaces.items()}
-
     def _action_space_outside(self, name: str) -> Space:
         """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
         map actions between it and those recorded; else that of the recording."""
@@ -142,7 +136,9 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data, on_bad = self.config.data, self.config.reading.on_bad
-        saved = None if self._saved_spaces is None else next(iter(self.data_spaces.values()))
+        saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
+        if saved is not None and self._recorded_action_space is not None:  # it need not be in the env's units
+            saved = saved[0], self._recorded_action_space
         drops = saved is None and self.config.env is not None and dropped_by(self.config)
         held = Recording.open(data, on_bad=on_bad) if drops and not isinstance(data, Recording) else data
         columns = held.columns if isinstance(held, Recording) else ()
