@@ -20,7 +20,7 @@ from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
 from etude.ray.fragments import FinishedEpisodes, Fragment, merged, put_together
-from etude.ray.policies import Broadcast, acting_of, known_as, sent, spec_sent
+from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.pool import Member, Request, RunnerPool
 from etude.ray.runner_actor import seed_of
 from etude.ray.start import room
@@ -92,9 +92,7 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        gpus = settings.gpus_per_runner
-        spec = spec_sent(algorithm.config.env)
-        self.pool = RunnerPool("runner", settings.num_runners, gpus, config, spec, settings, self._open)
+        self.pool = RunnerPool("runner", settings.num_runners, settings.gpus_per_runner, config, settings, self._open)
         for member in self.pool.members:
             self._open(member)
 
@@ -348,8 +346,8 @@ class EvaluationRunners:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._updates = algorithm, 0
         config = sent(algorithm.config, module=None, agents=AgentsConfig(), callbacks=())
-        num, spec = settings.num_evaluation_runners, spec_sent(algorithm.config.env)
-        self.pool = RunnerPool("evaluation runner", num, 0.0, config, spec, settings, lambda member: None)
+        num = settings.num_evaluation_runners
+        self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.

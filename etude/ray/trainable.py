@@ -12,6 +12,7 @@ from etude.algorithms import Algorithm, AlgorithmConfig, Result, Stop
 from etude.algorithms.search import applied
 from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
+from etude.ray.policies import Sent
 from etude.ray.start import actors_of, driver_of
 from etude.settings import settings
 
@@ -38,6 +39,9 @@ class Shared:
     """The entry of results by which trials are compared."""
     mode: Literal["max", "min"] = "max"
     """Whether the best trial has the largest or the smallest ``metric``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "config": Sent(self.config)}
 
     def __repr__(self) -> str:
         """A short text, because Tune shows it in tables."""
