@@ -301,12 +301,19 @@ class TensorBoard(Sink):
         folder: The folder; it may have files of the same run from before.
         resumed_at: The step at which the run was resumed. TensorBoard then leaves out later steps of earlier files,
             which are of iterations that were lost and made again. None: the run is new.
+        evaluation: The ``evaluation`` that was written last before that.
 
     Raises:
         DataError: the file can't be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, resumed_at: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        resumed_at: int | None = None,
+        evaluation: Mapping[str, float] | None = None,
+    ) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         super().__init__(f"TensorBoard events to {folder}")
@@ -316,7 +323,7 @@ class TensorBoard(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(AppendFile(self.path))
         self._is_new, self._resumed_at = True, resumed_at
-        self._evaluation: Any = None
+        self._evaluation: Any = evaluation
 
     def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
