@@ -182,7 +182,9 @@ def _rearm(limit: float, turns: Callable[[], int], is_over: threading.Event) -> 
 
 def _with_agents(config: AlgorithmConfig, acting: Acting) -> Any:
     modules = None if acting.is_only else tuple(acting.policies)
-    return dataclasses.replace(config, module=None, agents=AgentsConfig(modules=modules, module_of=acting.module_of))
+    own = {name: given for name, given in (config.agents.overrides or {}).items() if name in acting.policies}
+    agents = AgentsConfig(modules=modules, module_of=acting.module_of, overrides=own or None)
+    return dataclasses.replace(config, agents=agents)
 
 
 def seed_of(seed: int, number: int, life: int) -> int:

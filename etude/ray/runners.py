@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from etude.algorithms.nested import AgentsConfig
+from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.play import evaluation_of
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -76,8 +76,7 @@ class Runners:
         self._algorithm, self._settings, self.asynchronous = algorithm, settings, asynchronous
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
-        modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
-        config = sent(algorithm.config, module=None, modules=modules, device="cpu")
+        config = _sent(algorithm.config, device="cpu")
         self._acting_ref: Any = None  # None: not sent yet
         self._broadcast = Broadcast()
         self._first_life = 0  # the first life of runners here; higher after loading a run
@@ -345,7 +344,7 @@ class EvaluationRunners:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._updates = algorithm, 0
-        config = sent(algorithm.config, module=None, agents=AgentsConfig(), callbacks=())
+        config = _sent(algorithm.config, callbacks=())
         num = settings.num_evaluation_runners
         self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
 
@@ -393,6 +392,12 @@ class EvaluationRunners:
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""
         self.pool.kill()
+
+
+def _sent(config: AlgorithmConfig, **changes: Any) -> Any:
+    """See `sent`; without networks, which runners get with the policies."""
+    modules = config.agents.modules
+    return sent(config, module=None, modules=None if modules is None else tuple(modules), **changes)
 
 
 # -- shares of the work -------------------------------------------------------------------------------------------
