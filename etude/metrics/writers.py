@@ -261,7 +261,7 @@ def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> No
         DataError: the lines can't be read, or the table can't be written.
     """
     rows = [
-        {name: json.dumps(value) if isinstance(value, list) else value for name, value in _flat(row)}
+        {name: json.dumps(value) if isinstance(value, list) else value for name, value in flat_items(row)}
         for row in read_jsonl(metrics)
     ]
     table = io.StringIO(newline="")
@@ -272,11 +272,11 @@ def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> No
         write_atomically(Path(to), table.getvalue().encode())
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_items(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of a nested mapping, with names such as ``losses/policy``."""
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat_items(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 
@@ -285,7 +285,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a nested mapping, with names such as ``losses/policy``; other values are left out."""
     return {
         name: float(value)
-        for name, value in _flat(metrics)
+        for name, value in flat_items(metrics)
         if not isinstance(value, str | bytes) and hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
     }
 
