@@ -70,9 +70,8 @@ class RayEngine(Engine):
         if self._runners is None:
             from etude.ray.runners import Runners
 
-            algorithm = self._algorithm
             self._start()
-            self._runners = self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
+            self._runners = self._kept(Runners(self._algorithm, self.settings))
         return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]

@@ -66,14 +66,13 @@ class Runners:
     Args:
         algorithm: The algorithm whose modules act.
         settings: The engine's settings.
-        asynchronous: Whether runners go on while the learner learns.
 
     Raises:
         SettingsError: the config can't be sent to other processes.
     """
 
-    def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray, *, asynchronous: bool = False) -> None:
-        self._algorithm, self._settings, self.asynchronous = algorithm, settings, asynchronous
+    def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
+        self._algorithm, self._settings, self.asynchronous = algorithm, settings, algorithm.collects_beside
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         config = _sent(algorithm.config, device="cpu")
