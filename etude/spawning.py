@@ -12,7 +12,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import spawn
 from typing import Any
 
@@ -88,21 +88,26 @@ def unnamed_file() -> int:
 
 
 @contextmanager
-def no_current_folder() -> Iterator[None]:
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """A context in which an environment variable has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def no_current_folder() -> AbstractContextManager[None]:
     """A context in which processes that multiprocessing starts import nothing from the current folder.
 
     Python puts that folder in front of its own modules for ``python -c``, which is how multiprocessing starts them.
     They get the `sys.path` of this process as soon as they receive their first job.
     """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
+    return variable_set(_SAFE_PATH, "1")
 
 
 # -- objects that the user's script defines ---------------------------------------------------------------------------

@@ -802,11 +802,6 @@ class Algorithm(Generic[C]):
                 max_file_size=max_file_size,
             )
 
-    @property
-    def data_spaces(self) -> dict[str, Spaces]:
-        """The spaces of the data that modules learn from, by module id."""
-        return self.spaces
-
     def recorded_spaces(self, spaces: Mapping[str, Spaces] | None = None) -> dict[str, Spaces]:
         """The spaces of what is recorded, by module id: observations as the env returns them, actions as modules choose
         them.

@@ -59,23 +59,18 @@ class OfflineAlgorithm(Algorithm[C]):
             return self._saved_spaces
         names = list(modules_given(self.config))
         if self.config.data is None:
-            return self._spaces_in_env()
+            return self._spaces_in_env
         self._recorded_action_space = self.recording.action_space
         return {name: (self.recording.obs_space, self._action_space_outside(name)) for name in names}
-
-    @property
-    def data_spaces(self) -> dict[str, Spaces]:
-        """The spaces of each module's data, whose actions need not be in the env's units."""
-        recorded = self._recorded_action_space
-        return {name: (own[0], own[1] if recorded is None else recorded) for name, own in self.spaces.items()}
 
     def _action_space_outside(self, name: str) -> Space:
         """The action space on the env's side: the env's, or the one that the recording says its env had, if connectors
         map actions between it and those recorded; else that of the recording."""
         recorded, outside = self.recording.action_space, self._action_space_of_recorded_env(name)
-        pipeline = Pipeline(self.config.connectors).copy()
+        with self.settings_of(name):
+            pipeline = Pipeline(self.config.connectors).copy()
         if self.config.env is not None and any(overrides(connector, "act") for connector in pipeline.connectors):
-            outside = self._spaces_in_env()[name][1]
+            outside = self._spaces_in_env[name][1]
         if outside is None or outside == recorded:
             return recorded
         if pipeline.spaces(self.recording.obs_space, outside)[1] == recorded:
@@ -104,6 +99,7 @@ class OfflineAlgorithm(Algorithm[C]):
         except SpaceError:  # another tool's key of this name
             return None
 
+    @cached_property
     def _spaces_in_env(self) -> dict[str, Spaces]:
         env = self.config.env
         assert env is not None  # the config has checked it
@@ -119,7 +115,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
         Observations may lack what `drop` leaves out: the data has these ``columns``, if they are known.
         """
-        found = [] if self.config.env is None else list(self._spaces_in_env().values())
+        found = [] if self.config.env is None else list(self._spaces_in_env.values())
         if not found or any(own != found[0] for own in found):
             return None, None
         obs_space, action_space = found[0]
@@ -141,7 +137,9 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data, on_bad = self.config.data, self.config.reading.on_bad
-        saved = None if self._saved_spaces is None else next(iter(self.data_spaces.values()))
+        saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
+        if saved is not None and self._recorded_action_space is not None:  # it need not be in the env's units
+            saved = saved[0], self._recorded_action_space
         drops = saved is None and self.config.env is not None and dropped_by(self.config)
         held = Recording.open(data, on_bad=on_bad) if drops and not isinstance(data, Recording) else data
         columns = held.columns if isinstance(held, Recording) else ()

@@ -226,8 +226,10 @@ def is_same_class(name: str, other: str) -> bool:
 Log: TypeAlias = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
 """A sink of metrics: ``metrics.jsonl``, ``metrics.csv`` (written at the end), TensorBoard, or a tracking server."""
 
-_SINKS: Mapping[Log, Callable[[Path, int | None], TensorBoard | WandB | MLflow]] = {
-    "tensorboard": lambda out, resumed_at: TensorBoard(out / TENSORBOARD, resumed_at=resumed_at),
+_SINKS: Mapping[Log, Callable[[Path, Result], TensorBoard | WandB | MLflow]] = {
+    "tensorboard": lambda out, before: TensorBoard(
+        out / TENSORBOARD, resumed_at=step_of(before) if before.iteration else None, evaluation=before.evaluation
+    ),
     "wandb": lambda out, _: WandB(out.resolve().name, out),
     "mlflow": lambda out, _: MLflow(out.resolve().name),
 }
@@ -297,14 +299,13 @@ def opened_logs(names: Sequence[Log], out: Path, before: Result) -> Iterator[Log
             ``metrics.jsonl`` are removed, and TensorBoard leaves out later steps.
     """
     cut_jsonl(out / METRICS_FILE, before.iteration)
-    resumed_at = step_of(before) if before.iteration else None
     log = Logs()
     try:
         if {"jsonl", "csv"}.intersection(names):
             log.lines = JSONLines(out / METRICS_FILE)
         for name, make in _SINKS.items():
             if name in names:
-                log.sinks.append(make(out, resumed_at))
+                log.sinks.append(make(out, before))
         yield log
     finally:
         for sink in (log.lines, *log.sinks):

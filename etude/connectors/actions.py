@@ -5,10 +5,10 @@ from gymnasium import spaces
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors.connector import Connector, float_boxes, map_leaves
+from etude.connectors.connector import Connector, map_leaves
 from etude.errors import SpaceError
 from etude.experience.arrays import Array, Constant, clip
-from etude.spaces import Space, leaf_dtype
+from etude.spaces import Space, leaf_dtype, leaves
 
 
 class BoundedActions(Connector):
@@ -31,6 +31,11 @@ class BoundedActions(Connector):
         raise NotImplementedError
 
 
+def _float_boxes(space: Space) -> dict[str, spaces.Box]:
+    found = leaves(space, col.ACTION).items()
+    return {name: leaf for name, leaf in found if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
+
+
 def _bounds(box: spaces.Box) -> tuple[Constant, Constant]:
     return Constant(box.low), Constant(box.high)
 
@@ -40,7 +45,7 @@ class ClipAction(BoundedActions):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
-        boxes = float_boxes(action_space, col.ACTION).items()
+        boxes = _float_boxes(action_space).items()
         self.bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
         return obs_space, action_space
 
@@ -60,7 +65,7 @@ class RescaleAction(BoundedActions):
         Raises:
             SpaceError: one of them is unbounded.
         """
-        boxes = float_boxes(action_space, col.ACTION)
+        boxes = _float_boxes(action_space)
         for name, box in boxes.items():
             if not box.is_bounded():
                 raise SpaceError(

@@ -279,12 +279,6 @@ def observations(exp: Experience) -> tuple[Columns, Columns]:
     return host_columns(col.subtree(exp.steps, col.OBS)), host_columns(exp.final_obs)
 
 
-def float_boxes(space: Space, root: str) -> dict[str, spaces.Box]:
-    """The Boxes of floats in ``space``, by column name."""
-    found = leaves(space, root).items()
-    return {name: leaf for name, leaf in found if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
-
-
 def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
     """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
     if isinstance(space, spaces.Dict):

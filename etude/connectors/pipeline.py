@@ -23,6 +23,7 @@ from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevAc
 from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
+from etude.experience.arrays import Array, host
 from etude.modules.module import Module
 from etude.settings import choice
 from etude.spaces import Space, described_value, leaf_shape, leaves
@@ -361,9 +362,11 @@ def _lacks_offline(connector: Connector) -> bool:
 
 def _warn_of_other_observations(connector: Connector, before: Experience, after: Experience) -> None:
     """Warn if a connector changes observations in `offline`, but not the final ones, or not when acting."""
-    if connector.hindsight or not any(
-        col.is_under(name, col.OBS) and before.steps.get(name) is not column for name, column in after.steps.items()
-    ):
+    if connector.hindsight or before.num_steps != after.num_steps:  # it may have left steps out, and changed none
+        return
+    seen = {name: column for name, column in after.steps.items() if col.is_under(name, col.OBS)}
+    # what leaves no step out may return views of them
+    if all(n in before.steps and _same(before.steps[n], column) for n, column in seen.items()):
         return
     if not overrides(connector, "online"):
         _log.warning(
@@ -377,6 +380,10 @@ def _warn_of_other_observations(connector: Connector, before: Experience, after:
             "observation of each segment, whose value many algorithms estimate: change it, too, unless this is meant.",
             connector.name,
         )
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one is other or np.array_equal(host(one), host(other))
 
 
 def _changes_actions(connector: Connector) -> bool:

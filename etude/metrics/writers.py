@@ -261,7 +261,7 @@ def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> No
         DataError: the lines can't be read, or the table can't be written.
     """
     rows = [
-        {name: json.dumps(value) if isinstance(value, list) else value for name, value in _flat(row)}
+        {name: json.dumps(value) if isinstance(value, list) else value for name, value in flat_items(row)}
         for row in read_jsonl(metrics)
     ]
     table = io.StringIO(newline="")
@@ -272,11 +272,11 @@ def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> No
         write_atomically(Path(to), table.getvalue().encode())
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_items(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of a nested mapping, with names such as ``losses/policy``."""
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat_items(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 
@@ -285,7 +285,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a nested mapping, with names such as ``losses/policy``; other values are left out."""
     return {
         name: float(value)
-        for name, value in _flat(metrics)
+        for name, value in flat_items(metrics)
         if not isinstance(value, str | bytes) and hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
     }
 
@@ -301,12 +301,19 @@ class TensorBoard(Sink):
         folder: The folder; it may have files of the same run from before.
         resumed_at: The step at which the run was resumed. TensorBoard then leaves out later steps of earlier files,
             which are of iterations that were lost and made again. None: the run is new.
+        evaluation: The ``evaluation`` that was written last before that.
 
     Raises:
         DataError: the file can't be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, resumed_at: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        resumed_at: int | None = None,
+        evaluation: Mapping[str, float] | None = None,
+    ) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         super().__init__(f"TensorBoard events to {folder}")
@@ -316,7 +323,7 @@ class TensorBoard(Sink):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(AppendFile(self.path))
         self._is_new, self._resumed_at = True, resumed_at
-        self._evaluation: Any = None
+        self._evaluation: Any = evaluation
 
     def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

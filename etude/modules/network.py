@@ -263,6 +263,12 @@ def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
     )
 
 
+@functools.cache
+def _warn_of_conv(conv: tuple[tuple[int, int, int], ...]) -> None:
+    """Warn, once, of convolutions without images."""
+    _log.warning("`network.conv` has no effect: no part of the observation is an image with three axes.")
+
+
 def has_pixels(leaf: Space) -> bool:
     """Whether a simple space holds images, also of two or four axes, which convolutions don't encode."""
     shape = leaf_shape(leaf)
@@ -435,7 +441,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.encoder = ObsEncoder(obs_space, config.conv, config.conv_width)
         if config.conv is not None and self.encoder.vector:
-            _log.warning("`network.conv` has no effect: no part of the observation is an image with three axes.")
+            _warn_of_conv(config.conv)
         self.memory: RecurrentLayer | None = None
         self.linears = nn.ModuleList()
         self.activation = ACTIVATIONS[config.activation].torch()

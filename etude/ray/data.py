@@ -18,7 +18,7 @@ from etude.connectors import Pipeline
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
-from etude.ray.data_source import TASK_BYTES, BlockLoader, RecordingSource, SharedJob, Shares
+from etude.ray.data_source import TASK_BYTES, BlockLoader, RecordingSource, Shares, shared_job
 from etude.recordings.layout import FORMAT
 from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps, with_context
 from etude.recordings.screening import Findings
@@ -125,7 +125,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
             epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
             first = 0 if holds or not epoch_size else int(plan.start * size) // epoch_size
             source = RecordingSource(
-                SharedJob(plan), num_parts, _parts_per_task(plan), None if holds else plan.seed, first
+                shared_job(plan), num_parts, _parts_per_task(plan), None if holds else plan.seed, first
             )
             for shard, split in zip(shards, _splits(source, settings, nodes, len(algorithm.policies)), strict=True):
                 loader = BlockLoader(split, settings.data.prefetch_batches, holds=holds)

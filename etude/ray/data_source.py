@@ -94,8 +94,8 @@ def _rows_in(made: Columns | Experience) -> int:
 # -- tasks --------------------------------------------------------------------------------------------------------
 
 
-class SharedJob:
-    """The work of tasks on a part, in the object store once for all tasks; each process unpickles it once.
+def shared_job(job: Plan) -> Any:
+    """A reference to the work of tasks on a part, in the object store once for all tasks.
 
     It is stored as bytes: if a process can't unpickle an object, Ray reports a system failure, and Ray Data retries
     without end.
@@ -103,28 +103,23 @@ class SharedJob:
     Raises:
         SettingsError: it contains something that can't be sent to other processes.
     """
-
-    def __init__(self, job: Plan) -> None:
-        try:
-            data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise SettingsError(
-                f"the tasks of Ray Data that read and prepare data can't be sent this: {error}. It is part of a "
-                "prelearner, a connector or a source: create it on first use instead."
-            ) from error
-        self._ref = ray.put(data)
-
-    def get(self) -> Plan:
-        """The job.
-
-        Raises:
-            EngineError: this process can't unpickle it, because a module can't be imported here.
-        """
-        return _loaded(self._ref)
+    try:
+        data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise SettingsError(
+            f"the tasks of Ray Data that read and prepare data can't be sent this: {error}. It is part of a "
+            "prelearner, a connector or a source: create it on first use instead."
+        ) from error
+    return ray.put(data)
 
 
 @lru_cache(_KEPT)
 def _loaded(ref: Any) -> Plan:
+    """The job, which each process unpickles once.
+
+    Raises:
+        EngineError: this process can't unpickle it, because a module can't be imported here.
+    """
     data = ray.get(ref)
     try:
         with _uninterrupted():
@@ -158,14 +153,14 @@ class RecordingSource(Datasource):
     """Blocks of steps or segments. Each execution planned by Ray is the next epoch.
 
     Args:
-        job: The work on a part.
+        job: The work on a part, see `shared_job`.
         num_parts: The number of parts in the recording.
         parts_per_task: The most parts of a task; the first tasks read fewer, so that a batch is ready soon.
         seed: Seed of the order of parts in each epoch, as on the local engine. None: the order of the recording.
         epoch: The index of the first epoch.
     """
 
-    def __init__(self, job: SharedJob, num_parts: int, parts_per_task: int, seed: int | None, epoch: int) -> None:
+    def __init__(self, job: Any, num_parts: int, parts_per_task: int, seed: int | None, epoch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._job, self._num_parts, self._parts_per_task = job, num_parts, parts_per_task
         self._seed, self._epoch = seed, epoch
@@ -197,8 +192,8 @@ class RecordingSource(Datasource):
         return [ReadTask(partial(_read, self._job, parts), unknown) for parts in tasks]
 
 
-def _read(job: SharedJob, parts: Sequence[int]) -> Iterator[pa.Table]:
-    own = job.get()
+def _read(job: Any, parts: Sequence[int]) -> Iterator[pa.Table]:
+    own = _loaded(job)
     made, spent = zip(*(own(k) for k in parts), strict=True)
     yield to_block(made, spent)
 

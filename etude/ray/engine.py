@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
     from etude.ray.learners import Learners
     from etude.ray.runners import EvaluationRunners, Runners
 
-P = TypeVar("P")
+P = TypeVar("P", bound=Any)
 
 _AT_ONCE = 32
 """The number of a replay's batches that learners get together, if these make whole gradient steps."""
@@ -47,8 +47,8 @@ class RayEngine(Engine):
         self._config = config
         self._runners: Runners | None = None
         self._learners: Learners | None = None
-        self._parts: list[Any] = []
-        self._is_started = self._is_ours = False
+        self._ending = ExitStack()  # ends the rest even if something fails
+        self._is_started = False
         self.is_asked = not settings.num_learners  # else once the learners are started
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
@@ -70,9 +70,8 @@ class RayEngine(Engine):
         if self._runners is None:
             from etude.ray.runners import Runners
 
-            algorithm = self._algorithm
             self._start()
-            self._runners = self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
+            self._runners = self._kept(Runners(self._algorithm, self.settings))
         return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]
@@ -205,25 +204,21 @@ class RayEngine(Engine):
             return
         wanted = actors_of(self._config)
         num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
-        self._is_ours = ensure_started(self.settings.address, self.settings.runtime_env, num_cpus)
+        is_ours = ensure_started(self.settings.address, self.settings.runtime_env, num_cpus)
+        if is_ours:
+            self._ending.callback(let_go)
         self._is_started = True
         try:
-            check_room(wanted, can_grow=not self._is_ours)
+            check_room(wanted, can_grow=not is_ours)
         except BaseException:
             self.close()
             raise
 
     def _kept(self, part: P) -> P:
-        self._parts.append(part)
+        self._ending.callback(part.close)
         return part
 
     def close(self) -> None:
         """End everything that was started, and the cluster if it was started for this."""
-        parts, self._parts = self._parts, []
         self._runners, self._is_started = None, False
-        with ExitStack() as closing:  # closes the rest even if something fails
-            if self._is_ours:
-                self._is_ours = False
-                closing.callback(let_go)
-            for part in parts:
-                closing.callback(part.close)
+        self._ending.close()

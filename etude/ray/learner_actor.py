@@ -62,7 +62,7 @@ class LearnerActor:
         rank: The index of this learner.
         kind: The class of the algorithm.
         config: Its settings, for the local engine, without callbacks and recording.
-        spaces: The spaces of the data of each module.
+        spaces: The spaces of each module, on the env's side.
     """
 
     def __init__(

@@ -404,7 +404,7 @@ class Learners:
         if self._group is None:
             device = "cuda" if settings.gpus_per_learner > 0 else self._config.compute.device
             config = sent(self._config, record=RecordConfig(), callbacks=(), device=device)
-            self._group = LearnerGroup(settings, (type(algorithm), config, algorithm.data_spaces))
+            self._group = LearnerGroup(settings, (type(algorithm), config, algorithm.spaces))
             self._known = None
         if self._known is None or self._known != self._marks():
             learners = algorithm.learner.modules

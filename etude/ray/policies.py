@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies, weights and learner states in Ray's object store."""
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -91,7 +92,7 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
         SettingsError: it can't be pickled.
     """
     try:
-        return ray.put(dataclasses.replace(config, engine="local", **changes))
+        return ray.put(Sent(dataclasses.replace(config, engine="local", **changes)))
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise SettingsError(
             f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. For the env, give "
@@ -99,24 +100,29 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
         ) from error
 
 
-def spec_sent(env: Any) -> bytes | None:
-    """What the env's id stands for in this process, for `register_sent`; None if it is no registered id, or if that
-    can't be pickled, and other processes must register it themselves."""
-    if not isinstance(env, str) or env not in gym.registry:
-        return None
-    try:
-        return bytes(ray.cloudpickle.dumps(gym.registry[env]))  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  whatever is part of it
-        return None
+class Sent:
+    """Settings on their way to another process: they arrive as themselves, with the env that their id stands for here.
+
+    An id that the other process knows already keeps its meaning there.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self.config = config
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        spec = None
+        if isinstance(self.config.env, str) and self.config.env in gym.registry:
+            with contextlib.suppress(Exception):  # it can't be pickled: other processes must register it themselves
+                spec = ray.cloudpickle.dumps(gym.registry[self.config.env])  # type: ignore[no-untyped-call]
+        return _arrived, (self.config, spec)
 
 
-def register_sent(spec: bytes) -> None:
-    """Register an env that another process has registered, unless this one has, too, or lacks its code."""
-    try:
-        found = ray.cloudpickle.loads(spec)
-    except Exception:  # noqa: BLE001  making the env says that it is not registered
-        return
-    gym.registry.setdefault(found.id, found)
+def _arrived(config: AlgorithmConfig, spec: bytes | None) -> AlgorithmConfig:
+    if spec is not None:
+        with contextlib.suppress(Exception):  # its code is not here: making the env says that it is not registered
+            found = ray.cloudpickle.loads(spec)
+            gym.registry.setdefault(found.id, found)
+    return config
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

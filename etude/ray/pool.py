@@ -69,7 +69,6 @@ class RunnerPool:
         num: The number of actors.
         num_gpus: The GPUs of each actor.
         config: A reference to the algorithm's settings, see `RunnerActor`.
-        spec: What the env's id stands for, see `RunnerActor`.
         settings: The actors' other resources, and whether, and how often, lost ones are replaced.
         renewed: Called with each member that replaces a lost one.
     """
@@ -80,11 +79,10 @@ class RunnerPool:
         num: int,
         num_gpus: float,
         config: Any,
-        spec: bytes | None,
         settings: Ray,
         renewed: Callable[[Member], None],
     ) -> None:
-        self._kind, self._num_gpus, self._config, self._spec, self._settings = kind, num_gpus, config, spec, settings
+        self._kind, self._num_gpus, self._config, self._settings = kind, num_gpus, config, settings
         self._renewed, self._home = renewed, connection()
         self._num_requests = 0
         self.restarts = 0
@@ -101,7 +99,7 @@ class RunnerPool:
         resources = dict(own.resources_per_runner or {})
         options = {"num_cpus": own.cpus_per_runner, "num_gpus": self._num_gpus, "resources": resources}
         device = "cuda" if self._num_gpus else "cpu"
-        return remote.options(**options).remote(self._config, device, own.step_timeout, self._spec)
+        return remote.options(**options).remote(self._config, device, own.step_timeout)
 
     def check_connected(self) -> None:
         """Raise an EngineError if this process has lost its connection to the actors' cluster."""

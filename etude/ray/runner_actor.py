@@ -22,15 +22,7 @@ from etude.experience import Experience
 from etude.interruption import when_parent_ends
 from etude.policies import Policy
 from etude.ray.fragments import FragmentReport
-from etude.ray.policies import (
-    Acting,
-    Weights,
-    from_arrays,
-    known_as,
-    register_sent,
-    set_learned,
-    set_plain_attributes,
-)
+from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
 from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Spaces
@@ -49,16 +41,11 @@ class RunnerActor:
         config: The algorithm's settings, for the local engine.
         device: The device on which modules act, as torch names it.
         step_timeout: The limit in seconds; None: no limit.
-        spec: What the env's id stands for in the algorithm's process, see `spec_sent`.
     """
 
-    def __init__(
-        self, config: AlgorithmConfig, device: str, step_timeout: float | None, spec: bytes | None = None
-    ) -> None:
+    def __init__(self, config: AlgorithmConfig, device: str, step_timeout: float | None) -> None:
         when_parent_ends(lambda: os._exit(1))  # a thread may wait for data for ever
         hold(for_acting(config.compute.threads))
-        if spec is not None:
-            register_sent(spec)
         self._config, self._device, self._step_timeout = config, device, step_timeout
         self._callbacks = [callback_from(spec) for spec in config.callbacks]
         self._arena: Arena | None = None
@@ -195,7 +182,9 @@ def _rearm(limit: float, turns: Callable[[], int], is_over: threading.Event) -> 
 
 def _with_agents(config: AlgorithmConfig, acting: Acting) -> Any:
     modules = None if acting.is_only else tuple(acting.policies)
-    return dataclasses.replace(config, module=None, agents=AgentsConfig(modules=modules, module_of=acting.module_of))
+    own = {name: given for name, given in (config.agents.overrides or {}).items() if name in acting.policies}
+    agents = AgentsConfig(modules=modules, module_of=acting.module_of, overrides=own or None)
+    return dataclasses.replace(config, agents=agents)
 
 
 def seed_of(seed: int, number: int, life: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from etude.algorithms.nested import AgentsConfig
+from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.play import evaluation_of
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -20,7 +20,7 @@ from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
 from etude.ray.fragments import FinishedEpisodes, Fragment, merged, put_together
-from etude.ray.policies import Broadcast, acting_of, known_as, sent, spec_sent
+from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.pool import Member, Request, RunnerPool
 from etude.ray.runner_actor import seed_of
 from etude.ray.start import room
@@ -66,18 +66,16 @@ class Runners:
     Args:
         algorithm: The algorithm whose modules act.
         settings: The engine's settings.
-        asynchronous: Whether runners go on while the learner learns.
 
     Raises:
         SettingsError: the config can't be sent to other processes.
     """
 
-    def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray, *, asynchronous: bool = False) -> None:
-        self._algorithm, self._settings, self.asynchronous = algorithm, settings, asynchronous
+    def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
+        self._algorithm, self._settings, self.asynchronous = algorithm, settings, algorithm.collects_beside
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
-        modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
-        config = sent(algorithm.config, module=None, modules=modules, device="cpu")
+        config = _sent(algorithm.config, device="cpu")
         self._acting_ref: Any = None  # None: not sent yet
         self._broadcast = Broadcast()
         self._first_life = 0  # the first life of runners here; higher after loading a run
@@ -92,9 +90,7 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        gpus = settings.gpus_per_runner
-        spec = spec_sent(algorithm.config.env)
-        self.pool = RunnerPool("runner", settings.num_runners, gpus, config, spec, settings, self._open)
+        self.pool = RunnerPool("runner", settings.num_runners, settings.gpus_per_runner, config, settings, self._open)
         for member in self.pool.members:
             self._open(member)
 
@@ -347,9 +343,9 @@ class EvaluationRunners:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._updates = algorithm, 0
-        config = sent(algorithm.config, module=None, agents=AgentsConfig(), callbacks=())
-        num, spec = settings.num_evaluation_runners, spec_sent(algorithm.config.env)
-        self.pool = RunnerPool("evaluation runner", num, 0.0, config, spec, settings, lambda member: None)
+        config = _sent(algorithm.config, callbacks=())
+        num = settings.num_evaluation_runners
+        self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.
@@ -395,6 +391,12 @@ class EvaluationRunners:
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""
         self.pool.kill()
+
+
+def _sent(config: AlgorithmConfig, **changes: Any) -> Any:
+    """See `sent`; without networks, which runners get with the policies."""
+    modules = config.agents.modules
+    return sent(config, module=None, modules=None if modules is None else tuple(modules), **changes)
 
 
 # -- shares of the work -------------------------------------------------------------------------------------------

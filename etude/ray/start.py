@@ -21,6 +21,7 @@ from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.parallel import cores_of
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
+from etude.spawning import variable_set
 
 PATIENCE = 10.0
 """The timeout in seconds for the address of a cluster."""
@@ -162,19 +163,10 @@ def _check_answers(address: str, whose: str) -> None:
         raise EngineError(f"{whose}: {error}. {_REMEDY}") from error
 
 
-@contextmanager
-def _modules_found() -> Iterator[None]:
+def _modules_found() -> contextlib.AbstractContextManager[None]:
     """A context in which started processes find the same modules as this process, such as those of `module:factory`."""
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(own)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    return variable_set("PYTHONPATH", os.pathsep.join(own))
 
 
 def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None:

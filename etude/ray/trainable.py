@@ -12,6 +12,8 @@ from etude.algorithms import Algorithm, AlgorithmConfig, Result, Stop
 from etude.algorithms.search import applied
 from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
+from etude.metrics.writers import flat_items
+from etude.ray.policies import Sent
 from etude.ray.start import actors_of, driver_of
 from etude.settings import settings
 
@@ -38,6 +40,9 @@ class Shared:
     """The entry of results by which trials are compared."""
     mode: Literal["max", "min"] = "max"
     """Whether the best trial has the largest or the smallest ``metric``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "config": Sent(self.config)}
 
     def __repr__(self) -> str:
         """A short text, because Tune shows it in tables."""
@@ -128,10 +133,4 @@ def shared_in(given: Mapping[str, Any]) -> Shared:
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """A flat dict with nested names joined by ``/``; None values are left out."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": item for inner, item in flat(value).items()}
-        elif value is not None:
-            found[name] = value
-    return found
+    return {name: value for name, value in flat_items(values) if value is not None}

@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -180,6 +181,27 @@ def test_what_learned_from_chosen_actions_acts_in_the_envs_units(
     resumed = etude.load(tmp_path / "clone")
     assert resumed.train().updates == 200
     assert resumed.spaces["main"][1] == units  # type: ignore[attr-defined]
+
+
+def test_a_modules_own_connectors_map_its_actions_to_the_envs_units(tmp_path: Path) -> None:
+    made = 0
+
+    def env() -> Any:
+        nonlocal made
+        made += 1
+        return gym.make("Pendulum-v1")
+
+    expert = PPO(PPOConfig(env=env, connectors=("rescale_action",), num_envs=1, seed=0))
+    expert.record(tmp_path / "data", 1, seed=1)
+    own = {name: {"connectors": ("rescale_action",)} for name in ("one", "other")}
+    agents: Any = {"modules": tuple(own), "module_of": lambda agent, episode: "one", "overrides": own}
+    for where, num_made in ((None, 0), (env, 1)):
+        made = 0
+        clone = BC(BCConfig(data=str(tmp_path / "data"), env=where, seed=0, evaluation_interval=0, **agents))
+        for name, policy in clone.policies.items():
+            assert clone.spaces[name][1] == policy.action_space == spaces.Box(-2, 2, (1,))
+            assert policy.module.action_space == spaces.Box(-1, 1, (1,))
+        assert made == num_made
 
 
 def test_units_are_those_of_the_same_module_or_of_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

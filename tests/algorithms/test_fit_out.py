@@ -50,6 +50,15 @@ def test_a_run_leaves_metrics_events_and_a_checkpoint_to_go_on_from(tmp_path):
     np.testing.assert_array_equal(weights(again), weights(whole))  # as if it had never stopped
 
 
+def test_a_resumed_run_does_not_write_its_last_evaluation_again(tmp_path):
+    config, steps = dataclasses.replace(SMALL, evaluation_interval=2), SMALL.num_steps
+    etude.PPO(config).fit(etude.Stop(env_steps=2 * steps), out=tmp_path)
+    etude.load(tmp_path).fit(etude.Stop(env_steps=4 * steps), out=tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("evaluation/return_mean")] == [2 * steps, 4 * steps]
+
+
 def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
     with pytest.raises(SettingsError, match="It ended before it saved anything, so it can't be continued: replace it"):

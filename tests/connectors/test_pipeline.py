@@ -318,17 +318,31 @@ class Relabels(Forgets):
     hindsight = True
 
 
+class Selects(Connector):
+    """Leaves short segments out."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.select(exp.lengths > 1)
+
+
+@pytest.mark.parametrize("lengths", [[3], [1, 3]])
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(Forgets, "but not `final_obs`"), (Augments, "write its method online"), (HasAll, None), (Relabels, None)],
+    [
+        (Forgets, "but not `final_obs`"),
+        (Augments, "write its method online"),
+        (HasAll, None),
+        (Relabels, None),
+        (Selects, None),
+    ],
 )
 def test_observations_that_change_only_when_learning_are_told(
-    given: Any, told: str | None, caplog: pytest.LogCaptureFixture
+    given: Any, told: str | None, lengths: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     pipeline = Pipeline([given])
     pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
     for _ in range(3):
-        pipeline.offline(episodes([3]))
+        pipeline.offline(episodes(lengths))
     assert len(caplog.messages) == (told is not None)
     assert told is None or told in caplog.text
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from etude.connectors import Pipeline
 from etude.errors import SettingsError
 from etude.modules import Network, NetworkConfig, distribution_for, make_module
-from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, _warn_of_pixels, is_image
+from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, _warn_of_conv, _warn_of_pixels, is_image
 from etude.spaces import channels_come_first
 
 TWO = spaces.Discrete(2)
@@ -132,7 +132,9 @@ def test_pictures_that_get_no_convolutions_are_told(caplog):
         assert len(caplog.messages) == (told is not None)
         assert told is None or ("`obs/camera`" in caplog.text and told in caplog.text)
     caplog.clear()
+    _warn_of_conv.cache_clear()
     make_module(None, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), NetworkConfig(conv=((4, 3, 1),)))
+    assert len(caplog.messages) == 1  # though policy and value function have a network each
     assert "`network.conv` has no effect" in caplog.text
 
 

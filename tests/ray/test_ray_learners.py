@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from etude import BC, DQN, PPO, TD3BC, BCConfig, DQNConfig, PPOConfig, TD3BCConfig
 from etude.algorithms import Ray
+from etude.connectors import Connector
 from etude.errors import DataError, EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, Update
@@ -430,6 +431,28 @@ def test_learners_read_a_recording_and_outlive_one_another(cluster: None, tmp_pa
     left_out = {name: count for name, count in results[-1].metrics.items() if name.startswith("left_out/")}
     unshared = {"left_out/unshared": 1.0} if read.num_steps % 2 else {}
     assert left_out == {"left_out/nan": float(some.num_steps)} | unshared
+
+
+class Torque(Connector):
+    """Five choices of a torque."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        self.highest = action_space.high
+        return obs_space, spaces.Discrete(5)
+
+    def act(self, action: Any) -> Any:
+        return {"action": ((action["action"][:, None] / 2 - 1) * self.highest).astype(np.float32)}
+
+
+def test_learners_read_actions_as_chosen_before_connectors_mapped_them(cluster: None, tmp_path: Path) -> None:
+    with closing(PPO(PPOConfig(env="Pendulum-v1", connectors=(Torque(),), num_envs=1, seed=1))) as expert:
+        expert.record(tmp_path / "data", 1, seed=1)
+    config = BCConfig(
+        data=str(tmp_path / "data"), connectors=(Torque(),), seed=0, updates_per_iteration=2, engine=Ray(num_learners=2)
+    )
+    with closing(BC(config)) as algorithm:
+        assert algorithm.train().updates == 2
+        assert algorithm.spaces["main"][1] == spaces.Box(-2, 2, (1,))
 
 
 # -- shares -------------------------------------------------------------------------------------------------------

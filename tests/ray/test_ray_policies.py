@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from etude import PPOConfig
 from etude import columns as col
 from etude.algorithms.dqn import QModule
 from etude.algorithms.task import Task, TaskConfig
@@ -24,16 +25,16 @@ from etude.modules.critics import TargetNetwork
 
 pytest.importorskip("ray")
 from etude.ray.policies import (
+    Sent,
+    _arrived,
     as_arrays,
     fingerprint,
     from_arrays,
     learned_of,
     plain_attributes,
     portable,
-    register_sent,
     set_learned,
     set_plain_attributes,
-    spec_sent,
 )
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -174,22 +175,27 @@ def test_any_changed_weight_changes_the_fingerprint(dtype: torch.dtype) -> None:
     assert fingerprint(module) != before
 
 
+def arrived(env: Any) -> Any:
+    return pickle.loads(pickle.dumps(Sent(PPOConfig(env=env))))  # noqa: S301
+
+
 def test_what_an_id_stands_for_is_sent_where_that_is_possible() -> None:
     lock = threading.Lock()
     try:
         gym.register("Sent-v0", lambda: None, kwargs={"size": 3})
         gym.register("Unsent-v0", lambda: lock)
-        sent = spec_sent("Sent-v0")
-        assert sent is not None
-        assert spec_sent("Unsent-v0") is spec_sent("Unknown-v0") is spec_sent(gym.Env) is None
+        for env in ("Unsent-v0", "Unknown-v0", gym.Env):
+            assert arrived(env) == PPOConfig(env=env)
+        sent = pickle.dumps(Sent(PPOConfig(env="Sent-v0")))
         before = gym.registry.pop("Sent-v0")
-        register_sent(sent)
+        assert pickle.loads(sent) == PPOConfig(env="Sent-v0")  # noqa: S301
         found = gym.registry["Sent-v0"]
         assert (found.id, found.kwargs) == (before.id, before.kwargs)
         assert found is not before
-        register_sent(sent)
+        arrived("Sent-v0")
         assert gym.registry["Sent-v0"] is found
-        register_sent(b"of a module that is not here")
+        config, _ = Sent(PPOConfig(env="Sent-v0")).__reduce__()[1]
+        assert _arrived(config, b"of a module that is not here") is config
     finally:
         for name in ("Sent-v0", "Unsent-v0"):
             gym.registry.pop(name, None)

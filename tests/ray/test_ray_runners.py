@@ -416,6 +416,19 @@ def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     assert evaluators.pool.restarts == 1
 
 
+def test_evaluations_elsewhere_leave_out_what_single_modules_drop(made: Any) -> None:
+    seen = gym.spaces.Dict({"place": runner_envs.Walk().observation_space, "told": gym.spaces.Text(5)})
+
+    def env() -> Any:
+        return gym.wrappers.TransformObservation(runner_envs.Walk(), lambda obs: {"place": obs, "told": "go"}, seen)
+
+    own = {name: {"connectors": ("drop:told",)} for name in ("one", "other")}
+    agents = {"modules": tuple(own), "module_of": lambda agent, episode: "one", "overrides": own}
+    algorithm = made(Ray(num_runners=1, num_evaluation_runners=1), env=env, **agents)
+    algorithm.engine.evaluators.next(2, seed=3)
+    assert algorithm.engine.evaluators.finished()[0].episodes == 2
+
+
 def test_nobody_is_left_behind(made: Any) -> None:
     algorithm = made(Ray(num_runners=2))
     algorithm.train()

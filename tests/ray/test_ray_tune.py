@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import runner_envs
 
 import etude
 from etude.checkpoints import load_meta
@@ -235,6 +237,22 @@ def test_a_trial_may_have_runners_of_its_own(cluster, tmp_path):
 def new_trial(**tried):
     shared = Shared(config=TINY, stop=etude.Stop(env_steps=256))
     return Trainable({"shared": shared, **tried})
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_trials_know_an_id_that_only_this_process_has_registered(cluster, tmp_path, plainly):
+    try:
+        gym.register("TriedOnlyHere-v0", runner_envs.Walk, kwargs={"length": 3})
+        config, stop = dataclasses.replace(TINY, env="TriedOnlyHere-v0"), etude.Stop(env_steps=128)
+        if plainly:
+            space = {"lr": ray_tune.grid_search([1e-3]), "shared": Shared(config=config, stop=stop)}
+            run_config = ray_tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+            grid = ray_tune.Tuner(Trainable, param_space=space, run_config=run_config).fit()
+        else:
+            grid = tune(config, {"lr": [1e-3]}, stop=stop, out=tmp_path / "out", verbose=0)
+    finally:
+        gym.registry.pop("TriedOnlyHere-v0", None)
+    assert [trial.metrics["length_mean"] for trial in trials(grid)] == [3.0]
 
 
 def test_a_trial_takes_another_ones_weights_and_keeps_its_own_settings(cluster, tmp_path):
