@@ -501,6 +501,20 @@ class Algorithm(Generic[C]):
                 self._evaluating = None if is_done else self.updates
                 self.take_evaluation(evaluation, finished)
 
+    @interruptible
+    def with_last_evaluation(self, result: Result, stop: Stop) -> Result:
+        """The last result of training, with the evaluation that still runs beside it, which is waited for.
+
+        It is ``result`` itself if none runs, or if it meets the goal of ``stop``: figures of later weights might not.
+        """
+        if self._evaluating is None or (stop.return_mean is not None and stop.goals_met(result)):
+            return result
+        self.take_evaluation(*self.engine.last_evaluation())
+        self._evaluating = None
+        return dataclasses.replace(
+            result, **self.figures.fields(), episodes=self.episodes, evaluation=self.evaluation, evaluating=None
+        )
+
     def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
         """Take what `Engine.evaluate` returned: results show this evaluation from now on."""
         if evaluation is not None:
@@ -518,12 +532,12 @@ class Algorithm(Generic[C]):
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
         """Train one iteration at a time until ``stop`` is met, and yield each result.
 
-        If a budget is already used up, as a resumed run's may be, yield one result with the current state instead.
+        If it is already met, as a resumed run's may be, yield one result with the current state instead.
         """
         stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
         standing = self.standing()
-        if stop.budget_used(standing):
+        if stop.now(standing):
             yield standing
             return
         while True:
@@ -563,6 +577,8 @@ class Algorithm(Generic[C]):
     ) -> Result:
         """Train until ``stop`` is met, and return the last result.
 
+        If a budget ends training while an evaluation runs beside it, the last result waits for that evaluation.
+
         With ``out``, the run writes what ``etude train`` writes: metrics, and a checkpoint from which
         ``etude.load(out)`` resumes it. On Ctrl-C it then finishes the iteration, saves, and raises KeyboardInterrupt. A
         run that was loaded from ``out`` continues there.
@@ -587,7 +603,10 @@ class Algorithm(Generic[C]):
             with closing(self.view(stop, quiet=not progress)) as view:
                 for result in self.iterate(stop):
                     view.show(result)
-            return result
+                whole = self.with_last_evaluation(result, stop)
+                if whole is not result:
+                    view.show(whole)
+            return whole
         folder = run.folder_of(out).absolute()  # an env may change the current folder
         run.check_logs(log)
         with Signals(quiet=not progress, kill=kill_workers) as signals, run.claimed(folder):
@@ -662,7 +681,7 @@ class Algorithm(Generic[C]):
             begun = os.stat(out)
             signals.conclude = conclude
             signals.stuck = f"the run hangs where it can't be interrupted: {out} keeps its last checkpoint, if any."
-            is_whole = False
+            is_whole, failure = False, None
             with suppress(Interrupted):  # in the middle of an iteration
                 for result in self.iterate(stop):
                     if result.iteration > start:  # else nothing was left to do
@@ -685,11 +704,22 @@ class Algorithm(Generic[C]):
                         saved = time.monotonic()
                         took = saved - begin
                 is_whole = True
+                if not signals.is_set():
+                    before = result
+                    try:
+                        result = self.with_last_evaluation(result, stop)
+                    except Exception as error:  # noqa: BLE001  raised once the weights are saved
+                        failure = error
+                    if result is not before:  # whose evaluation is in its line, so this is another
+                        logs.write(result, {}, {})
+                        view.show(result)
             with signals.concluding():
                 if is_whole:
                     save()
                 else:
                     save_between()
+        if failure is not None:
+            raise failure
         return result
 
     @contextmanager

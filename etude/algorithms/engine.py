@@ -144,6 +144,11 @@ class Engine:
         played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated(num_episodes, seed)
         return played
 
+    def last_evaluation(self) -> tuple[Evaluation | None, Finished | None]:
+        """Wait for the evaluation that the last call of `evaluate` began beside training, and return it."""
+        played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated_beside()
+        return played
+
     def stats(self) -> dict[str, float]:
         """Counts of remote learners since the last call, such as ``learner_restarts``; {} if there are none."""
         return {}

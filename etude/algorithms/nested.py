@@ -76,8 +76,8 @@ class EvaluationConfig:
 
     beside: bool = False
     """Offline algorithms only: evaluate a copy of the module in a thread while training goes on. The returns are in the
-    result of the next iteration in which an evaluation is due, and `Checkpoints` scores the evaluated weights with
-    them."""
+    result of the next iteration in which an evaluation is due, or of the last one if a budget ends training, and
+    `Checkpoints` scores the evaluated weights with them."""
 
 
 @settings

@@ -15,7 +15,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.engine import OfflineUpdate
-from etude.algorithms.play import Beside, dropped_by, played_once, runner_for
+from etude.algorithms.play import Beside, Played, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
 from etude.algorithms.results import Evaluation, Stop, joined
 from etude.connectors import Pipeline, overrides
@@ -270,21 +270,25 @@ class OfflineAlgorithm(Algorithm[C]):
                 runner.close()
                 raise
             self._evaluator = runner
-        else:
-            before, self._beside = self._beside, None
-            last = None if before is None else before.result()
-            policies = {
-                name: Policy(
-                    copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
-                )
-                for name, own in self.policies.items()
-            }
-            runner = self._new_evaluator(policies, num_episodes)
-            runner.begin_again(seed)
-            self._beside = Beside(runner, num_episodes, self.updates)
-            if last is None:
-                return None, None
-            played = last
+            return self._noted(played)
+        last = self.evaluated_beside()
+        policies = {
+            name: Policy(
+                copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
+            )
+            for name, own in self.policies.items()
+        }
+        runner = self._new_evaluator(policies, num_episodes)
+        runner.begin_again(seed)
+        self._beside = Beside(runner, num_episodes, self.updates)
+        return last
+
+    def evaluated_beside(self) -> tuple[Evaluation | None, Finished | None]:
+        """Wait for the evaluation that runs beside training, and return it; None if there is none."""
+        beside, self._beside = self._beside, None
+        return (None, None) if beside is None else self._noted(beside.result())
+
+    def _noted(self, played: Played) -> tuple[Evaluation, Finished]:
         evaluation = played.evaluation
         self.recorder.take(played.parts, tag=f"@{evaluation.updates}")  # evaluations give their episodes equal ids
         return evaluation, played.finished

@@ -299,7 +299,10 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
     is_interrupted = any(trial["error"] is None and not trial["result"].get("done") for trial in trials)
     words = table(_rows(ranked, metric))
     if best is not None:
-        words += f"\n\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}"
+        words += f"\n\nbest: {metric} {best['score']:,.5g} at the end"
+        if best["checkpoint_score"] is not None:
+            words += f", {best['checkpoint_score']:,.5g} in its best checkpoint"
+        words += f": {best['checkpoint']}"
     about = {"metric": metric, "out": out, "interrupted": is_interrupted}
     tell({**about, "best": best and trials.index(best), "trials": trials}, words, as_json=as_json)
     if is_interrupted:
@@ -320,15 +323,18 @@ def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]
     metrics = result.metrics or {}
     newest = {name: value for name, value in metrics.items() if name != "config"}
     score = newest.get(metric)
-    try:
-        checkpoint = result.get_best_checkpoint(metric, "max" if is_max else "min")
-    except RuntimeError:  # none has the metric
-        checkpoint = result.checkpoint
+    scored = [
+        (kept, of[metric]) for kept, of in result.best_checkpoints or () if math.isfinite(of.get(metric, math.nan))
+    ]
+    checkpoint, its_score = min(
+        scored, key=lambda pair: rank(pair[1], is_max=is_max), default=(result.checkpoint, None)
+    )
     return {
         "settings": {name: to_plain(value) for name, value in (result.config or {}).items() if name != "shared"},
         "score": score if score is not None and math.isfinite(score) else None,
         "result": newest if "training_iteration" in newest else {},
         "checkpoint": None if checkpoint is None else address(checkpoint.path),
+        "checkpoint_score": its_score,
         "path": address(result.path),
         "error": None if result.error is None else str(result.error).strip().splitlines()[-1],
     }

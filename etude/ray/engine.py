@@ -194,6 +194,11 @@ class RayEngine(Engine):
         evaluators = self.evaluators
         return super().evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
 
+    def last_evaluation(self) -> tuple[Evaluation | None, Finished | None]:
+        """Wait for the evaluation that was begun last, and return it."""
+        evaluators = self.evaluators
+        return super().last_evaluation() if evaluators is None else evaluators.finished() or (None, None)
+
     def _start(self) -> None:
         """Connect to the cluster, or start one.
 

@@ -69,6 +69,7 @@ class Trainable(tune.Trainable):
         """Store the settings. The algorithm is made on first use, which may be after loading a checkpoint."""
         shared, self.wanted = shared_in(config), settings_of(config)
         self.goal, self.interval, self.metric = shared.stop, shared.save_interval, shared.metric
+        self.worst = -math.inf if shared.mode == "max" else math.inf
         self.saved = -math.inf  # what is interrupted early can then go on, too
         self.kind = shared.algorithm or algorithm_of(type(self.wanted))
         self.trained: Algorithm[Any] | None = None
@@ -90,6 +91,17 @@ class Trainable(tune.Trainable):
             is_due &= result.updates in (result.evaluation["updates"], result.evaluating)
         row = {self.metric: math.nan} if self.metric.startswith("evaluation/") else {}  # there is none at first
         return row | flat(result.to_dict()) | {"done": self.goal.now(result), "should_checkpoint": is_due}
+
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Write a checkpoint, and return it with the newest metrics; one without a score counts as the worst.
+
+        Ray's `get_best_checkpoint` leaves out metrics that are missing, but takes the first checkpoint for the best if
+        its metric is NaN. The metric that Tune sorts checkpoints by must be there.
+        """
+        saved = super().save(checkpoint_dir)
+        known = {name: value for name, value in saved.metrics.items() if value == value}  # NaN is not
+        saved.metrics = {self.metric: self.worst} | known
+        return saved
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that `etude.load` can load."""

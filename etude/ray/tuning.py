@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tuning: trains with many settings at once, through Ray Tune."""
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -13,6 +14,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from ray import tune as ray_tune
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
+from ray.tune.schedulers import PopulationBasedTraining
+from ray.tune.search import ConcurrencyLimiter, SearchAlgorithm, Searcher, SearchGenerator, create_searcher
 from ray.tune.search.basic_variant import BasicVariantGenerator
 from ray.tune.search.variant_generator import generate_variants
 
@@ -71,11 +75,12 @@ def tune(
             ``mode`` from here. None: all trials run to their end.
         resources: The resources of each trial itself, by name, such as ``{"CPU": 2, "GPU": 0.5}``. None: a CPU for each
             thread and each worker, and a GPU if it learns on one. Its runners and learners have resources of their own.
-        max_concurrent: The most trials to run at the same time; None: as many as there is room for.
+        max_concurrent: The most trials to run at the same time; None: as many as there is room for. A ``search`` that
+            limits them itself, such as a ``ConcurrencyLimiter``, counts more.
         out: The folder for all trials, or its URL. None: a new one in ``runs``.
         save_interval: Seconds between checkpoints of a trial, at least 0; one is always saved at its end.
         keep: The number of checkpoints to keep for each trial, at least 1: those with the best metric. The newest one
-            is kept too.
+            is kept too. In population based training, all are kept: any of them may be copied, and much later.
         max_failures: How often a failed trial is resumed from its newest checkpoint.
         address: The address of the cluster, if this process is not connected to one.
         verbose: How much Tune writes to standard output: 0 nothing, 1 a table from time to time, 2 also each result.
@@ -113,6 +118,7 @@ def tune(
         metric=metric,
         mode=mode,
     )
+    space[SHARED] = shared
     folder, name = _folder(out, config, kind.name)
     run_config = ray_tune.RunConfig(
         name=name,
@@ -120,7 +126,11 @@ def tune(
         failure_config=ray_tune.FailureConfig(max_failures=max_failures),
         # Trials decide when to save; Tune also saves at their end.
         checkpoint_config=ray_tune.CheckpointConfig(
-            num_to_keep=keep, checkpoint_score_attribute=metric, checkpoint_score_order=mode, checkpoint_at_end=True
+            # A trial that waits for room is given a checkpoint to copy, which must still be there when it begins.
+            num_to_keep=None if isinstance(scheduler, PopulationBasedTraining) else keep,
+            checkpoint_score_attribute=metric,
+            checkpoint_score_order=mode,
+            checkpoint_at_end=True,
         ),
         verbose=verbose,
     )
@@ -128,18 +138,14 @@ def tune(
         metric=metric,
         mode=mode,
         num_samples=num_samples,
-        # Tune takes the limit for searchers only, and this generator only by itself.
-        search_alg=search or BasicVariantGenerator(max_concurrent=max_concurrent or 0, random_state=config.seed),
+        search_alg=_generator(search, space, max_concurrent, config.seed),
         scheduler=scheduler,
-        max_concurrent_trials=max_concurrent if search else None,
         reuse_actors=True,  # a process takes seconds to start
     )
     is_ours = ensure_started(address)
     try:
         check_room([resources or driver_of(config), *actors_of(config)], can_grow=not is_ours)
-        tuner = ray_tune.Tuner(
-            Trainable, param_space={**space, SHARED: shared}, tune_config=tune_config, run_config=run_config
-        )
+        tuner = ray_tune.Tuner(Trainable, param_space=space, tune_config=tune_config, run_config=run_config)
         return _fitted(tuner)
     finally:
         let_go()
@@ -181,6 +187,51 @@ def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, before)  # Tune replaces the handler, and does not always restore it
+
+
+class _Remembers(SearchAlgorithm):
+    """Makes the trials, also those that had not begun when a tuning was interrupted.
+
+    Tune replaces objects in the search space, such as `Shared`, by placeholders. It puts them back only if a resumed
+    tuning is given the search space again, and then also resets what population based training changed in trials that
+    had begun. This is stored with the tuning, and puts them back in new trials only.
+    """
+
+    def __init__(self, space: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.space, self.is_resumed = space, False
+
+    def restore_from_dir(self, dirpath: str) -> None:
+        super().restore_from_dir(dirpath)
+        self.is_resumed = True
+
+    def next_trial(self) -> Any:
+        trial = super().next_trial()
+        if trial is not None and self.is_resumed:
+            objects = create_resolvers_map()  # type: ignore[no-untyped-call]
+            inject_placeholders(copy.deepcopy(self.space), objects)
+            trial.resolve_config_placeholders(objects)
+        return trial
+
+
+class _Variants(_Remembers, BasicVariantGenerator):
+    """Random search, and grids."""
+
+
+class _Searched(_Remembers, SearchGenerator):
+    """One of Tune's search algorithms."""
+
+
+def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None, seed: int | None) -> Any:
+    """What makes the trials."""
+    if not search:
+        return _Variants(space, max_concurrent=max_concurrent or 0, random_state=seed)
+    search = create_searcher(search) if isinstance(search, str) else search
+    if not isinstance(search, Searcher):
+        return search
+    if max_concurrent and not isinstance(search, ConcurrencyLimiter):
+        search = ConcurrencyLimiter(search, max_concurrent)
+    return _Searched(space, search)
 
 
 def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:

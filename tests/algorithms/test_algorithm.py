@@ -14,6 +14,7 @@ from some_envs import make_lending
 from test_saving import facts, ppo
 from toy_envs import Echo, OwnNet, Switchboard, Toil
 
+import etude
 from etude.algorithms import (
     PPO,
     Algorithm,
@@ -457,6 +458,16 @@ def test_a_budget_that_is_used_up_trains_no_more() -> None:
     assert algorithm.fit(Stop(env_steps=0)).env_steps == 0
     assert algorithm.fit(Stop(env_steps=20)).updates > 0
     assert algorithm.fit(Stop(env_steps=20)).env_steps == 20
+
+
+def test_a_goal_that_is_met_trains_no_more(tmp_path: Path) -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
+    met = algorithm.fit(Stop(return_mean=-1e9))
+    algorithm.save(tmp_path / "run")
+    resumed = etude.load(tmp_path / "run", env=Echo)
+    (result,) = resumed.iterate(Stop(return_mean=met.return_mean))
+    assert (result.iteration, result.return_mean) == (met.iteration, met.return_mean)
+    assert resumed.fit(Stop(return_mean=met.return_mean + 1e9, env_steps=met.env_steps + 40)).env_steps > met.env_steps
 
 
 @pytest.mark.parametrize(

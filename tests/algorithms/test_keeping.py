@@ -272,7 +272,7 @@ def test_the_best_offline_earned_its_score(
     algorithm.close()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     scores = {row["evaluation"]["updates"]: row["evaluation"]["return_mean"] for row in rows if row["evaluation"]}
-    assert len(scores) == 12 // interval - beside
+    assert len(scores) == 12 // interval
     assert [each.score for each in kept.ranked()[:2]] == sorted(scores.values(), reverse=True)[:2]
     for each in kept.ranked()[:2]:
         assert each.score == scores[each.iteration] == earned(each.path)

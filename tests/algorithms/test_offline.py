@@ -38,6 +38,7 @@ from etude.connectors import GAE, Connect, PreLearner
 from etude.errors import CheckpointError, DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss
+from etude.metrics import read_jsonl
 from etude.modules import Module, NetworkConfig
 from etude.recordings import Recording, RecordingWriter
 
@@ -591,6 +592,33 @@ def test_an_evaluation_can_go_beside_training(echo: str) -> None:
     beside.close()
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_a_budget_ends_waits_for_the_evaluation_beside_it(echo: str, writes: bool, tmp_path: Path) -> None:
+    same: Any = {"data": echo, "env": Echo, "evaluation_episodes": 4, "evaluation_interval": 2, "seed": 0}
+    same["updates_per_iteration"] = 10
+    after, beside = BC(BCConfig(**same)), BC(BCConfig(**same, evaluate_beside=True))
+    stop, out = etude.Stop(updates=50), tmp_path / "run" if writes else None
+    first, second = after.fit(stop), beside.fit(stop, out=out)
+    assert second.evaluating is None
+    for name in ("evaluation", "episodes", "return_mean", "returns_counted", "length_mean"):
+        assert getattr(second, name) == getattr(first, name)
+    assert second.evaluation["updates"] == 40
+    if out is not None:
+        assert read_jsonl(out / "metrics.jsonl")[-1]["evaluation"] == second.evaluation
+    beside.close()
+
+
+def test_a_goal_that_was_met_is_not_taken_back_by_the_evaluation_that_still_runs(echo: str) -> None:
+    algorithm = BC(
+        BCConfig(data=echo, env=Echo, updates_per_iteration=1, evaluation_interval=1, seed=0, evaluate_beside=True)
+    )
+    stop = etude.Stop(return_mean=-1e9, updates=2)
+    result = algorithm.fit(stop)
+    assert stop.goals_met(result)
+    assert (result.evaluation["updates"], result.evaluating) == (1, 2)
+    algorithm.close()
+
+
 class Broken(Echo):
     def reset(self, **options: Any) -> Any:
         raise RuntimeError("out of order")
@@ -601,6 +629,13 @@ def test_an_evaluation_that_fails_beside_training_is_told(echo: str) -> None:
     algorithm.train()
     with pytest.raises(Exception, match="out of order"):
         algorithm.train()
+
+
+def test_the_last_evaluation_beside_training_may_fail_once_the_weights_are_saved(echo: str, tmp_path: Path) -> None:
+    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    with pytest.raises(Exception, match="out of order"):
+        algorithm.fit(etude.Stop(updates=1), out=tmp_path / "run")
+    assert etude.load(tmp_path / "run", env=Echo).updates == 1
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_trials_from_the_command_line_and_the_best_one_plays(small_cluster, tmp_
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["lr", "return_mean", "iterations", "env_steps", "updates"]
-    best = lines[-1].partition("checkpoint ")[2]
+    best = lines[-1].partition("at the end")[2].partition(": ")[2]
     assert best.startswith(str(tmp_path / "out"))
     algorithm = etude.load(best)
     assert algorithm.updates == 4

@@ -429,6 +429,13 @@ def test_evaluations_elsewhere_leave_out_what_single_modules_drop(made: Any) -> 
     assert algorithm.engine.evaluators.finished()[0].episodes == 2
 
 
+def test_what_a_budget_ends_waits_for_the_evaluation_of_its_last_weights(made: Any) -> None:
+    algorithm = made(Ray(num_evaluation_runners=1), evaluation_interval=1, evaluation_episodes=3)
+    result = algorithm.fit(Stop(updates=1))
+    assert (result.evaluation["episodes"], result.evaluation["updates"]) == (3, result.updates)
+    assert result.evaluating is None
+
+
 def test_nobody_is_left_behind(made: Any) -> None:
     algorithm = made(Ray(num_runners=2))
     algorithm.train()

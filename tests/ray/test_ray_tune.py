@@ -119,7 +119,8 @@ def test_the_command_line_shows_the_best_first(tuned, capsys):
     assert len(lines) == 7
     score = f"{tuned.get_best_result().metrics['return_mean']:,.5g}"
     assert score in lines[1]
-    assert lines[-1].startswith(f"best: return_mean {score}, checkpoint {tuned.experiment_path}")
+    assert lines[-1].startswith(f"best: return_mean {score} at the end, {score} in its best checkpoint: ")
+    assert lines[-1].partition(": /")[2].startswith(tuned.experiment_path.lstrip("/"))
 
 
 def test_a_folder_that_holds_trials_is_not_written_over(tuned):
@@ -136,6 +137,31 @@ def test_resuming_what_has_ended_gives_it_again(tuned):
 def test_resuming_needs_trials(tmp_path):
     with pytest.raises(EngineError, match="holds no tuning to resume"):
         resume_tuning(tmp_path)
+
+
+def test_the_best_checkpoint_is_none_from_before_the_first_score(cluster, tmp_path, capsys):
+    config = dataclasses.replace(TINY, env="Pendulum-v1")  # whose episodes take several iterations
+    found = tune(config, {"lr": [1e-3]}, stop=etude.Stop(env_steps=640), out=tmp_path / "x", verbose=0)
+    (trial,) = trials(found)
+    assert [load_meta(kept.path)["iteration"] for kept, _ in trial.best_checkpoints] == [1, 10]
+    assert np.isnan(load_meta(trial.best_checkpoints[0][0].path)["result"]["return_mean"])
+    for metric, mode in (("return_mean", "max"), ("return_max", "min")):  # that of the tuning, and another
+        assert trial.get_best_checkpoint(metric, mode).path == trial.checkpoint.path
+    capsys.readouterr()
+    assert report(found, None, as_json=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)["trials"]
+    assert told["checkpoint"] == trial.checkpoint.path
+    assert told["checkpoint_score"] == told["score"] == trial.metrics["return_mean"]
+
+
+def test_the_score_of_the_best_checkpoint_is_its_own(cluster, tmp_path, capsys):
+    how = {"metric": "updates", "mode": "min", "save_interval": 0.0, "out": tmp_path / "x", "verbose": 0}
+    found = tune(TINY, {"lr": [1e-3]}, stop=etude.Stop(updates=6), **how)
+    capsys.readouterr()
+    assert report(found, None, as_json=False) == 0
+    told, _, path = capsys.readouterr().out.splitlines()[-1].partition(": /")
+    assert told == "best: updates 6 at the end, 2 in its best checkpoint"
+    assert etude.load(f"/{path}").updates == 2
 
 
 # -- schedulers -------------------------------------------------------------------------------------------------------
@@ -183,6 +209,16 @@ def test_population_based_training_goes_on_from_anothers_checkpoint_with_its_own
         assert trial.metrics["env_steps"] == 64 * 6
 
 
+def test_population_based_training_keeps_what_may_yet_be_copied(cluster, tmp_path):
+    scheduler = ray_tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration", perturbation_interval=2, hyperparam_mutations={"lr": [1e-3, 5e-4]}
+    )
+    stop, out = etude.Stop(env_steps=64 * 5), tmp_path / "pbt"
+    found = tune(TINY, {"lr": [1e-3]}, stop=stop, scheduler=scheduler, keep=3, save_interval=0.0, out=out, verbose=0)
+    kept = {load_meta(checkpoint.path)["iteration"] for checkpoint, _ in found[0].best_checkpoints}
+    assert kept == {1, 2, 3, 4, 5}
+
+
 # -- interrupted, and elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -221,6 +257,45 @@ def test_what_ctrl_c_ended_goes_on_from_its_checkpoints(cluster, tmp_path, reque
     assert (result["env_steps"], result["training_iteration"]) == (64 * 300, 300)
     assert result["iterations_since_restore"] < 300
     assert etude.load(again[0].checkpoint.path).env_steps <= 64 * 300
+
+
+class Halves(ray_tune.search.Searcher):
+    """Suggests half the last learning rate."""
+
+    lr = 2e-3
+
+    def suggest(self, trial_id):
+        self.lr /= 2
+        return {"lr": self.lr}
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        pass
+
+    def save(self, checkpoint_path):
+        with open(checkpoint_path, "w") as file:
+            json.dump(self.lr, file)
+
+    def restore(self, checkpoint_path):
+        with open(checkpoint_path) as file:
+            self.lr = json.load(file)
+
+
+# Tune leaves its own log files open when it is interrupted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("search", [None, Halves()])
+def test_trials_that_had_not_begun_begin_when_a_tuning_goes_on(cluster, tmp_path, request, search):
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, was))
+    done = interrupt_once_there_is("x/*/checkpoint_*/*", tmp_path)
+    space, count = ({}, 3) if search else ({"lr": [1e-3, 5e-4, 2.5e-4]}, 1)
+    how = {"stop": etude.Stop(env_steps=64 * 100), "num_samples": count, "search": search, "max_concurrent": 1}
+    found = tune(TINY, space, out=tmp_path / "x", verbose=0, **how)
+    done.set()
+    assert len(found) < 3
+    again = resume_tuning(tmp_path / "x")
+    assert not again.errors
+    assert [trial.metrics["env_steps"] for trial in trials(again)] == [64 * 100] * 3
+    assert sorted(trial.metrics["metrics/lr"] for trial in trials(again)) == [2.5e-4, 5e-4, 1e-3]
 
 
 def test_a_trial_may_have_runners_of_its_own(cluster, tmp_path):
