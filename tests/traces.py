@@ -29,8 +29,8 @@ import torch
 import etude
 
 TOLERANCES: dict[str, tuple[float, str]] = {
-    "ppo_gru": (1e-4, "recurrent layers act through torch, no more in NumPy"),
-    "ppo_lstm": (1e-4, "recurrent layers act through torch, no more in NumPy"),
+    "ppo_gru": (1e-4, "values are computed for all steps at once, no more while acting"),
+    "ppo_lstm": (1e-4, "values are computed for all steps at once, no more while acting"),
 }
 """Case: the largest relative difference that is meant, and the change of arithmetic that it comes from."""
 

@@ -14,7 +14,7 @@ from etude.algorithms.checkpoint import Component, what_fits
 from etude.algorithms.config import ActingConfig
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import by_module
-from etude.algorithms.policies import modules_given
+from etude.algorithms.policies import modules_given, own_networks
 from etude.algorithms.results import Evaluation
 from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, SettingsError
@@ -177,6 +177,7 @@ class ActingAlgorithm(Algorithm[C]):
             self.config, self.spaces, self._parameters = config, before, None
             self._built_from = config
             raise
+        own_networks(self, {module_id: policy})
         self._recast()
         return policy
 

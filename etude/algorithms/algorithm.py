@@ -27,10 +27,13 @@ from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import Recorder, connectors_meta, play, record, runner_for, seed_after
 from etude.algorithms.policies import (
     MAIN,
+    check_apart,
+    check_owner,
     learner_pipeline,
     learning_rates,
     make_policy,
     modules_given,
+    own_networks,
     schedules_of_losses,
     spaces_in,
     spawned,
@@ -200,6 +203,7 @@ class Algorithm(Generic[C]):
         self._run: dict[str, Any] = {}
         """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
         self.setup()
+        own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
@@ -207,12 +211,16 @@ class Algorithm(Generic[C]):
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
+            check_apart(self.policies, self.config.agents.modules_to_train)
             self.learner.modules[name] = self._new_learner(name, policy.module, learner)
         self._parameters = None
         return policy
 
     def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
-        return make_policy(self.config, partial(self.make_module, given), spaces, weights, self.module_connectors())
+        own = self.module_connectors()
+        policy = make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
+        check_owner(self, policy.module.net)
+        return policy
 
     @classmethod
     def only_policy(cls, config: C, spaces: Spaces, env_steps: int) -> Policy:

@@ -4,6 +4,7 @@
 from collections import Counter
 from typing import Any, TypeVar
 
+from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.results import joined
@@ -38,6 +39,15 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             self.before_update(self.env_steps)
             updates = self.engine.update(self.learner.chosen(self.assign(parts)))
         return joined(updates, counts, self.engine.stats(), several=len(self.policies) > 1)
+
+    def collect(self, *, num_steps: int, whole_episodes: bool = False, explore: bool = True) -> dict[str, Experience]:
+        """See `ActingAlgorithm.collect`; without the column ``value``, which only some networks record.
+
+        The weights that recorded it may be older (rows kept for whole episodes) or of another module (`assign`). The
+        learner's connectors ask the module that learns.
+        """
+        parts = super().collect(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
+        return {name: exp.only([n for n in exp.steps if n != col.VALUE]) for name, exp in parts.items()}
 
     @interruptible
     def connected(self, name: str, exp: Experience) -> Experience:

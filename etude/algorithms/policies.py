@@ -3,11 +3,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
+from torch import nn
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, schedules_in
-from etude.algorithms.nested import ModuleLike
+from etude.algorithms.nested import ModuleLike, TrainedLike
 from etude.connectors import (
     ClipAction,
     LiftAdvantages,
@@ -69,6 +71,57 @@ def make_policy(
             "super().make_module(given, obs_space, action_space)."
         )
     return Policy(module.to(config.compute.device), connectors, obs_space=spaces[0], action_space=spaces[1])
+
+
+_OWNERS: WeakKeyDictionary[nn.Module, ref[Any]] = WeakKeyDictionary()
+"""The algorithm that each network belongs to, or belonged to, if that is gone."""
+
+
+def own_networks(owner: Any, policies: Mapping[str, Policy]) -> None:
+    """Note that the networks of these policies belong to the algorithm ``owner``."""
+    for policy in policies.values():
+        _OWNERS[policy.module.net] = ref(owner)
+
+
+def check_owner(owner: Any, net: nn.Module) -> None:
+    """Raise a SettingsError if a network belongs to another algorithm than ``owner``."""
+    if net in _OWNERS and _OWNERS[net]() is not owner:
+        raise SettingsError(
+            f"the network, a {type(net).__name__} object, was given to another algorithm before, which trains it in "
+            "place: give a class or a function that makes a new one, or copy.deepcopy(network), which starts from its "
+            "weights as they are now."
+        )
+
+
+def check_apart(policies: Mapping[str, Policy], modules_to_train: TrainedLike | None) -> None:
+    """Check that no module changes when another one is trained. Modules that are all trained may share layers.
+
+    Raises:
+        SettingsError: two modules have the same network object; or share a parameter that needs a gradient, and it is
+            not certain that both are trained.
+    """
+    owners: dict[nn.Parameter, str] = {}
+    for name, policy in policies.items():
+        for parameter in policy.module.parameters():
+            if not parameter.requires_grad:
+                continue
+            other = owners.setdefault(parameter, name)
+            if other == name:
+                continue
+            net = f"a {type(policy.module.net).__name__} object"
+            if policies[other].module.net is policy.module.net:
+                raise SettingsError(
+                    f"the modules {other!r} and {name!r} have the same network, {net}: give a class or a function that "
+                    "makes one for each, or copies (copy.deepcopy). Agents that shall share a network share a module."
+                )
+            if modules_to_train is not None and (
+                callable(modules_to_train) or (name in modules_to_train) != (other in modules_to_train)
+            ):
+                raise SettingsError(
+                    f"the modules {other!r} and {name!r} share layers, but are not always trained together "
+                    "(`modules_to_train`): each would change with the other. Give each its own layers, for one a copy "
+                    "(copy.deepcopy); or freeze the shared ones, with requires_grad_(False)."
+                )
 
 
 def schedules_of_losses(config: AlgorithmConfig) -> dict[str, Schedule]:

@@ -182,7 +182,20 @@ def _made_again(thing: Any) -> Any:
     arguments = {name: to_plain(getattr(thing, name)) for name in names if hasattr(thing, name)}
     if len(arguments) < len(names) or not _is_found_by_name(type(thing)):
         return _unsaved(thing)
+    # Not callbacks, since making one may open a file; sources are Etude's own.
+    if isinstance(thing, Connector | PreLearner) and not _keeps(thing, arguments):
+        return _unsaved(thing)
     return {MADE: name_of(type(thing)), "with": arguments}
+
+
+def _keeps(thing: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether an object that is made of its attributes has the same ones, in plain data: else its constructor changes
+    what it keeps."""
+    try:
+        made = type(thing)(**{name: getattr(thing, name) for name in arguments})
+    except Exception:  # noqa: BLE001  of the user's code
+        return False
+    return {name: to_plain(getattr(made, name, None)) for name in arguments} == arguments
 
 
 # -- and back -----------------------------------------------------------------------------------------------------
@@ -208,7 +221,8 @@ def from_plain(value: Any, place: SettingPlace) -> Any:
         raise CheckpointError(
             f"`{place.setting}` was {str(value[UNSAVED])[:200]}, which can't be kept in a checkpoint: give it when "
             f"loading, as etude.load(path, {place.setting}=...). Functions and classes at the top of a module are kept "
-            "by name."
+            "by name, and connectors by class and arguments, if they keep these as attributes of the same names, "
+            "unchanged."
         )
     return {key: from_plain(item, place.inside(key)) for key, item in value.items()}
 

@@ -20,10 +20,11 @@ from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Fraction, Rate, 
 class GAE(Connector):
     """Adds the columns ``advantage`` and ``value_target``, and ``value`` if there is none; all float32.
 
-    Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the recorded
-    column ``value`` if there is one, else the module's. The value after a segment is 0 if it terminated, else the
-    module's value of ``final_obs``; if that is unknown, the value of the last step's own observation. A recurrent
-    module computes values in the state that was recorded for the step.
+    Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the column
+    ``value`` if there is one, else the module's; on-policy algorithms leave out the recorded one, as the module has
+    perhaps changed since, or is another. The value after a segment is 0 if it terminated, else the module's value of
+    ``final_obs``; if that is unknown, the value of the last step's own observation. A recurrent module computes values
+    in the state that was recorded for the step.
 
     Args:
         gamma: Discount factor, 0 to 1.

@@ -52,7 +52,9 @@ class Connector:
 
     Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step. The
     calls come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update`
-    after each collection. ``__init__`` must keep its arguments as attributes of the same names, which ``repr`` shows.
+    after each collection. ``__init__`` must keep its arguments as attributes of the same names, which ``repr`` shows,
+    unchanged, since a loaded checkpoint makes the connector again with them. With an `update`, or a `start` without a
+    `step`, it also needs `state_dict` and `load_state_dict`.
     """
 
     context: int = 0
@@ -102,18 +104,9 @@ class Connector:
 
         For a connector with its own `step`, these are zeros ``[num_rows, ...]``. By default, it is what `state_dict`
         returns after `start`.
-
-        Raises:
-            SettingsError: the connector has a `start`, but no `state_dict`.
         """
         if not self._remembers():
             return {}
-        if not overrides(self, "state_dict") or not overrides(self, "load_state_dict"):
-            raise SettingsError(
-                f"the connector `{self.name}` keeps something from step to step, since it has a `start`, but lacks "
-                "`state_dict` or `load_state_dict`: a policy that acts would forget it. Write both, or `new_state` "
-                "and `step`."
-            )
         own = copy.deepcopy(self)
         own.start(num_rows)
         return own.state_dict()
@@ -188,6 +181,23 @@ class Connector:
 def overrides(connector: Connector, method: str) -> bool:
     """Whether a connector overrides a method of `Connector`."""
     return getattr(type(connector), method) is not getattr(Connector, method)
+
+
+def check_kept(connector: Connector) -> None:
+    """Raise a SettingsError if a connector has something to keep, but no `state_dict` or no `load_state_dict`."""
+    if overrides(connector, "state_dict") and overrides(connector, "load_state_dict"):
+        return
+    lacks = "but lacks `state_dict` or `load_state_dict`"
+    if overrides(connector, "update"):
+        raise SettingsError(
+            f"the connector `{connector.name}` learns, since it has an `update`, {lacks}: checkpoints would lose what "
+            "it learned. Write both; `state_dict` returns it, or {} if nothing of it is needed later."
+        )
+    if connector._remembers() and not overrides(connector, "step"):
+        raise SettingsError(
+            f"the connector `{connector.name}` keeps something from step to step, since it has a `start`, {lacks}: a "
+            "policy that acts would forget it. Write both, or `new_state` and `step`."
+        )
 
 
 class MemoryConnector(Connector):

@@ -17,7 +17,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.connectors.actions import BoundedActions, ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
-from etude.connectors.connector import Connector, FunctionConnector, Inputs, overrides, snake_case
+from etude.connectors.connector import (
+    Connector,
+    FunctionConnector,
+    Inputs,
+    check_kept,
+    overrides,
+    snake_case,
+)
 from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward, NormalizeReward
@@ -72,8 +79,14 @@ def connector_from(spec: ConnectorLike) -> Connector:
             `FunctionConnector`.
 
     Raises:
-        SettingsError: there is no such connector, or it takes other arguments.
+        SettingsError: there is no such connector, it takes other arguments, or it can't be kept in a checkpoint.
     """
+    connector = _found(spec)
+    check_kept(connector)
+    return connector
+
+
+def _found(spec: ConnectorLike) -> Connector:
     if isinstance(spec, Connector):
         return spec
     if isinstance(spec, str):

@@ -21,7 +21,7 @@ from etude import columns as col
 from etude.connectors import Connector, Inputs, Pipeline, overrides
 from etude.errors import ModuleError, SettingsError, how_to_install
 from etude.experience.arrays import where_rows
-from etude.modules import Module
+from etude.modules import Distribution, Module
 from etude.modules.module import forward_step
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
 from etude.urls import is_url, redacted
@@ -50,7 +50,7 @@ class TracedPolicy(nn.Module):
         takes_reward: Whether it needs the reward of the last step.
 
     Raises:
-        SettingsError: a connector has no torch form.
+        SettingsError: a connector or the distribution has no torch form.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class TracedPolicy(nn.Module):
     ) -> None:
         super().__init__()
         check_connectors(connectors)
+        check_distribution(module.dist)
         self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self._connectors = connectors.copy()
         self._paths = {f"{col.STATE_IN}/{'/'.join(path)}": path for path, _ in state_leaves(state)}
@@ -125,6 +126,22 @@ def check_connectors(connectors: Pipeline) -> None:
                 "from step to step, a method step (see etude.Connector.step). A function becomes a Connector with "
                 "these. Or leave it out, and do its work before calling the exported policy."
             )
+
+
+def check_distribution(dist: Distribution) -> None:
+    """Raise a SettingsError for a distribution whose `act` has no torch form, with what to do."""
+    try:
+        chosen: dict[str, Any] = dist.act(torch.zeros(1, dist.num_inputs), None)
+        is_torch, why = all(isinstance(column, Tensor) for column in chosen.values()), "it gives other arrays"
+    except Exception as error:  # noqa: BLE001  of the user's code
+        is_torch, why = False, f"{type(error).__name__}: {error}"
+    if not is_torch:
+        raise SettingsError(
+            f"the distribution {type(dist).__name__} can't be exported, since its `act` does not work on torch "
+            f"tensors ({why}): let `act` give tensors for tensors, computed in torch (see etude.modules.Distribution). "
+            "Or export the network (policy.module.net) with torch.export or torch.onnx, and choose actions where it "
+            "runs."
+        )
 
 
 def _has_torch_form(connector: Connector) -> bool:

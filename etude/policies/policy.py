@@ -407,8 +407,8 @@ class Policy:
                 `torch.export.load`. An existing file is replaced, and the folder is created if there is none.
 
         Raises:
-            SettingsError: the module or a connector can't be exported, a package is missing, or the path has another
-                suffix or can't be written.
+            SettingsError: the module, its distribution or a connector can't be exported, a package is missing, or the
+                path has another suffix or can't be written.
             ModuleError: torch can't export the network.
         """
         if not self.module.can_be_exported:

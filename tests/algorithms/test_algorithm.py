@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import dataclasses
+import gc
 import json
 import re
 from pathlib import Path
@@ -175,6 +177,36 @@ def test_an_instance_is_trained_in_place() -> None:
     algorithm.train()
     assert algorithm.module.net is net
     assert not torch.equal(net.policy.weight, before)
+
+
+def test_an_instance_is_of_one_run() -> None:
+    """As the next run would begin with what the last one learned, and both would change each other's weights."""
+    env = gym.make("CartPole-v1")
+    net = OwnNet(env.observation_space, env.action_space)
+    with pytest.raises(SettingsError):
+        ppo(module=net, connectors=(object(),))  # what failed has not taken it
+    first = ppo(module=net)
+    with pytest.raises(SettingsError, match=r"the network, a OwnNet object, was given to another .*copy.deepcopy"):
+        ppo(module=net)
+    del first
+    gc.collect()
+    with pytest.raises(SettingsError, match="was given to another algorithm before"):  # whether it is gone or not
+        ppo(module=lambda obs_space, action_space: net)
+    again = ppo(module=copy.deepcopy(net))
+    assert torch.equal(again.module.net.policy.weight, net.policy.weight)
+
+
+def test_a_checkpoint_is_not_loaded_into_the_network_of_a_run(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    net = OwnNet(env.observation_space, env.action_space)
+    algorithm = ppo(module=net)
+    algorithm.save(tmp_path)
+    algorithm.train()
+    now = net.policy.weight.detach().clone()
+    for load in (etude.load, etude.load_policy):
+        with pytest.raises(SettingsError, match="was given to another algorithm before"):
+            load(tmp_path, module=net)
+    assert torch.equal(net.policy.weight, now)
 
 
 def test_nested_spaces_go_through(tmp_path: Path) -> None:
@@ -361,6 +393,12 @@ class Looks(Connector):
 
     def update(self, exp: Experience) -> None:
         self.seen = exp
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 def test_learner_connectors_learn_from_what_others_made_with_the_module() -> None:

@@ -16,6 +16,7 @@ from etude.algorithms import PPO, PPOConfig
 from etude.algorithms.feed import modules_of
 from etude.errors import DataError, SettingsError
 from etude.learners import Batch, Loss
+from etude.modules import Output
 
 
 class Duel:
@@ -443,3 +444,45 @@ def test_evaluations_of_offline_training_number_their_episodes_from_0(tmp_path: 
         found.append(sorted(set(numbers)))
     assert found[0][0] == 0
     assert found[0] == found[1] == found[2]
+
+
+class Trunked(nn.Module):
+    def __init__(self, trunk: nn.Module | None = None) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(2, 8) if trunk is None else trunk
+        self.heads = nn.Linear(8, 3)
+
+    def forward(self, obs: torch.Tensor) -> Output:
+        x = self.heads(torch.tanh(self.trunk(obs)))
+        return Output(x[:, :2], x[:, 2])
+
+
+def test_one_network_object_is_not_for_two_modules() -> None:
+    net = Trunked()
+    for given in (net, lambda obs_space, action_space: net):
+        with pytest.raises(
+            SettingsError, match=r"modules 'first' and 'last' have the same network, a Trunked object: .*"
+        ):
+            PPO(config(modules={"first": given, "last": given}))
+    algorithm = PPO(config(modules={"first": net, "last": None}))  # what failed has not taken it
+    with pytest.raises(SettingsError, match="'first' and 'third' have the same network"):
+        algorithm.add_module("third", net, module_of=all_three)
+    algorithm.train()
+    assert [*algorithm.policies] == ["first", "last"]
+    algorithm.remove_module("first", module_of=lambda agent, episode: "last")
+    algorithm.add_module("first", net, module_of=first_and_last)  # its own, again
+    algorithm.train()
+
+
+def test_layers_are_shared_by_modules_that_are_trained_together() -> None:
+    trunk = nn.Linear(2, 8)
+    before = trunk.weight.detach().clone()
+    for which in (("first",), lambda module_id, exp: True):
+        with pytest.raises(
+            SettingsError, match=r"'first' and 'last' share layers, but are not always trained .* freez"
+        ):
+            PPO(config(modules={"first": Trunked(trunk), "last": Trunked(trunk)}, modules_to_train=which))
+    PPO(config(modules={"first": Trunked(trunk), "last": Trunked(trunk)})).train()
+    assert not torch.equal(trunk.weight, before)
+    trunk.requires_grad_(False)
+    PPO(config(modules={"first": Trunked(trunk), "last": Trunked(trunk)}, modules_to_train=("first",))).train()

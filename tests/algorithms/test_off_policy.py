@@ -238,6 +238,12 @@ class Clock(Connector):
         after = np.column_stack([exp.final_obs["obs"], exp.segments.t_start + exp.lengths]).astype(np.float32)
         return Experience({**exp.steps, "obs": obs}, exp.offsets, exp.segments, {"obs": after})
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"t": self.t.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.t = np.array(state["t"])
+
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -257,6 +263,12 @@ class Still(Connector):
     """Learns, but changes nothing."""
 
     def update(self, exp: Experience) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
 

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_envs import Echo
+from test_league import Duel, first_and_last
+from toy_envs import Echo, OwnNet
 
 from etude.algorithms import PPO, PPOConfig
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, Update
-from etude.modules import Module, NetworkConfig
+from etude.modules import Module, NetworkConfig, Output, make_module
 
 
 def config(**given: Any) -> PPOConfig:
@@ -237,3 +238,54 @@ def test_connectors_learn_from_each_iteration_after_its_update() -> None:
     learned = algorithm.connectors.state_dict()["connectors"][1]["state"]["obs"]
     assert learned["count"] == 300
     np.testing.assert_allclose(learned["mean"], np.concatenate([e.steps["obs"] for e in kept]).mean(0), rtol=1e-5)
+
+
+class BuiltInAsOwn(torch.nn.Module):
+    """The built-in network in a network of one's own, which acts through torch, and so returns values as it acts."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        module = make_module(None, obs_space, action_space)
+        self.net = module.net
+        self.of: Any = module.forward
+
+    def forward(self, obs: Any) -> Output:
+        output: Output = self.of(obs)
+        return Output(output.dist_inputs, output.value)
+
+
+def test_a_network_of_ones_own_learns_what_the_same_built_in_network_learns() -> None:
+    """Also from rows that older weights made, which wait for the end of their episodes."""
+    given = {"env": "CartPole-v1", "whole_episodes": True, "lr": 1e-2, "connectors": ("normalize_obs",)}
+    built_in, own = PPO(config(**given)), PPO(config(**given, module=BuiltInAsOwn))
+    own.module.net.net.load_state_dict(built_in.module.net.state_dict())
+    for _ in range(4):
+        wanted, found = built_in.train(), own.train()
+        assert found.losses == pytest.approx(wanted.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"modules": {"first": OwnNet, "last": OwnNet}},
+        {"modules": {"first": OwnNet, "last": None}},
+        {"modules": ("first", "last"), "network": NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=8)},
+    ],
+)
+def test_values_are_those_of_the_module_that_learns(given: dict[str, Any]) -> None:
+    """Each module learns from all steps, but judges them by itself."""
+    compared = []
+
+    class Share(PPO):
+        def assign(self, parts: dict[str, Experience]) -> dict[str, Experience]:
+            return dict.fromkeys(parts, Experience.concat(list(parts.values())))
+
+        def prepared(self, name: str, seen: Experience) -> Experience:
+            exp = super().prepared(name, seen)
+            obs, state = ({n: c for n, c in exp.steps.items() if n.startswith(root)} for root in ("obs", "state_in"))
+            np.testing.assert_allclose(exp.steps["value"], self.policies[name].module.value_of(obs, state), atol=1e-5)
+            compared.append(name)
+            return exp
+
+    Share(config(**given, env=Duel, module_of=first_and_last)).train()
+    assert compared == ["first", "last"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DQN and SAC with a memory: what a loss is given of sequences, against whole episodes walked through step by step."""
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -320,7 +321,7 @@ def test_few_numbers_move_all_memories_of_sac(kind: str) -> None:
     seen = torch.linspace(-2, 2, 100).reshape(100, 1, 1)
     for memory in memories.values():
         assert memory(seen)[0].std() > 0.1  # it was 0.01
-    given = SAC(SACConfig(env=lambda: Drift(), network=config.network, module=module.net))
+    given = SAC(SACConfig(env=lambda: Drift(), network=config.network, module=copy.deepcopy(module.net)))
     assert all(torch.equal(a, b) for a, b in zip(given.module.net.parameters(), module.net.parameters(), strict=True))
 
 

@@ -201,6 +201,22 @@ def test_own_connectors_come_back_by_class_and_arguments(tmp_path: Path) -> None
         etude.load(tmp_path)
 
 
+class Doubled(Own):
+    """Keeps something else than it was given: of what it keeps, another one would be made."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor * 2)
+
+
+def test_a_connector_that_changes_its_argument_is_not_made_of_it_again(tmp_path: Path) -> None:
+    algorithm = ppo(connectors=(Doubled(0.25),))
+    algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"etude.load\(path, connectors=...\).*same names, unchanged"):
+        etude.load(tmp_path)
+    loaded = etude.load(tmp_path, connectors=(Doubled(0.25),))
+    assert facts(loaded.train()) == facts(algorithm.train())
+
+
 def test_what_can_no_longer_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_envs
 

@@ -354,7 +354,7 @@ class TwoHands(gym.Env[Any, Any]):
 
 
 def test_a_nested_action_without_a_part() -> None:
-    given = {"env": TwoHands, "module": nn.Linear(2, 2)}
+    given: dict[str, Any] = {"env": TwoHands, "module": lambda obs_space, action_space: nn.Linear(2, 2)}
     with pytest.raises(ModuleError, match=r"returned a dict .*KeyError: 'right'\)\. The action space is Dict"):
         with_action({"left": torch.zeros(3, dtype=torch.int64)}, **given)
     with pytest.raises(ModuleError, match=r"`action/right` has shape \(\), but its space .* has shape \(2,\)"):

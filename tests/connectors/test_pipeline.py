@@ -206,9 +206,42 @@ class Counts(Connector):
         return inputs
 
 
+class Steps(Counts):
+    """Keeps it in a state that `step` passes on."""
+
+    def new_state(self, num_rows: int) -> dict[str, Any]:
+        return {"steps": np.zeros(num_rows)}
+
+    def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+        return inputs, {"steps": state["steps"] + 1}
+
+
+class Learns(Connector):
+    """Learns something, which is in no state."""
+
+    def update(self, exp: Experience) -> None:
+        self.seen = exp.num_steps
+
+
+class Saves(Learns):
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+
+class SavesAll(Saves):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
 def test_what_is_kept_but_in_no_state_is_told() -> None:
     with pytest.raises(SettingsError, match=r"`counts` keeps something .* lacks `state_dict`"):
-        Pipeline([Counts()]).new_state(2)
+        Pipeline([Counts()])
+    for connector in (Learns, Learns(), Saves()):
+        with pytest.raises(SettingsError, match=r"learns, since it has an `update`, but lacks .* Write both"):
+            Pipeline([connector])
+        with pytest.raises(SettingsError, match="checkpoints would lose what it learned"):
+            Pipeline().add(connector)
+    Pipeline([Steps, SavesAll])
 
 
 class Longer(Connector):

@@ -21,7 +21,8 @@ from etude.algorithms.qr_dqn import QuantileGreedy, QuantileModule
 from etude.algorithms.td3 import DeterministicModule, NoisyTanh
 from etude.connectors import Connector, History, Pipeline, ReturnToGo
 from etude.errors import ModuleError, SettingsError
-from etude.modules import NetworkConfig, make_module
+from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.distributions import Categorical
 from etude.modules.network import Network
 from etude.modules.noisy import NoisyNetwork
 from etude.modules.random import RandomModule
@@ -190,6 +191,28 @@ def test_a_task_can_not_be_exported(tmp_path: Path) -> None:
     ):
         task.policy.export(tmp_path / "task.pt2")
     task.close()
+
+
+class OfNumPy(Categorical):
+    """Draws, and takes modes, in NumPy alone."""
+
+    def act(self, inputs: Any, noise: Any) -> Any:
+        return {"action": np.argmax(inputs + np.zeros(2), -1)}
+
+
+class GivesNumPy(Categorical):
+    def act(self, inputs: Any, noise: Any) -> Any:
+        return {"action": np.asarray(inputs).argmax(-1)}
+
+
+@pytest.mark.parametrize("kind", [OfNumPy, GivesNumPy])
+def test_a_distribution_of_numpy_alone_is_named(kind: type[Categorical], tmp_path: Path) -> None:
+    choice = spaces.Discrete(2)
+    module = Module(make_module(None, VECTOR, choice).net, VECTOR, choice, kind(choice, "action"))
+    policy = Policy(module)
+    assert policy.act(np.zeros(3, np.float32)) in choice
+    with pytest.raises(SettingsError, match=f"the distribution {kind.__name__} can't be exported.*tensors for tensors"):
+        policy.export(tmp_path / "policy.pt2")
 
 
 def test_what_can_not_be_exported_is_named(tmp_path: Path) -> None:
