@@ -436,7 +436,7 @@ _OTHER_NAMES = {
     "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
     "training_intensity",
     "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
-    "tau": "polyak soft_update_coefficient target_smoothing_coefficient",
+    "tau": "polyak soft_update_coefficient target_smoothing_coefficient target_update_interval",
     "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
     "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
     "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
@@ -497,9 +497,12 @@ _SAID_ELSEWHERE = {
 
 
 _COUNTS_OTHERWISE: Final = {
-    **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
-    "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",
-    "vf_clip_param": "`{}` clips the squared error, this one the change of the value",
+    "updates_per_step": {
+        **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
+        "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",
+    },
+    "value_clip": {"vf_clip_param": "`{}` clips the squared error, this one the change of the value"},
+    "tau": {"target_update_interval": "`{}` is how often all weights are copied, this one how far they move each time"},
 }
 """How settings of other libraries differ from Etude's of the same purpose."""
 
@@ -519,9 +522,10 @@ def other_names(name: str) -> list[str]:
 
 def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
     """A sentence that points from an unknown ``name`` to Etude's; ``is_same``: it is another library's for that."""
-    name = name.replace("-", "_")
-    how = f" {_COUNTS_OTHERWISE[name].format(name)}." if is_same and name in _COUNTS_OTHERWISE else ""
-    return f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about}).{how}"
+    known = _COUNTS_OTHERWISE.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
+    how = known.get(name := name.replace("-", "_"))
+    hint = f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about})."
+    return f"{hint} {how.format(name)}." if how else hint
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
