@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm: the base class of all algorithms, which trains in a loop, evaluates, records and saves."""
 
+import copy
 import dataclasses
 import logging
 import operator
@@ -29,6 +30,7 @@ from etude.algorithms.policies import (
     MAIN,
     check_apart,
     check_owner,
+    is_of_another,
     learner_pipeline,
     learning_rates,
     make_policy,
@@ -218,6 +220,8 @@ class Algorithm(Generic[C]):
 
     def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
         own = self.module_connectors()
+        if self._saved_spaces is not None and isinstance(given, nn.Module) and is_of_another(self, given):
+            given = copy.deepcopy(given)  # all its weights will be loaded, and the other run's stay
         policy = make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
         check_owner(self, policy.module.net)
         return policy
@@ -232,7 +236,7 @@ class Algorithm(Generic[C]):
             env_steps: Env steps that the run had sampled, which determine how much it explores.
         """
         maker = cls.__new__(cls)
-        maker.config = config
+        maker.config, maker._saved_spaces = config, {MAIN: spaces}
         policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
         maker.policies = {MAIN: policy}
         maker.before_collect(env_steps)
@@ -540,12 +544,13 @@ class Algorithm(Generic[C]):
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
         """Train one iteration at a time until ``stop`` is met, and yield each result.
 
-        If it is already met, as a resumed run's may be, yield one result with the current state instead.
+        If a budget is already used up, as a resumed run's may be, yield one result with the current state instead. A
+        goal is checked after an iteration: what met it before may be of another env, opponent or recording.
         """
         stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
         standing = self.standing()
-        if stop.now(standing):
+        if stop.budget_used(standing):
             yield standing
             return
         while True:

@@ -121,8 +121,8 @@ def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides:
     """Raise a CheckpointError if a module's weights would mean something else with these settings."""
     cls = type(config)
     owner = cls.__name__
-    given = placed(cls, overrides, owner).keys()
-    if given.isdisjoint((*cls.of_weights, "agents")):
+    given = placed(cls, overrides, owner)
+    if given.keys().isdisjoint((*cls.of_weights, "agents")):
         return
     saved = placed(cls, saved, owner)
     before, now = (saved.get("agents") or {}).get("overrides") or {}, config.agents.overrides or {}
@@ -130,9 +130,14 @@ def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides:
         own = config.with_overrides(module_id, now.get(module_id, {}))
         was = merged(saved, placed(cls, before.get(module_id, {}), owner))
         for name in cls.of_weights:
-            if not given.isdisjoint((name, "agents")) and saving.to_plain(getattr(own, name)) != was.get(name):
+            wanted, known = saving.to_plain(getattr(own, name)), was.get(name)
+            if isinstance(wanted, dict) and isinstance(known, dict):  # of an older version, it may lack some
+                differ = [f"{name}.{key}" for key in known if key in wanted and wanted[key] != known[key]]
+            else:
+                differ = [name] if wanted != known else []
+            if differ:
                 raise CheckpointError(
-                    f"`{name}` can't be other than it was saved: the checkpoint is of another module."
+                    f"`{differ[0]}` can't be other than it was saved: the checkpoint is of another module."
                 )
 
 

@@ -285,8 +285,15 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def evaluated_beside(self) -> tuple[Evaluation | None, Finished | None]:
         """Wait for the evaluation that runs beside training, and return it; None if there is none."""
-        beside, self._beside = self._beside, None
-        return (None, None) if beside is None else self._noted(beside.result())
+        if self._beside is None:
+            return None, None
+        try:
+            played = self._beside.result()
+        except Exception:
+            self._beside = None
+            raise
+        self._beside = None  # only now: Ctrl-C while waiting does not lose it
+        return self._noted(played)
 
     def _noted(self, played: Played) -> tuple[Evaluation, Finished]:
         evaluation = played.evaluation

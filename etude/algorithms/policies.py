@@ -83,9 +83,14 @@ def own_networks(owner: Any, policies: Mapping[str, Policy]) -> None:
         _OWNERS[policy.module.net] = ref(owner)
 
 
+def is_of_another(owner: Any, net: nn.Module) -> bool:
+    """Whether a network belongs to another algorithm than ``owner``."""
+    return net in _OWNERS and _OWNERS[net]() is not owner
+
+
 def check_owner(owner: Any, net: nn.Module) -> None:
     """Raise a SettingsError if a network belongs to another algorithm than ``owner``."""
-    if net in _OWNERS and _OWNERS[net]() is not owner:
+    if is_of_another(owner, net):
         raise SettingsError(
             f"the network, a {type(net).__name__} object, was given to another algorithm before, which trains it in "
             "place: give a class or a function that makes a new one, or copy.deepcopy(network), which starts from its "

@@ -7,6 +7,7 @@ and Etude's networks. Everything else must be given when loading, or the file mu
 """
 
 import collections.abc
+import copy
 import dataclasses
 import functools
 import importlib
@@ -18,6 +19,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 from torch import nn
@@ -27,9 +29,10 @@ from etude.algorithms.nested import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
 from etude.envs import names_module
-from etude.errors import CheckpointError, SettingsError
+from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.runners import Callback
 from etude.settings import from_dict, merged, placed, settings_inside, typed
+from etude.spaces import space_from_json, space_to_json
 from etude.urls import can_be_kept, redacted, without_credentials
 
 C = TypeVar("C")
@@ -37,6 +40,7 @@ C = TypeVar("C")
 REF = "$ref"
 MADE = "$made"
 UNSAVED = "$unsaved"
+SPACE = "$space"
 
 _MADE_BY_ARGUMENTS = (Connector, Callback, PreLearner)
 """Classes whose objects are rebuilt from the class and its constructor's arguments, which they keep as attributes."""
@@ -150,6 +154,11 @@ def to_plain(value: Any) -> Any:
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, FunctionConnector):
         return to_plain(value.fn)
+    if isinstance(value, gym.Space):
+        try:
+            return {SPACE: space_to_json(value)}
+        except SpaceError:  # of a kind of the user's
+            return _unsaved(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, _MADE_BY_ARGUMENTS) or name_of(type(value)) in _SOURCES:
@@ -183,16 +192,23 @@ def _made_again(thing: Any) -> Any:
     if len(arguments) < len(names) or not _is_found_by_name(type(thing)):
         return _unsaved(thing)
     # Not callbacks, since making one may open a file; sources are Etude's own.
-    if isinstance(thing, Connector | PreLearner) and not _keeps(thing, arguments):
-        return _unsaved(thing)
+    if isinstance(thing, Connector | PreLearner):
+        if thing not in _KEEPING:
+            _KEEPING[thing] = _keeps(thing, arguments)
+        if not _KEEPING[thing]:
+            return _unsaved(thing)
     return {MADE: name_of(type(thing)), "with": arguments}
+
+
+_KEEPING: WeakKeyDictionary[Connector | PreLearner, bool] = WeakKeyDictionary()
+"""Whether objects keep their arguments, which is found out once for each: their constructors may take long."""
 
 
 def _keeps(thing: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether an object that is made of its attributes has the same ones, in plain data: else its constructor changes
     what it keeps."""
     try:
-        made = type(thing)(**{name: getattr(thing, name) for name in arguments})
+        made = type(thing)(**copy.deepcopy({name: getattr(thing, name) for name in arguments}))
     except Exception:  # noqa: BLE001  of the user's code
         return False
     return {name: to_plain(getattr(made, name, None)) for name in arguments} == arguments
@@ -217,6 +233,11 @@ def from_plain(value: Any, place: SettingPlace) -> Any:
         return _named(value[REF], place)
     if MADE in value:
         return _remade(value, place)
+    if SPACE in value:
+        try:
+            return space_from_json(value[SPACE])
+        except SpaceError as error:
+            raise CheckpointError(f"`{place.path}` holds a space that can't be read ({error}).") from error
     if UNSAVED in value:
         raise CheckpointError(
             f"`{place.setting}` was {str(value[UNSAVED])[:200]}, which can't be kept in a checkpoint: give it when "
@@ -270,7 +291,7 @@ def _remade(value: Mapping[str, Any], place: SettingPlace) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, dict) and not {REF, MADE, UNSAVED} & value.keys()
+    return isinstance(value, dict) and not {REF, MADE, UNSAVED, SPACE} & value.keys()
 
 
 def _settings_from(

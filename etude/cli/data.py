@@ -115,7 +115,7 @@ class Info(ReadCommand):
             found = recording.info()
         except TableError as error:
             found = {"path": error.path, "table": error.guess.to_json()}
-            tell(found, _of_table(error.path, error.guess), as_json=self.json)
+            tell(found, _of_table(self.path, error.guess), as_json=self.json)
             return 0
         except DataError as error:
             if self.on_bad == "strict" and "--on-bad" not in str(error):
@@ -440,7 +440,7 @@ def _one_or_many(paths: tuple[str, ...]) -> Any:
     return paths[0] if len(paths) == 1 else paths
 
 
-def _of_table(path: str, guess: "Guess") -> str:
+def _of_table(path: tuple[str, ...], guess: "Guess") -> str:
     """The columns of a table, and a guess at what they are."""
     from etude.recordings.formats.guessing import MOST_ROWS
 
@@ -449,10 +449,11 @@ def _of_table(path: str, guess: "Guess") -> str:
         distinct = "-" if facts.distinct is None else f"{facts.distinct:,}"
         rows.append([name, facts.type, distinct, f"{facts.missing:,}", ", ".join(facts.examples)])
     shown = f", of which the first {MOST_ROWS:,} were looked at" if guess.rows > MOST_ROWS else ""
-    lines = [f"{path}: a table of {guess.rows:,} rows{shown}.", "", table(rows), ""]
+    given = shlex.join(path) if len(path) <= _MOST_NAMES else f"{shlex.quote(path[0])} ... {shlex.quote(path[-1])}"
+    lines = [f"{given if len(path) > 1 else path[0]}: a table of {guess.rows:,} rows{shown}.", "", table(rows), ""]
     lines += ["a guess at what they are, to check:", f"  {guess.words}"]
     lines += [f"  not sure: {reason}" for reason in guess.unsure]
-    more = f"then: etude data info {shlex.quote(path)} --columns ..., etude train ALGORITHM --data {shlex.quote(path)} "
+    more = f"then: etude data info {given} --columns ..., etude train ALGORITHM --data {given} "
     return "\n".join(map(printable, [*"\n".join(lines).split("\n"), "", f"{more}--columns ..."]))
 
 

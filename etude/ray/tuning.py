@@ -228,6 +228,11 @@ def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None
         return _Variants(space, max_concurrent=max_concurrent or 0, random_state=seed)
     search = create_searcher(search) if isinstance(search, str) else search
     if not isinstance(search, Searcher):
+        if max_concurrent:
+            raise SettingsError(
+                f"`max_concurrent` is {max_concurrent}, but a {type(search).__name__} limits trials itself: give it "
+                "the limit when you make it."
+            )
         return search
     if max_concurrent and not isinstance(search, ConcurrencyLimiter):
         search = ConcurrencyLimiter(search, max_concurrent)

@@ -531,7 +531,7 @@ def _check_described(paths: Sequence[AnyPath]) -> None:
             raise
         return  # not a table
     if guess is not None:
-        raise TableError(str(paths[0]), guess)
+        raise TableError(f"{paths[0]}{f' and {len(paths) - 1} more' * (len(paths) > 1)}", guess)
 
 
 def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Described:
@@ -671,7 +671,7 @@ def _read_by(
     told = meta.pop("inferred", ())
     if left := [name for name in told if not any(col.is_under(name, root) for root in roots)]:
         meta["inferred"] = {name: told[name] for name in left} if isinstance(told, Mapping) else left
-    if outside not in (None, spaces[col.ACTION]) and is_alike(spaces[col.ACTION], before_mapping(outside)):
+    if outside is not None and (inner := before_mapping(outside)) != outside and is_alike(spaces[col.ACTION], inner):
         meta[col.ENV_ACTION_SPACE] = space_to_json(outside)
     new = Header(spaces[col.OBS], spaces[col.ACTION], header.env, meta)
     is_as_stored = all(_form(leaf) == _form(new.leaves()[name]) for name, leaf in header.leaves().items())
@@ -736,11 +736,27 @@ def joined(members: Sequence[Described]) -> Units:
     if len(members) == 1:
         return Units(members, members[0].contents.header)
     _check_files(members)
+    members = _with_known_units(members)
     for other in members[1:]:
         _check_columns(members[0], other)
     envs = {member.contents.header.env for member in members}
     env = envs.pop() if len(envs) == 1 else None
     return Units(members, Header(_space(members, col.OBS), _space(members, col.ACTION), env, _meta(members)))
+
+
+def _with_known_units(members: Sequence[Described]) -> list[Described]:
+    """Members that another tool has rewritten have actions in the units of the others, if there are others."""
+    metas = [dict(member.contents.header.meta) for member in members]
+    known = next((meta for meta in metas if meta.get(ACTIONS) != REWRITTEN), None)
+    out = []
+    for member, meta in zip(members, metas, strict=True):
+        if known is not None and meta.get(ACTIONS) == REWRITTEN:
+            del meta[ACTIONS]
+            meta |= {key: known[key] for key in (ACTIONS, col.ENV_ACTION_SPACE) if key in known}
+            header = dataclasses.replace(member.contents.header, meta=meta)
+            member = member._replace(contents=dataclasses.replace(member.contents, header=header))
+        out.append(member)
+    return out
 
 
 def _check_files(members: Sequence[Described]) -> None:

@@ -204,8 +204,9 @@ def test_a_checkpoint_is_not_loaded_into_the_network_of_a_run(tmp_path: Path) ->
     algorithm.train()
     now = net.policy.weight.detach().clone()
     for load in (etude.load, etude.load_policy):
-        with pytest.raises(SettingsError, match="was given to another algorithm before"):
-            load(tmp_path, module=net)
+        loaded = load(tmp_path, module=net)
+        policy = loaded if isinstance(loaded, etude.Policy) else loaded.policy
+        assert not torch.equal(policy.module.net.policy.weight, now)  # the weights that were saved
     assert torch.equal(net.policy.weight, now)
 
 
@@ -498,14 +499,12 @@ def test_a_budget_that_is_used_up_trains_no_more() -> None:
     assert algorithm.fit(Stop(env_steps=20)).env_steps == 20
 
 
-def test_a_goal_that_is_met_trains_no_more(tmp_path: Path) -> None:
+def test_a_goal_that_another_env_met_is_not_taken_for_met(tmp_path: Path) -> None:
     algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
     met = algorithm.fit(Stop(return_mean=-1e9))
     algorithm.save(tmp_path / "run")
     resumed = etude.load(tmp_path / "run", env=Echo)
-    (result,) = resumed.iterate(Stop(return_mean=met.return_mean))
-    assert (result.iteration, result.return_mean) == (met.iteration, met.return_mean)
-    assert resumed.fit(Stop(return_mean=met.return_mean + 1e9, env_steps=met.env_steps + 40)).env_steps > met.env_steps
+    assert resumed.fit(Stop(return_mean=met.return_mean)).env_steps > met.env_steps
 
 
 @pytest.mark.parametrize(

@@ -414,7 +414,7 @@ def test_settings_given_count_more_and_the_run_may_go_on_elsewhere(tmp_path):
     ("args", "message"),
     [
         (["bc", "--resume", "RUN", "--data", "x"], "is a run of etude.algorithms.ppo:PPO, not of bc"),
-        (["ppo", "--resume", "RUN", "--network.hidden", "3"], "`network` can't be other than it was"),
+        (["ppo", "--resume", "RUN", "--network.hidden", "3"], "`network.hidden` can't be other than it was"),
         (["ppo", "--resume", "RUN", "--overwrite"], "can't be both resumed and overwritten"),
         (["ppo", "--resume", "RUN", "--num-envs", "many"], "ppo.num_envs is 'many', expected INT"),
         (["ppo", "--resume", "nowhere"], "nowhere is not a checkpoint"),

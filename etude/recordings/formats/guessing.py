@@ -177,6 +177,7 @@ class _Guessing:
         """Apply the rules."""
         for role in CALLED:
             self._take_called(role)
+        self._take_episode()
         self._take_person()
         self._take_ends()
         if col.ACTION not in self._taken:
@@ -233,6 +234,35 @@ class _Guessing:
             self._left = [name for name in self._left if name not in good]
             self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
+    def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The order of the rows by a column and time, and whether each is the last of its value there."""
+        codes, t = _codes(self._columns[name]), self._one(col.T_INDEX)
+        order = np.lexsort((np.arange(self._rows) if t is None else _codes(self._columns[t]), codes))
+        return order, np.append(np.diff(codes[order]) != 0, True)
+
+    def _take_episode(self) -> None:
+        """Take an id whose values nearly all end with a flag, and have it nowhere else, for the episode's."""
+        flags = [name for flag in FLAGS for name in self._taken.get(flag, ()) if not self._columns[name].null_count]
+        if col.EPISODE_ID in self._taken or not flags:
+            return
+        ends = np.any([_truths(self._columns[name]) for name in flags], axis=0)
+        what = f"`{'` or `'.join(flags)}`"
+        ids = [name for name in self._left if re.search(r"(^|_)(id|uuid)$", _plain_name(name))]
+        ids = [n for n in ids if _is_key(array := self._columns[n]) and not array.null_count]
+        people = self._named(PEOPLE)
+        for name in (name for name in ids if name not in people):
+            order, is_last = self._by_episode(name)
+            if 1 < is_last.sum() < self._rows and 20 * (ends[order] != is_last).sum() <= ends.sum():
+                self._take(col.EPISODE_ID, name)
+                self._unsure.append(f"each `{name}` ends with {what}: taken for the episode's id")
+                return
+        mixed = [name for name in ids if 1 < (self._distinct[name] or 0) < self._rows]
+        if mixed and not people:
+            self._unsure.append(
+                f"{what} alone tells episodes apart, in the order of the rows: if rows of several are mixed, map "
+                f"episode_id={mixed[0]}"
+            )
+
     def _take_person(self) -> None:
         """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag."""
         person = next((name for name in self._named(PEOPLE) if _is_key(self._columns[name])), None)
@@ -244,17 +274,15 @@ class _Guessing:
 
     def _take_ends(self) -> None:
         """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
-        episode, t = self._one(col.EPISODE_ID), self._one(col.T_INDEX)
+        episode = self._one(col.EPISODE_ID)
         if episode is None or self._has_flag or self._distinct[episode] is None:
             return
-        codes = _codes(self._columns[episode])
-        order = np.lexsort((np.arange(self._rows) if t is None else _codes(self._columns[t]), codes))
-        is_last = np.append(np.diff(codes[order]) != 0, True)
+        order, is_last = self._by_episode(episode)
         for name in self._left:
             array = self._columns[name]
             if array.null_count or self._distinct[name] != 2 or not _is_flag(array):
                 continue
-            flags = np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))[order]
+            flags = _truths(array)[order]
             # Where rows were not read, what is the last row of an episode here may not be its last.
             is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
             if is_set and (flags <= is_last).all():
@@ -281,9 +309,8 @@ class _Guessing:
                 )
             if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
-                self._unsure.append(
-                    f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out (--on-bad repair)"
-                )
+                how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # others can't be read with gaps
+                self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
             if not is_text(array.type):
                 continue
             texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
@@ -409,6 +436,11 @@ def _decoded(array: Any) -> pa.Array:
 def _codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the values of a column do."""
     return np.asarray(pc.rank(array, tiebreaker="dense"), np.int64)
+
+
+def _truths(array: pa.Array) -> NDArray[np.bool_]:
+    """The values of a flag without missing ones."""
+    return np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
 
 
 def _num_distinct(array: pa.Array) -> int | None:

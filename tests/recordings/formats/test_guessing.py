@@ -174,6 +174,23 @@ def test_both_flags_of_rlds_are_taken() -> None:
     assert (guess.columns["done"], guess.columns["terminated"]) == ("is_last", "is_terminal")
 
 
+def test_an_id_that_ends_with_the_flag_is_the_episodes() -> None:
+    """The rows of two trips alternate, so that the flag alone would mix them."""
+    mixed = {
+        "cycle_id": ["a", "b", "a", "b", "a", "b"],
+        "temp": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+        "action": [0, 1, 0, 1, 0, 1],
+        "reward": [0.0, 1.0, 0.5, 1.0, 0.5, 0.0],
+        "done": [False, False, False, False, True, True],
+    }
+    guess = guess_columns(pa.table(mixed))
+    assert guess.columns["episode_id"] == "cycle_id"
+    assert any("each `cycle_id` ends with `done`" in reason for reason in guess.unsure)
+    guess = guess_columns(pa.table(mixed | {"done": [False, True, False, False, True, True]}))
+    assert "episode_id" not in guess.columns
+    assert any("map episode_id=cycle_id" in reason for reason in guess.unsure)
+
+
 @pytest.mark.parametrize("kind", TABLES)
 def test_the_guess_and_what_is_not_sure(kind: str) -> None:
     columns, words, unsure = TABLES[kind]

@@ -9,14 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
-from gymnasium.spaces import Box
+import some_rllib_table
+from gymnasium.spaces import Box, Discrete
 
 import etude
 from etude.cli.main import main
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, Source, convert, filter_recording, merge_recordings
-from etude.spaces import space_to_json
+from etude.spaces import NamedDiscrete, space_to_json
 
 OBS, INSIDE = Box(-np.inf, np.inf, (3,)), Box(-1, 1, (1,))
 RESCALE = ("rescale_action",)
@@ -134,6 +135,26 @@ def test_rewritten_actions_need_their_space_if_connectors_map_them(tmp_path: Pat
         np.testing.assert_allclose(
             np.sort(batch["action"].ravel()), np.sort(steps().steps["action"].ravel() * factor), atol=1e-6
         )
+
+
+def test_a_part_that_another_tool_has_rewritten_has_the_units_of_the_others(tmp_path: Path) -> None:
+    for outside in (2.0, None):
+        own, rest, new = (tmp_path / f"{name}-{outside}" for name in ("own", "rest", "new"))
+        write(own, outside)
+        write(rest, outside, append=True)
+        new.mkdir()
+        pd.read_parquet(rest).to_parquet(new / "all.parquet")
+        both = Recording.open([own, new])
+        assert both.header.units == Recording.open(own).header.units
+        assert both.num_steps == 60
+
+
+def test_names_and_dtypes_of_choices_are_no_units(tmp_path: Path) -> None:
+    path = some_rllib_table.write(tmp_path / "a.parquet", some_rllib_table.rows_of([9, 12])).parent
+    for space in (Discrete(2), Discrete(2, dtype=np.int32), NamedDiscrete(("left", "right"))):
+        opened = Recording.open(path, action_space=space)
+        assert opened.action_space == space
+        assert opened.header.units == "those that the env got"
 
 
 def test_what_is_inferred_in_all_recordings_is_inferred_in_the_merged_one(tmp_path: Path) -> None:
