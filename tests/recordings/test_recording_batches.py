@@ -177,7 +177,13 @@ def test_ctrl_c_does_not_wait_for_the_reader(at):
     wait = "taken.wait()" if at == "the second item" else "pass"
     code = (
         "import os, signal, threading\nfrom etude.recordings.batches import Prefetched\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run in the background
+        # the main thread may not wait for the reader yet: then once more
+        "def interrupt(signum, frame):\n"
+        "    while frame is not None and not frame.f_code.co_filename.endswith('batches.py'):\n"
+        "        frame = frame.f_back\n"
+        "    if frame is not None:\n        raise KeyboardInterrupt\n"
+        "    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "signal.signal(signal.SIGINT, interrupt)\n"  # ignored where the tests run in the background
         "taken = threading.Event()\n"
         f"def items():\n    yield 1\n    {wait}\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "    threading.Event().wait()\n"
