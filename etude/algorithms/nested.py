@@ -37,8 +37,9 @@ class AgentsConfig:
     begins an episode. None: each agent uses the module of its own name, or the only one."""
 
     overrides: Mapping[str, Mapping[str, Any]] | None = None
-    """Settings of single modules that differ from the common ones, by module id: `{"red": {"lr": 1e-4, "clip": 0.1}}`.
-    They may concern the module and its learning, but not acting and collecting."""
+    """Settings of single modules that differ from the common ones, by module id: `{"red": {"lr": 1e-4, "clip": 0.1}}`;
+    as a flag, `--overrides 'red={"lr": 1e-4}'`. They may concern the module and its learning, but not acting and
+    collecting."""
 
     modules_to_train: TrainedLike | None = None
     """The modules that learn: their ids, or a function `(module_id, experience) -> bool`; None: all. The others act but

@@ -155,7 +155,8 @@ class Connector:
         return exp
 
     def update(self, exp: Experience) -> None:
-        """Learn from newly collected Experience. `online` and `offline` don't change until the next call."""
+        """Learn from newly collected Experience, after `offline` was applied to it. `online` and `offline` don't change
+        until the next call."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics for results, by name; results list them with the connector's name in front."""

@@ -266,7 +266,10 @@ def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
 @functools.cache
 def _warn_of_conv(conv: tuple[tuple[int, int, int], ...]) -> None:
     """Warn, once, of convolutions without images."""
-    _log.warning("`network.conv` has no effect: no part of the observation is an image with three axes.")
+    _log.warning(
+        "`network.conv` has no effect: no part of the observation has three axes and at least %d pixels per side.",
+        _SMALLEST_IMAGE,
+    )
 
 
 def has_pixels(leaf: Space) -> bool:

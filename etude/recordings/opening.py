@@ -776,7 +776,7 @@ def _check_columns(first: Described, other: Described) -> None:
         listed = ", ".join(f"`{name}`" for name in differ[:8])
         raise DataError(
             f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open "
-            "them one by one, or convert them to the same columns."
+            "them one by one, or merge them (`etude data merge`), which leaves out columns that not all have."
         )
     if (ours := first.contents.header.units) != (others := other.contents.header.units):
         raise DataError(
