@@ -149,8 +149,7 @@ class OfflineAlgorithm(Algorithm[C]):
             recording = held.with_spaces(given, of_env=saved is None)
         else:
             recording = Recording.open_with(held, on_bad, given, of_env=saved is None)
-        if self.config.env is not None:
-            recording.warn_of_mapped_actions()
+        recording.warn_of_mapped_actions()
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "

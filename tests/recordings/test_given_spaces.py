@@ -227,6 +227,9 @@ def test_actions_that_rllib_maps_to_bounds_are_not_taken_for_those_of_the_env(
     convert(Recording.open(npz(tmp_path / "b.npz", actions=actions), **SPACES), tmp_path / "episodes", "rllib-episodes")
     with caplog.at_level(logging.WARNING, "etude.recordings"):
         etude.BC(etude.BCConfig(data=str(tmp_path / "episodes"), env="Pendulum-v1"))
+        assert "add the connector `rescale_action`" in caplog.text
+        caplog.clear()
+        etude.BC(etude.BCConfig(data=str(tmp_path / "episodes")))  # to be served, where no env shows it
     assert "add the connector `rescale_action`" in caplog.text
     caplog.clear()
     opened = Recording.open(tmp_path / "episodes", action_space=Box(-1, 1, (1,)))

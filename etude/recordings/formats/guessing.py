@@ -247,16 +247,19 @@ class _Guessing:
             return
         ends = np.any([_truths(self._columns[name]) for name in flags], axis=0)
         what = f"`{'` or `'.join(flags)}`"
-        ids = [name for name in self._left if re.search(r"(^|_)(id|uuid)$", _plain_name(name))]
-        ids = [n for n in ids if _is_key(array := self._columns[n]) and not array.null_count]
+        named = {name for name in self._left if re.search(r"(^|_)(id|uuid)$", _plain_name(name))}
+        keys = [n for n in self._left if n in named or is_text(self._columns[n].type)]
+        keys = [n for n in keys if _is_key(array := self._columns[n]) and not array.null_count]
         people = self._named(PEOPLE)
-        for name in (name for name in ids if name not in people):
+        for name in (name for name in keys if name not in people):
             order, is_last = self._by_episode(name)
             if 1 < is_last.sum() < self._rows and 20 * (ends[order] != is_last).sum() <= ends.sum():
                 self._take(col.EPISODE_ID, name)
                 self._unsure.append(f"each `{name}` ends with {what}: taken for the episode's id")
                 return
-        mixed = [name for name in ids if 1 < (self._distinct[name] or 0) < self._rows]
+        mixed = [
+            n for n in keys if 1 < (self._distinct[n] or 0) < self._rows and (n in named or not self._is_choice(n))
+        ]
         if mixed and not people:
             self._unsure.append(
                 f"{what} alone tells episodes apart, in the order of the rows: if rows of several are mixed, map "

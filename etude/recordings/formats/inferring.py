@@ -84,6 +84,7 @@ def inferred_space(
     - Text: a `NamedDiscrete` of all texts, sorted, so that it does not depend on the order of rows or files; see
       `written_numbers`.
     - A boolean: ``Discrete(2)``; several: ``MultiBinary``.
+    - Several numbers that are an action mask (``obs/action_mask``): a ``Box`` from 0 to 1.
     - All other numbers: an unbounded ``Box`` of their dtype.
     - Several columns: a ``Dict``, or a ``Tuple`` if they are named 0, 1, 2 and so on.
 
@@ -116,6 +117,8 @@ def inferred_space(
     dtype, shape = columns[root]
     if dtype.kind == "b":
         return spaces.MultiBinary(list(shape) if len(shape) > 1 else shape[0]) if shape else spaces.Discrete(2)
+    if root == col.OBS_MASK and shape:
+        return spaces.Box(0, 1, shape, dtype.type)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, shape, dtype.type)
     if needs_range(root, dtype, shape) and root in ranges:

@@ -157,6 +157,16 @@ def test_names_and_dtypes_of_choices_are_no_units(tmp_path: Path) -> None:
         assert opened.header.units == "those that the env got"
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "float64", "bool"])
+def test_masks_of_tables_are_zeros_and_ones(dtype: str) -> None:
+    allowed = np.asarray([[1, 1, 0], [0, 1, 1], [1, 0, 1]] * 10)
+    table = {"age": np.arange(30.0), "allowed": allowed.astype(dtype), "arm": np.arange(30) % 3}
+    columns = {"obs/age": "age", "obs/action_mask": "allowed", "action": "arm", "terminated": "every-row"}
+    bc = etude.BC(etude.BCConfig(data=Source(table, columns), seed=0))
+    bc.train()
+    assert bc.policy.act({"age": 3.0, "action_mask": np.asarray([0, 0, 1], dtype)}) == 2
+
+
 def test_what_is_inferred_in_all_recordings_is_inferred_in_the_merged_one(tmp_path: Path) -> None:
     exp = steps()
     table = {name: np.asarray(column) for name, column in exp.steps.items()}

@@ -185,6 +185,8 @@ def test_an_id_that_ends_with_the_flag_is_the_episodes() -> None:
     }
     guess = guess_columns(pa.table(mixed))
     assert guess.columns["episode_id"] == "cycle_id"
+    named = {"job" if name == "cycle_id" else name: values for name, values in mixed.items()}
+    assert guess_columns(pa.table(named)).columns["episode_id"] == "job"
     assert any("each `cycle_id` ends with `done`" in reason for reason in guess.unsure)
     guess = guess_columns(pa.table(mixed | {"done": [False, True, False, False, True, True]}))
     assert "episode_id" not in guess.columns
