@@ -665,7 +665,7 @@ def _read_by(
         if of_env:
             given = {**given, col.ACTION: before_mapping(outside)}
     if col.ACTION in roots and (outside is not None or not of_env):
-        meta.pop(ACTIONS, None)  # whoever gives the space says so
+        meta.pop(ACTIONS, None)  # the space that was given tells the units
     fitted = {root: _fitted(member.name, root, header.spaces[root], given[root], keeps=keeps) for root in roots}
     spaces = {**header.spaces, **fitted}
     told = meta.pop("inferred", ())

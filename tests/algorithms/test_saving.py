@@ -16,9 +16,10 @@ from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
 
 import etude
 from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Result, saving
-from etude.checkpoints import load_tree, save_tree
+from etude.checkpoints import load_meta, load_tree, save_tree
 from etude.connectors import Connector, FrameStack, NormalizeObs
 from etude.errors import CheckpointError, SettingsError
+from etude.spaces import NamedDiscrete
 
 CLOCKS = (
     "seconds",
@@ -258,6 +259,22 @@ def test_other_weights_do_not_fit(tmp_path: Path) -> None:
     ppo().save(tmp_path)
     with pytest.raises(CheckpointError, match="the checkpoint is of another module"):
         etude.load(tmp_path, network=etude.NetworkConfig(hidden=(3,)))
+
+
+def test_the_spaces_of_a_source_come_back(tmp_path: Path) -> None:
+    table = tmp_path / "log.csv"
+    table.write_text("x,a,trip\n" + "".join(f"{k / 8},{'ab'[k % 2]},{k // 10}\n" for k in range(40)))
+    columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    space = NamedDiscrete(["a", "b", "c"])
+    source = etude.Source(str(table), columns, obs_space=gym.spaces.Box(0, 9, ()), action_space=space)
+    BC(BCConfig(data=source)).save(tmp_path / "run")
+    assert etude.load(tmp_path / "run").recording.action_space == space  # type: ignore[attr-defined]
+    meta = load_meta(tmp_path / "run")
+    meta["config"]["data"]["with"]["action_space"][saving.SPACE]["names"] = 3
+    tree = load_tree(tmp_path / "run")
+    save_tree(tmp_path / "other", tree[0] if isinstance(tree, tuple) else tree, meta=meta)
+    with pytest.raises(CheckpointError, match="action_space` holds a space that can't be read"):
+        etude.load(tmp_path / "other")
 
 
 def test_what_is_no_algorithms_checkpoint(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shlex
 import shutil
 
 import gymnasium as gym
@@ -290,3 +291,14 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     assert main(["data", "cache", "--clear"]) == 0
     assert "0.02 MB removed" in capsys.readouterr().out
     assert list((tmp_path / "recordings").iterdir()) == []
+
+
+def test_info_of_several_tables_names_them_all(tmp_path, capsys):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("obs,action,done\n0.5,1,0\n0.25,0,1\n")
+    both = [str(tmp_path / name) for name in ("a.csv", "b.csv")]
+    for given in (both, [str(tmp_path / "*.csv")]):
+        assert main(["data", "info", *given]) == 0
+        out = capsys.readouterr().out
+        assert "a table of 4 rows" in out
+        assert f"--data {shlex.join(given)} --columns" in out

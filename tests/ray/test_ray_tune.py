@@ -462,6 +462,14 @@ def test_what_is_wrong_with_other_arguments(tmp_path, more, message):
     assert message in str(error.value)
 
 
+def test_a_search_that_limits_trials_itself_takes_no_other_limit(tmp_path):
+    search = ray_tune.search.basic_variant.BasicVariantGenerator()
+    with pytest.raises(SettingsError, match="a BasicVariantGenerator limits trials itself: give it the limit"):
+        tune(
+            TINY, {"lr": Grid((1e-3, 1e-4))}, stop=etude.Stop(updates=1), search=search, max_concurrent=1, out=tmp_path
+        )
+
+
 def test_trials_do_not_record(tmp_path):
     config = dataclasses.replace(TINY, record=etude.RecordConfig(path=str(tmp_path / "data")))
     with pytest.raises(SettingsError, match="`record.path`: several runs can't write one recording. Leave it out"):

@@ -265,6 +265,10 @@ def test_a_missing_column_and_meta_that_is_not_json_are_refused(tmp_path):
     del exp.steps["action"]
     with pytest.raises(DataError, match="there is no column `action`, but the space has one"):
         record(tmp_path / "a", exp)
+    exp = numbered([4])
+    exp.final_obs.clear()
+    with pytest.raises(DataError, match=r"`final_obs` has no column `obs.*has_final_obs=False where it is unknown"):
+        record(tmp_path / "c", exp)
     with pytest.raises(DataError, match="`meta` must be plain JSON data"):
         record(tmp_path / "b", meta={"x": object()})
 
