@@ -18,6 +18,7 @@ import re
 import sys
 import textwrap
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
@@ -410,7 +411,8 @@ _OTHER_NAMES = {
     "minibatch_size": "batch_size sgd_minibatch_size mini_batch_size",
     "n_step": "n_steps nstep multi_step n_step_return estimation_step",
     "num_steps": "n_steps steps_per_epoch train_batch_size train_batch_size_per_learner rollout_length rollout_steps "
-    "horizon rollout_fragment_length",
+    "rollout_fragment_length",
+    "max_steps": "horizon max_episode_steps max_episode_length max_ep_len episode_length",
     "epochs": "n_epochs num_epochs update_epochs num_sgd_iter ppo_epochs train_pi_iters repeat_per_collect",
     "num_envs": "n_envs envs num_envs_per_env_runner num_envs_per_worker num_vec_envs training_num",
     "num_workers": "num_env_runners num_rollout_workers n_workers num_cpu num_processes n_proc",
@@ -589,6 +591,21 @@ def choice(name: str, names: Iterable[str]) -> str:
     if near is not None and near[0].lower() == name[:1].lower() and abs(len(near) - len(name)) <= 1:
         return f"Nearest: `{near}`."
     return f"There are {', '.join(names) or 'none'}."
+
+
+def warn_of_misspelt(cls: type) -> None:
+    """Warn of public methods of a user's class that almost have the name of an inherited one, as nothing calls them."""
+    if cls.__module__.startswith("etude."):
+        return
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base) if not name.startswith("_")}
+    for name, value in vars(cls).items():
+        if callable(value) and not name.startswith("_") and name not in inherited:
+            for near in difflib.get_close_matches(name, inherited, 1, cutoff=0.82):
+                warnings.warn(
+                    f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`? If "
+                    "not, begin its name with an underscore.",
+                    stacklevel=3,
+                )
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:

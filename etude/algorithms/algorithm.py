@@ -66,6 +66,7 @@ from etude.modules import Module, make_module
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
+from etude.settings import warn_of_misspelt
 from etude.spaces import Space, Spaces, space_to_json
 from etude.threads import for_acting, held
 from etude.urls import redacted
@@ -111,6 +112,7 @@ class Algorithm(Generic[C]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        warn_of_misspelt(cls)
         given = [arg for base in cls.__dict__.get("__orig_bases__", ()) for arg in get_args(base)]
         configs = [arg for arg in given if isinstance(arg, type) and issubclass(arg, AlgorithmConfig)]
         if configs and "Config" not in cls.__dict__:

@@ -173,11 +173,11 @@ class AlgorithmConfig:
     """Evaluations during training."""
 
     callbacks: tuple[CallbackLike, ...] = ()
-    """Your own code, called while episodes run in training (offline: in its evaluations), in this order. Each is an
+    """Your own code, called in this order while episodes run in training; offline, in its evaluations. Each is an
     object or class that inherits from `Callback`, or `module:Class`."""
 
     record: RecordConfig = RecordConfig()
-    """Record the steps of training (offline: those of its evaluations)."""
+    """Record the steps of training; offline, those of its evaluations."""
 
     metrics: MetricsConfig = MetricsConfig()
     """How results average the figures of episodes."""
@@ -367,7 +367,7 @@ class OfflineConfig(AlgorithmConfig):
     all."""
 
     updates_per_iteration: IntFrom1 = 100
-    """Gradient steps between two results, at least 1."""
+    """Gradient steps of each module between two results, at least 1."""
 
     reading: ReadingConfig = ReadingConfig()
     """How the recording is read."""

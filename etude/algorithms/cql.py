@@ -93,8 +93,9 @@ class PenaltyConfig:
     """The penalty on critics' values of actions that were not recorded."""
 
     alpha: FloatAbove0 | None = None
-    """Weight of the penalty, above 0: larger stays closer to the recorded actions. None: 5 for Box actions, 1 for
-    Discrete ones, as in the published code of Kumar et al. 2020, whose squared errors have no factor 1/2."""
+    """Weight of the penalty, above 0: larger stays closer to the recorded actions. None: 5 for Box actions, as in
+    the published code of Kumar et al. 2020, whose squared errors have no factor 1/2; 1 for Discrete ones, whose errors
+    have DQN's Huber loss, half the square up to 1."""
 
     threshold: float | None = None
     """For Box actions: target of the penalty, in units of values, for which `alpha` is learned, starting from its

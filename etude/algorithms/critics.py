@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch, Learner, OptimizerConfig
 from etude.modules import Module
 from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
-from etude.modules.distributions import Distribution
+from etude.modules.distributions import Distribution, check_no_integers
 from etude.modules.network import NetworkConfig, RecurrentLayer
 from etude.settings import Fraction, IntFrom1, Rate, settings
 from etude.spaces import Space, in_words
@@ -47,8 +46,9 @@ def check_box(
     others: str = "DQN or PPO for Discrete actions, PPO for others",
 ) -> None:
     """Raise a SettingsError unless actions are a Box of floats, which algorithm ``name`` needs; it suggests
-    ``others``."""
-    if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
+    ``others``. A Box of integers is a SpaceError."""
+    check_no_integers(action_space)
+    if not isinstance(action_space, spaces.Box):
         raise SettingsError(
             f"the action space is {in_words(action_space)}, but {name} draws the actions of a Box of floats only. "
             f"Take {others}."

@@ -19,7 +19,7 @@ from etude.errors import SettingsError
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule, Update, points_of, value_at
 from etude.modules import Actor, Module, Network, NetworkConfig, make_module
 from etude.modules.critics import FollowedModule
-from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
+from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, check_no_integers
 from etude.modules.network import Output
 from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.settings import IntFrom1, check_rules, settings
@@ -188,7 +188,9 @@ def check_discrete(action_space: Space) -> spaces.Discrete:
 
     Raises:
         SettingsError: it is not Discrete.
+        SpaceError: it is a Box of integers.
     """
+    check_no_integers(action_space)
     if isinstance(action_space, spaces.Discrete):
         return action_space
     raise SettingsError(
@@ -244,9 +246,8 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         follow_when_due(self.learner, module, self.config.target)
 
     def training_step(self) -> Update:
-        """Run one iteration; epsilon is among the metrics."""
-        update, epsilons = super().training_step(), {}
-        for name in self.policies:
-            with self.settings_of(name):
-                epsilons[name] = {"epsilon": value_at(self.config.exploration, self.env_steps)}
+        """Run one iteration; epsilon, that of its last actions, is among the metrics."""
+        update = super().training_step()
+        modules = {name: of_kind(policy.module, QModule) for name, policy in self.policies.items()}
+        epsilons = {name: {"epsilon": module.dist.epsilon} for name, module in modules.items()}
         return Update(update.losses, update.metrics | together(epsilons, several=len(epsilons) > 1))

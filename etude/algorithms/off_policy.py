@@ -18,8 +18,9 @@ from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.connectors.rewards import RewardMap, with_summed_rewards
-from etude.errors import SettingsError
-from etude.experience import Experience
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience, Segments
+from etude.experience.arrays import Index
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
@@ -236,6 +237,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 learner = self.learner.modules[name]
                 before = self._before[name].offline(exp)
                 added = learner.connectors.offline(before, learner.module)
+                if added.num_steps > before.num_steps:
+                    _refuse_copies(added.segments, added.lengths)
                 with self.settings_of(name):
                     self.replays[name].add(self._kept(name, exp, added))
                 if name in learning:
@@ -330,6 +333,20 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Restore what `get_state` returned."""
         super().set_state(state)
         self._told(self.env_steps)
+
+
+def _refuse_copies(segments: Segments, lengths: Index) -> None:
+    """Raise a DataError if a step of an episode is there twice, as a replay would join the copies to one trajectory."""
+    ends: dict[tuple[Any, ...], int] = {}
+    ids = [*zip(segments.episode_id, segments.agent_id, segments.module_id, strict=True)]
+    for i in np.argsort(segments.t_start).tolist():
+        t, length, key = int(segments.t_start[i]), int(lengths[i]), ids[i]
+        if t < ends.get(key, t):
+            raise DataError(
+                f"the learner's connectors added steps that are in the replay already: step {t} of episode {key[0]!r}. "
+                "Give segments with changed steps another episode_id, so that they are not joined to the others."
+            )
+        ends[key] = t + length
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:

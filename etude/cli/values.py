@@ -20,9 +20,10 @@ Converters = Mapping[Any, Callable[[str], Any]]
 
 
 def takes_many(hint: Any) -> bool:
-    """Whether a flag takes any number of words: its type is a tuple or a mapping, or None."""
+    """Whether a flag takes any number of words: its type is a tuple, a mapping or a function in place of one, or
+    None."""
     kinds = [typing.get_origin(kind) for kind in _kinds(hint) if kind is not type(None)]
-    return {*kinds} in ({tuple}, {Mapping}, {tuple, Mapping}) or is_one_or_many(hint)
+    return {*kinds} in ({tuple}, {Mapping}, {tuple, Mapping}, {tuple, Callable}) or is_one_or_many(hint)
 
 
 def metavar(hint: Any) -> str:
@@ -59,7 +60,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
 
 def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
     many = takes_many(hint)
-    if not many or (is_one_or_many(hint) and len(words) == 1):
+    if not many or (len(words) == 1 and (is_one_or_many(hint) or _may_be_function(hint))):
         return made(hint, words[0], converters)
     if [word.lower() for word in words] == ["none"]:
         return None if type(None) in _kinds(hint) else ()
@@ -116,6 +117,10 @@ def is_one_or_many(hint: Any) -> bool:
 def is_by_name(hint: Any) -> bool:
     """Whether a flag takes NAME=VALUE: its type is a mapping, or also one."""
     return any(typing.get_origin(kind) is Mapping for kind in _kinds(hint))
+
+
+def _may_be_function(hint: Any) -> bool:
+    return any(typing.get_origin(kind) is Callable for kind in _kinds(hint))
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

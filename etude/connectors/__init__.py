@@ -7,7 +7,7 @@ from etude.connectors.connector import Connector, FunctionConnector, Inputs, ove
 from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.pipeline import Connect, Pipeline, PreLearner, PreLearnerLike, connector_from
-from etude.connectors.rewards import ClipReward, NextObs, NormalizeReward, NStep
+from etude.connectors.rewards import ClipReward, NextObs, NormalizeReward, NStep, RewardMap
 
 __all__ = [
     "GAE",
@@ -33,6 +33,7 @@ __all__ = [
     "PrevActionReward",
     "RescaleAction",
     "ReturnToGo",
+    "RewardMap",
     "VTrace",
     "connector_from",
     "overrides",

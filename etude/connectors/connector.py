@@ -19,6 +19,7 @@ from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns, ranges
 from etude.modules.module import Module
+from etude.settings import warn_of_misspelt
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
 
@@ -133,6 +134,7 @@ class Connector:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        warn_of_misspelt(cls)
         if "online" in cls.__dict__ and "step" not in cls.__dict__:  # an inherited `step` would do something else
             cls.step, cls.new_state = Connector.step, Connector.new_state  # type: ignore[method-assign]
 
@@ -433,6 +435,25 @@ class ActionCodes:
                 part = (part if size == 1 else part[:, of.like(part)]) == choice.like(part)
             parts.append(cast(part, np.float32))
         return concat(parts, 1)
+
+
+class PreviousActions(Connector):
+    """Base class of connectors that show the module its previous actions, as `ActionCodes`."""
+
+    chosen: Space | None = None
+    """The module's action space, if connectors after this one change it; set by a pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coded: Space | None = None
+        """The space of the actions that are encoded."""
+        self._codes = ActionCodes()
+
+    def _set_codes(self, action_space: Space) -> int:
+        """Encode the module's actions; ``action_space`` is that of this connector's place. Returns the width."""
+        self.coded = action_space if self.chosen is None else self.chosen
+        self._codes = ActionCodes(self.coded)
+        return self._codes.width
 
 
 _PROBES = 2

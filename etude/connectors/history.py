@@ -10,9 +10,9 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.connectors.connector import (
     PREV_ACTION,
-    ActionCodes,
     Inputs,
     MemoryConnector,
+    PreviousActions,
     column,
     map_leaves,
     observations,
@@ -189,7 +189,7 @@ def _names(exp: Experience) -> list[tuple[str, str | None]]:
     return list(zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True))
 
 
-class History(MemoryConnector):
+class History(PreviousActions, MemoryConnector):
     """The last ``k`` steps of the episode, the newest last, with the action before each, and a padding mask.
 
     The observation becomes a Dict. Each of its parts gets an axis of steps in front, ``[k, *shape]`` (Discrete becomes
@@ -214,17 +214,16 @@ class History(MemoryConnector):
         super().__init__()
         self.k = k
         self.context = k  # the action before the oldest step
-        self._codes = ActionCodes()
         self._wraps = False
         self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         """The shape and dtype of a single step of each remembered column."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """A Dict with the steps of each part, ``prev_action``, ``t`` and ``attention_mask``."""
-        self._codes, k = ActionCodes(action_space), self.k
+        k, width = self.k, self._set_codes(action_space)
         self._wraps = not isinstance(obs_space, spaces.Dict)
         added: dict[str, Space] = {
-            PREV_ACTION: spaces.Box(-np.inf, np.inf, (k, self._codes.width), np.float32),
+            PREV_ACTION: spaces.Box(-np.inf, np.inf, (k, width), np.float32),
             T: spaces.Box(0, np.iinfo(np.int64).max, (k,), np.int64),
             ATTENTION_MASK: spaces.MultiBinary(k),
         }
@@ -234,7 +233,7 @@ class History(MemoryConnector):
         self._forms = {
             name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves(own, col.OBS).items() if _is_kept(name)
         }
-        self._forms[_column(PREV_ACTION)] = ((self._codes.width,), np.dtype(np.float32))
+        self._forms[_column(PREV_ACTION)] = ((width,), np.dtype(np.float32))
         self._forms[_column(T)] = ((), np.dtype(np.int64))
         stacked = map_leaves(own, lambda name, leaf: over_steps(leaf, k) if _is_kept(name) else leaf, col.OBS)
         assert isinstance(stacked, spaces.Dict)

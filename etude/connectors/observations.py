@@ -13,11 +13,10 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.connectors.connector import (
     PREV_ACTION,
-    ActionCodes,
-    Connector,
     Inputs,
     MemoryConnector,
     ObservationMap,
+    PreviousActions,
     array_column,
     column,
     map_leaves,
@@ -293,7 +292,7 @@ def _sum(batch: Array) -> float:
 _REWARD = "prev_reward"
 
 
-class PrevActionReward(Connector):
+class PrevActionReward(PreviousActions):
     """Adds the action and the reward of the previous step to the observation; zeros at the start of an episode.
 
     The action is what the module chose: one-hot for Discrete and MultiDiscrete, all its parts as one float32 vector. A
@@ -306,14 +305,13 @@ class PrevActionReward(Connector):
     needs = (col.OBS, col.ACTION, col.REWARD)
 
     def __init__(self) -> None:
-        self._codes = ActionCodes()
+        super().__init__()
         self._vector_dtype: np.dtype[Any] | None = None
         """The dtype of the Box into which all is joined; None if the observation is a Dict."""
         self._wraps = False
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        self._codes = ActionCodes(action_space)
-        width = self._codes.width
+        width = self._set_codes(action_space)
         is_vector = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
         self._vector_dtype = leaf_dtype(obs_space) if is_vector and leaf_dtype(obs_space).kind == "f" else None
         self._wraps = self._vector_dtype is None and not isinstance(obs_space, spaces.Dict)

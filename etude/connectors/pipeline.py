@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from etude.connectors.connector import (
     Connector,
     FunctionConnector,
     Inputs,
+    PreviousActions,
     check_kept,
     overrides,
     snake_case,
@@ -184,15 +185,27 @@ class Pipeline(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
+        given = obs_space, action_space
         self._online_alone = None
         self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
+        coders = [connector for connector in self.connectors if isinstance(connector, PreviousActions)]
+        for coder in coders:
+            coder.chosen = None
+        obs_space, action_space = self._spaces_after(*given)
+        if any(coder.coded != action_space for coder in coders):
+            for coder in coders:
+                coder.chosen = action_space
+            obs_space, action_space = self._spaces_after(*given)
+        self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}
+        self._arrange()  # whether there are bounds is known only now
+        return obs_space, action_space
+
+    def _spaces_after(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         for connector in self.connectors:
             before = obs_space
             obs_space, action_space = connector.spaces(obs_space, action_space)
             if obs_space != before and _lacks_offline(connector):
                 self._online_alone = connector.name
-        self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}
-        self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
@@ -292,7 +305,7 @@ class Pipeline(Connector):
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         self.check_offline()
-        for connector in self._offline:
+        for i, connector in enumerate(self._offline):
             before, exp = exp, connector.offline(exp, module)
             if not isinstance(exp, Experience):
                 raise DataError(
@@ -313,6 +326,7 @@ class Pipeline(Connector):
                     )
             if self._watches_offline:
                 _warn_of_other_observations(connector, before, exp)
+                _warn_of_other_rewards(connector, before, exp, self._offline[i + 1 :])
         if self._offline:
             self._watches_offline = self._watches_offline and not exp.num_segments
             for columns in (exp.steps, exp.final_obs):
@@ -392,6 +406,22 @@ def _warn_of_other_observations(connector: Connector, before: Experience, after:
             "the connector `%s` changes the observations of the steps in `offline`, but not `final_obs`, the last "
             "observation of each segment, whose value many algorithms estimate: change it, too, unless this is meant.",
             connector.name,
+        )
+
+
+def _warn_of_other_rewards(
+    connector: Connector, before: Experience, after: Experience, later: Sequence[Connector]
+) -> None:
+    """Warn if a connector changes rewards only in `offline`, and one of those after it shows rewards to the module."""
+    shows = [other.name for other in later if isinstance(other, PrevActionReward)]
+    if not shows or overrides(connector, "online") or before.num_steps != after.num_steps:
+        return
+    if not _same(before.steps[col.REWARD], after.steps[col.REWARD]):
+        _log.warning(
+            "the connector `%s` changes the rewards that the module learns from (offline), but not those that `%s` "
+            "shows it when it acts: derive it from etude.connectors.RewardMap, which changes both, or put it "
+            "behind `%s`.",
+            *(connector.name, shows[0], shows[0]),
         )
 
 

@@ -2,6 +2,7 @@
 """Experience: a table of time steps, cut into segments. It carries data from envs to files and learners."""
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -286,20 +287,24 @@ class Experience:
         self,
         where: NDArray[np.bool_] | NDArray[np.integer[Any]] | Sequence[int] | slice | None = None,
         *,
-        episode_id: str | None = None,
-        agent_id: str | None = None,
-        module_id: str | None = None,
+        episode_id: str | Collection[str] | None = None,
+        agent_id: str | Collection[str] | None = None,
+        module_id: str | Collection[str] | None = None,
     ) -> "Experience":
         """Some segments, in the given order: a view if they are adjacent, otherwise a copy.
 
         Args:
             where: A boolean mask, indices or a slice of segments; None means all.
-            episode_id: Keep only segments of this episode. ``agent_id`` and ``module_id`` work the same way.
+            episode_id: Keep only segments of this episode, or of these episodes. ``agent_id`` and ``module_id`` work
+                the same way.
+
+        Raises:
+            DataError: an id is not a string.
         """
         index = np.arange(self.num_segments) if where is None else np.arange(self.num_segments)[where]
         for name, wanted in ((col.EPISODE_ID, episode_id), (col.AGENT_ID, agent_id), (col.MODULE_ID, module_id)):
             if wanted is not None:
-                index = index[getattr(self.segments, name)[index] == wanted]
+                index = index[_is_one_of(getattr(self.segments, name)[index], name, wanted)]
         if len(index) == 0:
             return self[0:0]
         if (np.diff(index) == 1).all():
@@ -614,6 +619,15 @@ def check_finite(exp: Experience, finite: Sequence[str]) -> None:
                     f"final_obs `{name}` holds {_shown(final, i)} in segment {i} "
                     f"(episode {exp.segments.episode_id[i]!r})."
                 )
+
+
+def _is_one_of(ids: Any, name: str, wanted: str | Collection[str]) -> NDArray[np.bool_]:
+    """Whether each of ``ids`` is ``wanted`` or among them."""
+    names = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Collection) else [*wanted]
+    for one in names:
+        if not isinstance(one, str):
+            raise DataError(f"`{name}` is {one!r}, but ids are strings: write {str(one)!r}.")
+    return functools.reduce(operator.or_, (ids == one for one in names), np.zeros(len(ids), bool))
 
 
 def _shown(column: Array, row: int) -> str:

@@ -72,6 +72,11 @@ class PaddedSequences:
         found = self.along(walk, obs, self._state, ahead)
         return Output(found.get("dist_inputs"), found.get("value"), dist=module.dist)
 
+    @property
+    def know_next(self) -> bool:
+        """Whether the observations after the sequences' last steps are there, as in a replay."""
+        return self._final_obs is not None
+
     def zeros(self, initial: Tensors) -> Tensors:
         """The states ``[num, ...]`` if every sequence begins with ``initial``."""
         return {name: part.to(self._device).expand(len(self._lengths), *part.shape) for name, part in initial.items()}
@@ -186,7 +191,7 @@ class Batch:
         """Like `forward`, for the observation after each row's reward (with n-step returns, after the last reward)."""
         if self._sequences is None:
             return module(self.next_obs)  # type: ignore[no-any-return]
-        return self._sequences.forward(module, self._columns_under(col.OBS), self[col.STEPS_AHEAD])
+        return self._sequences.forward(module, self._columns_under(col.OBS), self._steps_ahead())
 
     def encode(self, critic: TwinCritic) -> torch.Tensor:
         """Each row's observation as ``critic`` encodes it, ``[B, width]``."""
@@ -205,9 +210,17 @@ class Batch:
             encoded, after = critic.encode(obs, state)
             return {"encoded": encoded}, after
 
-        ahead = self[col.STEPS_AHEAD] if root == col.NEXT_OBS else None
+        ahead = self._steps_ahead() if root == col.NEXT_OBS else None
         start = sequences.zeros(critic.initial_state())
         return sequences.along(walk, self._columns_under(col.OBS), start, ahead)["encoded"]
+
+    def _steps_ahead(self) -> torch.Tensor:
+        if self._sequences is not None and not self._sequences.know_next:
+            raise DataError(
+                "the next observations of a recurrent module are known only in sequences from a replay, but these were "
+                "drawn otherwise: let a connector of the learner compute what the loss needs of them, as GAE does."
+            )
+        return self[col.STEPS_AHEAD]
 
     def _columns_under(self, root: str, name: str = col.OBS) -> Tensors:
         """The columns under ``root``, renamed to be under ``name``."""

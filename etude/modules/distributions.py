@@ -343,6 +343,15 @@ def _log_ndtr(x: Tensor) -> Tensor:
     return torch.where(x < -1000.0, tail, torch.special.log_ndtr(near))
 
 
+def check_no_integers(space: Space, root: str = ACTION) -> None:
+    """Raise a SpaceError if the space is a Box of integers, whose actions no policy draws."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f":
+        raise SpaceError(
+            f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
+            "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
+        )
+
+
 class DiagGaussian(Distribution):
     """Independent normal variables for a Box of any shape. Inputs: all means, then all log standard deviations.
 
@@ -355,11 +364,7 @@ class DiagGaussian(Distribution):
     def __init__(self, space: spaces.Box, root: str) -> None:
         if not np.prod(space.shape):
             raise SpaceError(f"`{root}` is {space}, which holds no number, so there is nothing to choose.")
-        if np.dtype(space.dtype).kind != "f":
-            raise SpaceError(
-                f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
-                "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
-            )
+        check_no_integers(space, root)
         self._size = size = int(np.prod(space.shape))
         super().__init__(space, root, num_inputs=2 * size, num_noise=size, log_std=range(size, 2 * size))
 

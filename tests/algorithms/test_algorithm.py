@@ -316,6 +316,19 @@ class Sick(Echo):
         return (np.full_like(obs, np.nan), *rest)
 
 
+class Levels(gym.Env[Any, Any]):
+    """An env that takes two whole numbers."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Box(0, 4, (2,), np.int64)
+
+
+@pytest.mark.parametrize("name", ["PPO", "A2C", "IMPALA", "APPO", "DQN", "QRDQN", "SAC", "TD3"])
+def test_integer_boxes_are_refused_alike(name: str) -> None:
+    with pytest.raises(SpaceError, match="integer Boxes have no action distribution. Use a Discrete or MultiDiscrete"):
+        getattr(etude, name)(getattr(etude, f"{name}Config")(env=Levels))
+
+
 def test_numbers_that_nothing_can_be_learned_from_are_refused() -> None:
     algorithm = PPO(PPOConfig(env=Sick, num_envs=2, num_steps=20))
     with pytest.raises(SpaceError, match=r"env 0: `obs` holds NaN"):

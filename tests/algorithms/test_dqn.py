@@ -212,10 +212,18 @@ def test_epsilon_greedy_takes_the_best_or_any_that_is_allowed() -> None:
     torch.testing.assert_close(dist.kl(tensor, other)[0], (p * (p / q).log()).sum())
 
 
+def test_an_epsilon_that_a_subclass_sets_is_the_one_in_results() -> None:
+    class Fixed(DQN):
+        def before_collect(self, env_steps: int) -> None:
+            self.module.dist.epsilon = 0.3  # type: ignore[attr-defined]
+
+    assert Fixed(dqn().config).train().metrics["epsilon"] == 0.3
+
+
 def test_epsilon_follows_its_schedule() -> None:
     algorithm = dqn(epsilon=((0, 1.0), (256, 0.5)))
     assert algorithm.module.dist.epsilon == 1.0  # type: ignore[attr-defined]
-    assert algorithm.train().metrics["epsilon"] == 0.75
+    assert algorithm.train().metrics["epsilon"] == 0.78125  # of the last actions, in a round of 16 steps
     exp = algorithm.collect(num_steps=64)["main"]
     epsilon = algorithm.module.dist.epsilon  # type: ignore[attr-defined]
     assert 0.75 <= epsilon < 0.8  # as it was when the last steps were collected

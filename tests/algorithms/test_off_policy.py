@@ -34,6 +34,7 @@ from etude import (
 from etude.algorithms import Algorithm
 from etude.algorithms.dqn import QModule
 from etude.connectors import Inputs
+from etude.errors import DataError
 from etude.experience import Experience
 
 CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
@@ -526,3 +527,38 @@ def test_learning_rates_follow_env_steps_however_many_are_between_results() -> N
 
     assert max(rates(200)) > 8e-4
     assert rates(200) == rates(20)
+
+
+class Mirrored(Connector):
+    """Adds a mirrored copy of each segment."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        ids = np.array([f"{episode}{self.suffix}" for episode in exp.segments.episode_id], object)
+        mirrored = Experience(
+            {**exp.steps, "obs": -exp.steps["obs"]}, exp.offsets, exp.segments, {"obs": -exp.final_obs["obs"]}
+        )
+        return Experience.concat([exp, mirrored.with_segments(episode_id=ids)])
+
+
+@pytest.mark.parametrize("suffix", ["", "-mirrored"])
+def test_copies_of_steps_are_refused_unless_they_are_of_other_episodes(suffix: str) -> None:
+    class WithCopies(DQN):
+        def learner_connectors(self) -> list[Connector]:
+            return [Mirrored(suffix), *super().learner_connectors()]
+
+    algorithm = WithCopies(dqn(learning_starts=32, n_step=1).config)
+    if not suffix:
+        with pytest.raises(DataError, match="added steps that are in the replay already: step 0 of"):
+            algorithm.train()
+        return
+    algorithm.train()
+    batch = algorithm.replay.sample(256)
+    followed = batch["discount"] > 0
+    # positions change little in a step, so that a next observation of the other copy would have another sign
+    moved = np.abs(batch["obs"][:, 0] - batch["next_obs"][:, 0])
+    assert followed.any()
+    assert moved[followed].max() < 0.1
+    assert algorithm.replay.num_steps == 2 * algorithm.env_steps

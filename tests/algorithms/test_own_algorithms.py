@@ -13,7 +13,9 @@ import pytest
 from preloaded import Preloaded
 
 import etude
+from etude.algorithms import PPO
 from etude.cli.main import main
+from etude.connectors import Connector
 from etude.errors import CheckpointError, SettingsError
 
 SMALL = {
@@ -263,3 +265,16 @@ def test_what_a_script_saves_is_loaded_where_the_script_is_imported(
     assert main(["train", "mine_in_a_script:OfAScript", "--resume", str(run), "--stop.env-steps", "64", "--quiet"]) == 0
     loaded = etude.load(run)
     assert (type(loaded).__module__, loaded.env_steps) == ("mine_in_a_script", 64)
+
+
+def test_methods_whose_name_is_misspelt_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="Slow.before_updates overrides nothing.*Did you mean `before_update`"):
+
+        class Slow(PPO):
+            def before_updates(self, env_steps: int) -> None: ...
+
+    with pytest.warns(UserWarning, match="Blur.onilne overrides nothing.*Did you mean `online`"):
+
+        class Blur(Connector):
+            def onilne(self, inputs: Any) -> Any:
+                return inputs

@@ -561,8 +561,10 @@ def test_words_that_are_no_flags(capsys, words, said):
 
 def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
     given = [*SMALL, "--stop.updates", "1", "--quiet", "--out", str(tmp_path / "run"), "--modules-to-train"]
-    assert main([*given, "red,blue"]) == 2
-    assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in capsys.readouterr().err
+    for words in (["red,blue"], ["red", "blue"]):
+        assert main([*given, *words]) == 2
+        said = capsys.readouterr().err
+        assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in said
     assert main([*given, "no_such_module:fn"]) == 2
     assert "`modules_to_train` is `no_such_module:fn`, which can't be imported here" in capsys.readouterr().err
     assert main([*given, "main"]) in (0, 3)

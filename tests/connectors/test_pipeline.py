@@ -21,6 +21,7 @@ from etude.connectors import (
     NormalizeObs,
     Pipeline,
     PrevActionReward,
+    RewardMap,
     connector_from,
 )
 from etude.connectors.connector import replace_obs
@@ -378,6 +379,60 @@ def test_observations_that_change_only_when_learning_are_told(
         pipeline.offline(episodes(lengths))
     assert len(caplog.messages) == (told is not None)
     assert told is None or told in caplog.text
+
+
+class Shapes(Connector):
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.with_steps(reward=exp.steps["reward"] * 2)
+
+
+class Doubles(RewardMap):
+    def map_reward(self, reward: Any) -> Any:
+        return reward * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((Shapes, PrevActionReward), True),
+        ((Shapes, ClipReward, PrevActionReward), True),
+        ((PrevActionReward, Shapes), False),
+        ((Shapes, ClipReward), False),
+        ((Doubles, PrevActionReward), False),
+    ],
+)
+def test_rewards_that_only_the_loss_gets_are_told(given: Any, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = Pipeline(given)
+    pipeline.spaces(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    for _ in range(2):
+        pipeline.offline(episodes([3]))
+    assert len(caplog.messages) == told
+    assert not told or "derive it from etude.connectors.RewardMap" in caplog.text
+
+
+class Macros(Connector):
+    """Offers four actions; the env gets whether each is above 1."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        return obs_space, ACTION
+
+    def act(self, action: Any) -> Any:
+        return {"action": action["action"] // 2}
+
+
+@pytest.mark.parametrize("shows", ["prev_action_reward", "history:2"])
+@pytest.mark.parametrize("of_env", [spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32)])
+def test_previous_actions_are_the_modules_wherever_they_are_shown(shows: str, of_env: Any) -> None:
+    before, behind = Pipeline([shows, Macros]), Pipeline([Macros, shows])
+    for _ in range(2):  # a pipeline may be asked again
+        assert before.spaces(BOX, of_env) == behind.spaces(BOX, of_env)
+    exp = episodes([4, 2])
+    for one, other in zip(*(p.offline(exp).steps.items() for p in (before, behind)), strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+    before.spaces(BOX, spaces.Discrete(3))
+    alone = Pipeline([shows])
+    assert alone.spaces(BOX, spaces.Discrete(3)) != before.spaces(BOX, spaces.Discrete(3))
 
 
 class Offline(Connector):

@@ -74,6 +74,17 @@ def test_a_reward_without_a_step_is_told_once(caplog: pytest.LogCaptureFixture) 
     assert not caplog.text
 
 
+def test_names_of_agents_that_are_no_text_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Numbered(ScriptedDicts):
+        possible_agents = (0, 1)  # type: ignore[assignment]
+
+    for agents, told in (((0, 1), 1), ((0, 1), 0), (("0", "1"), 0)):
+        Numbered.possible_agents = agents  # type: ignore[assignment]
+        caplog.clear()
+        assert multi_agent._agent_ids(Numbered, f"Numbered{agents}") == [*agents]
+        assert caplog.text.count("module_of, callbacks and recordings get '0', not 0") == told
+
+
 def test_a_mask_that_only_infos_hold_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     class Masking(ScriptedDicts):
         def step(self, action: dict[str, Any]) -> Any:

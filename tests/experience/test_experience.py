@@ -46,6 +46,25 @@ def test_select_takes_segments_in_any_order(data, exp):
         assert_same(chosen[i], exp[j])
 
 
+def test_select_takes_the_segments_of_some_ids():
+    exp = numbered([2, 1, 3, 2]).with_segments(
+        agent_id=np.array(["red", "blue", "green", "red"], object), module_id=np.array(["a", "a", None, "b"], object)
+    )
+    for ids, found in (
+        ("red", [0, 3]),
+        (["red", "blue"], [0, 1, 3]),
+        ({"blue", "green"}, [1, 2]),
+        (("red", "blue", "green"), [0, 1, 2, 3]),
+        (["red", "blue", "green", "none"], [0, 1, 2, 3]),
+        ([], []),
+    ):
+        assert_same(exp.select(agent_id=ids), exp.select(found))
+    assert_same(exp.select(agent_id=["red", "blue"], module_id=["a", "b"], where=[3, 2, 1]), exp.select([3, 1]))
+    for wrong in (0, [0], ["red", 1]):
+        with pytest.raises(DataError, match=r"`agent_id` is [01], but ids are strings: write '[01]'"):
+            exp.select(agent_id=wrong)
+
+
 @given(either(), st.integers(1, 7))
 def test_cut_then_join_gives_back_the_whole(exp, max_len):
     cut = exp.cut(max_len)

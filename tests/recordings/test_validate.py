@@ -13,7 +13,8 @@ from some_recording import ACTION, OBS, numbered, record, record_format_1
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import Recording, RecordingWriter, validate
+from etude.recordings import Recording, RecordingWriter, Source, validate
+from etude.recordings.converting import convert
 
 
 def only(report, kind):
@@ -241,8 +242,14 @@ def test_missing_files(tmp_path):
 def test_a_column_that_only_later_files_have(tmp_path):
     record(tmp_path / "a", numbered([3]))
     record(tmp_path / "b", numbered([4], first=1).with_steps(logp=np.zeros(4)))
-    with pytest.raises(DataError, match="can't be read as one recording: only .* has `logp`"):
+    with pytest.raises(DataError, match=r"can't be read as one recording: only .* has `logp`.*, or merge them"):
         validate(tmp_path)
+    for name, parts in (("c", ["arm"]), ("d", ["arm", "leg"])):
+        columns = {f"obs/{part}": np.zeros((3, 1), np.float32) for part in parts}
+        source = Source({**columns, "action": np.zeros(3, np.int64), "terminated": [False, False, True]})
+        convert(Recording.open(source), tmp_path / name)
+    with pytest.raises(DataError, match="only .* has `obs/leg`. Open them one by one: they have different spaces"):
+        Recording.open([tmp_path / "c", tmp_path / "d"])
     shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
     assert "has a column `logp` (double)" in only(validate(tmp_path / "a"), "extra_column").message
 

@@ -381,6 +381,9 @@ def no_rows(data: Any, groups: Sequence[Group]) -> DataError:
 
 
 def _array_of(name: str, values: Any) -> pa.Array:
+    if isinstance(values, Mapping):
+        flat = [f"{name}/{key}" for key in values]
+        raise DataError(f"the table: `{name}` is a dict, but a column is an array: give a column for each key, {flat}.")
     try:
         if np.ma.is_masked(values):
             raise ValueError("some values are masked: fill them, or leave these rows out")

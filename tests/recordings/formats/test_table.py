@@ -1001,6 +1001,8 @@ def test_a_dict_of_arrays_has_etudes_names() -> None:
         Recording.open(Source({**given, "reward": np.ma.array(range(6), mask=[False] * 5 + [True])}))
     with pytest.raises(DataError, match="column `obs` can't be read as an array"):
         Recording.open(Source({**given, "obs": np.ones((6, 1), complex)}))
+    with pytest.raises(DataError, match=r"`obs` is a dict, but .* a column for each key, \['obs/eye', 'obs/arm'\]"):
+        Recording.open(Source({**given, "obs": {"eye": np.ones((6, 2)), "arm": np.ones(6)}}))
 
 
 def test_a_dict_of_arrays_with_next_observations_has_the_episodes_that_flags_end() -> None:
