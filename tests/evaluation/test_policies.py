@@ -387,7 +387,7 @@ def test_a_recording_of_one_of_modules_with_different_spaces(tmp_path):
         found = evaluate_each_on(algorithm, tmp_path / "data" / name, methods=["is"])
         assert list(found) == [name]
         assert found[name].episodes == 20
-        assert f"there is no whole episode of the modules ['{other}']" in found[name].notes
+        assert f"the spaces of the modules ['{other}'] are not those of the recording" in found[name].notes
     with pytest.raises(DataError, match="the observations are .* but module 'speaker' was made for"):
         evaluate_each_on(algorithm, played(3, seed=0), methods=["is"])
     algorithm.close()
