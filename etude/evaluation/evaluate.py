@@ -162,10 +162,10 @@ def evaluate_each_on(
     if all(misfits.values()):
         raise DataError(next(filter(None, misfits.values())))
     found = {name: None if why else _evaluated(algorithm, name, held, config) for name, why in misfits.items()}
-    others = [name for name, why in misfits.items() if why]
-    absent = [name for name, result in found.items() if result is None and name not in others]
+    unfit = [name for name, why in misfits.items() if why]
+    absent = [name for name, result in found.items() if result is None and name not in unfit]
     notes = [f"there is no whole episode of the modules {absent}"] if absent else []
-    notes += [f"the spaces of the modules {others} are not those of the recording"] if others else []
+    notes += [f"the spaces of the modules {unfit} are not those of the recording"] if unfit else []
     if isinstance(held, Recording) and held.left_out_report():
         notes.append(held.left_out_report())
     results = {name: result.noted(*notes) for name, result in found.items() if result is not None}
