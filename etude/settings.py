@@ -20,7 +20,7 @@ import textwrap
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from typing import (
     Annotated,
@@ -593,19 +593,21 @@ def choice(name: str, names: Iterable[str]) -> str:
     return f"There are {', '.join(names) or 'none'}."
 
 
-def warn_of_misspelt(cls: type) -> None:
-    """Warn of public methods of a user's class that almost have the name of an inherited one, as nothing calls them."""
-    if cls.__module__.startswith("etude."):
-        return
-    inherited = {name for base in cls.__mro__[1:] for name in vars(base) if not name.startswith("_")}
-    for name, value in vars(cls).items():
-        if callable(value) and not name.startswith("_") and name not in inherited:
-            for near in difflib.get_close_matches(name, inherited, 1, cutoff=0.82):
-                warnings.warn(
-                    f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`? If "
-                    "not, begin its name with an underscore.",
-                    stacklevel=3,
-                )
+def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
+    """Warn of methods of a user's class that almost have the name of one of ``hooks``, as nothing calls them."""
+    own = {name for name, value in vars(cls).items() if inspect.isfunction(value)} if not _is_etudes(cls) else set()
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
+    for name in sorted(own - inherited):
+        for near in difflib.get_close_matches(name, set(hooks) - own, 1, cutoff=0.82):
+            warnings.warn(
+                f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`? If not, "
+                "begin its name with an underscore.",
+                stacklevel=3,
+            )
+
+
+def _is_etudes(cls: type) -> bool:
+    return cls.__module__.startswith("etude.")
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:

@@ -77,6 +77,11 @@ _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episode
 _REST: Final = 20.0
 """Checkpoints of better results come at the earliest after this many times as long as saving one takes, but for those
 of weights that were evaluated."""
+_HOOKS: Final = (
+    *("learner_connectors", "module_connectors", "make_module", "parameter_groups", "learning_rates", "before_collect"),
+    *("before_update", "on_gradients", "after_step", "after_load", "after_update", "prepare", "training_step"),
+    *("components", "assign", "update"),
+)
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 
@@ -112,7 +117,7 @@ class Algorithm(Generic[C]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        warn_of_misspelt(cls)
+        warn_of_misspelt(cls, _HOOKS)
         given = [arg for base in cls.__dict__.get("__orig_bases__", ()) for arg in get_args(base)]
         configs = [arg for arg in given if isinstance(arg, type) and issubclass(arg, AlgorithmConfig)]
         if configs and "Config" not in cls.__dict__:

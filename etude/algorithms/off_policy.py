@@ -19,8 +19,8 @@ from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.connectors.rewards import RewardMap, with_summed_rewards
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience, Segments
-from etude.experience.arrays import Index
+from etude.experience import Experience
+from etude.experience.experience import without_lookback
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import Update, mean_of, value_at
@@ -238,7 +238,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 before = self._before[name].offline(exp)
                 added = learner.connectors.offline(before, learner.module)
                 if added.num_steps > before.num_steps:
-                    _refuse_copies(added.segments, added.lengths)
+                    _refuse_copies(added)
                 with self.settings_of(name):
                     self.replays[name].add(self._kept(name, exp, added))
                 if name in learning:
@@ -335,18 +335,25 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         self._told(self.env_steps)
 
 
-def _refuse_copies(segments: Segments, lengths: Index) -> None:
-    """Raise a DataError if a step of an episode is there twice, as a replay would join the copies to one trajectory."""
-    ends: dict[tuple[Any, ...], int] = {}
+def _refuse_copies(exp: Experience) -> None:
+    """Raise a DataError if a step of an unfinished segment is there twice with other values, since a replay would join
+    the next steps of one to the other."""
+    exp = without_lookback(exp)
+    segments, ends, starts = exp.segments, exp.offsets[1:], exp.segments.t_start
     ids = [*zip(segments.episode_id, segments.agent_id, segments.module_id, strict=True)]
-    for i in np.argsort(segments.t_start).tolist():
-        t, length, key = int(segments.t_start[i]), int(lengths[i]), ids[i]
-        if t < ends.get(key, t):
+    newest: dict[tuple[Any, ...], int] = {}
+    for i in np.argsort(starts, kind="stable").tolist():
+        if segments.terminated[i] or segments.truncated[i]:
+            continue
+        before = newest.get(ids[i], i)
+        newest[ids[i]] = i
+        row, other = int(exp.offsets[i]), int(exp.offsets[before] + starts[i] - starts[before])
+        num = min(int(ends[i]) - row, int(ends[before]) - other)
+        if num > 0 and any((c[row : row + num] != c[other : other + num]).any() for c in exp.steps.values()):
             raise DataError(
-                f"the learner's connectors added steps that are in the replay already: step {t} of episode {key[0]!r}. "
-                "Give segments with changed steps another episode_id, so that they are not joined to the others."
+                f"the learner's connectors return steps of episode {ids[i][0]!r} twice, with other values. Give "
+                "changed copies another episode_id, so that a replay does not join their steps to the others."
             )
-        ends[key] = t + length
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:

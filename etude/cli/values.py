@@ -42,7 +42,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
     Raises:
         SettingsError: there is no word, there are too many, they have the wrong type, or a name has two values.
     """
-    if not words and (is_one_or_many(hint) or not takes_many(hint)):
+    if not words and (is_one_or_many(hint) or _may_be_function(hint) or not takes_many(hint)):
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")

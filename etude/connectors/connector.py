@@ -72,6 +72,10 @@ class Connector:
     """Whether `offline` uses what is known only after an episode ended, and so differs from `online`. Only algorithms
     that learn from recordings accept such a connector."""
 
+    chosen: Space | None = None
+    """During `spaces`: the module's action space, from which the previous actions in `Inputs` are, if a connector after
+    this one changes it."""
+
     takes_tensors: bool = False
     """Whether `online`, `act`, `unact`, `offline` and `update` also work on torch tensors, and then return tensors on
     the same device. Vector envs that return tensors require it."""
@@ -134,7 +138,7 @@ class Connector:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        warn_of_misspelt(cls)
+        warn_of_misspelt(cls, ("spaces", "online", "offline", "update", "metrics", "state_dict", "load_state_dict"))
         if "online" in cls.__dict__ and "step" not in cls.__dict__:  # an inherited `step` would do something else
             cls.step, cls.new_state = Connector.step, Connector.new_state  # type: ignore[method-assign]
 
@@ -440,19 +444,13 @@ class ActionCodes:
 class PreviousActions(Connector):
     """Base class of connectors that show the module its previous actions, as `ActionCodes`."""
 
-    chosen: Space | None = None
-    """The module's action space, if connectors after this one change it; set by a pipeline."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.coded: Space | None = None
-        """The space of the actions that are encoded."""
         self._codes = ActionCodes()
 
     def _set_codes(self, action_space: Space) -> int:
         """Encode the module's actions; ``action_space`` is that of this connector's place. Returns the width."""
-        self.coded = action_space if self.chosen is None else self.chosen
-        self._codes = ActionCodes(self.coded)
+        self._codes = ActionCodes(action_space if self.chosen is None else self.chosen)
         return self._codes.width
 
 

@@ -185,28 +185,27 @@ class Pipeline(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
-        given = obs_space, action_space
         self._online_alone = None
         self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
-        coders = [connector for connector in self.connectors if isinstance(connector, PreviousActions)]
-        for coder in coders:
-            coder.chosen = None
-        obs_space, action_space = self._spaces_after(*given)
-        if any(coder.coded != action_space for coder in coders):
-            for coder in coders:
-                coder.chosen = action_space
-            obs_space, action_space = self._spaces_after(*given)
+        chosen = self._chosen(obs_space, action_space) if self.chosen is None else self.chosen
+        for connector in self.connectors:
+            before, connector.chosen = obs_space, chosen
+            obs_space, action_space = connector.spaces(obs_space, action_space)
+            connector.chosen = None
+            if obs_space != before and _lacks_offline(connector):
+                self._online_alone = connector.name
         self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
 
-    def _spaces_after(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        for connector in self.connectors:
-            before = obs_space
+    def _chosen(self, obs_space: Space, action_space: Space) -> Space | None:
+        """The module's action space, if a connector that shows actions stands before one that may change it."""
+        shows = next((i for i, c in enumerate(self.connectors) if isinstance(c, PreviousActions | Pipeline)), None)
+        if shows is None or not any(overrides(connector, "spaces") for connector in self.connectors[shows + 1 :]):
+            return None
+        for connector in copy.deepcopy(self.connectors):  # since `spaces` is called once
             obs_space, action_space = connector.spaces(obs_space, action_space)
-            if obs_space != before and _lacks_offline(connector):
-                self._online_alone = connector.name
-        return obs_space, action_space
+        return action_space
 
     def start(self, num_slots: int) -> None:
         for connector in self.connectors:
@@ -412,16 +411,17 @@ def _warn_of_other_observations(connector: Connector, before: Experience, after:
 def _warn_of_other_rewards(
     connector: Connector, before: Experience, after: Experience, later: Sequence[Connector]
 ) -> None:
-    """Warn if a connector changes rewards only in `offline`, and one of those after it shows rewards to the module."""
-    shows = [other.name for other in later if isinstance(other, PrevActionReward)]
-    if not shows or overrides(connector, "online") or before.num_steps != after.num_steps:
+    """Warn if a connector changes rewards only in `offline`, and one of those after it uses them in observations."""
+    uses = [other.name for other in later if isinstance(other, PrevActionReward | ReturnToGo)]
+    if not uses or overrides(connector, "online") or before.num_steps != after.num_steps:
         return
-    if not _same(before.steps[col.REWARD], after.steps[col.REWARD]):
+    rewards = [exp.steps.get(col.REWARD) for exp in (before, after)]
+    if all(reward is not None for reward in rewards) and not _same(*rewards):
         _log.warning(
             "the connector `%s` changes the rewards that the module learns from (offline), but not those that `%s` "
-            "shows it when it acts: derive it from etude.connectors.RewardMap, which changes both, or put it "
+            "gets when the module acts: derive it from etude.connectors.RewardMap, which changes both, or put it "
             "behind `%s`.",
-            *(connector.name, shows[0], shows[0]),
+            *(connector.name, uses[0], uses[0]),
         )
 
 

@@ -257,8 +257,8 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
         raise EnvError(f"{env_name}: `possible_agents` has an agent twice: {ids}.")
     if named := [agent for agent in ids if not isinstance(agent, str)]:
         _warn_once(
-            "%s: agents have names of text in Etude, so that module_of, callbacks and recordings get %r, not %r. The "
-            "env itself gets its own names.",
+            "%s: agents are named by strings in Etude: module_of, callbacks and recordings get %r, not %r. The env "
+            "itself gets its own names.",
             *(env_name, str(named[0]), named[0]),
         )
     return ids

@@ -2,10 +2,9 @@
 """Experience: a table of time steps, cut into segments. It carries data from envs to files and learners."""
 
 import dataclasses
-import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -287,9 +286,9 @@ class Experience:
         self,
         where: NDArray[np.bool_] | NDArray[np.integer[Any]] | Sequence[int] | slice | None = None,
         *,
-        episode_id: str | Collection[str] | None = None,
-        agent_id: str | Collection[str] | None = None,
-        module_id: str | Collection[str] | None = None,
+        episode_id: str | Iterable[str] | None = None,
+        agent_id: str | Iterable[str] | None = None,
+        module_id: str | Iterable[str] | None = None,
     ) -> "Experience":
         """Some segments, in the given order: a view if they are adjacent, otherwise a copy.
 
@@ -621,13 +620,13 @@ def check_finite(exp: Experience, finite: Sequence[str]) -> None:
                 )
 
 
-def _is_one_of(ids: Any, name: str, wanted: str | Collection[str]) -> NDArray[np.bool_]:
+def _is_one_of(ids: Ids, name: str, wanted: str | Iterable[str]) -> NDArray[np.bool_]:
     """Whether each of ``ids`` is ``wanted`` or among them."""
-    names = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Collection) else [*wanted]
+    names = {wanted} if isinstance(wanted, str) or not isinstance(wanted, Iterable) else {*wanted}
     for one in names:
         if not isinstance(one, str):
-            raise DataError(f"`{name}` is {one!r}, but ids are strings: write {str(one)!r}.")
-    return functools.reduce(operator.or_, (ids == one for one in names), np.zeros(len(ids), bool))
+            raise DataError(f"`{name}` is {one!r}, but ids are strings, such as '0'.")
+    return ids.mapped(names.__contains__, bool)
 
 
 def _shown(column: Array, row: int) -> str:

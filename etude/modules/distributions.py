@@ -344,12 +344,13 @@ def _log_ndtr(x: Tensor) -> Tensor:
 
 
 def check_no_integers(space: Space, root: str = ACTION) -> None:
-    """Raise a SpaceError if the space is a Box of integers, whose actions no policy draws."""
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind != "f":
-        raise SpaceError(
-            f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
-            "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
-        )
+    """Raise a SpaceError if the space has a Box of integers or bools, whose actions no policy draws."""
+    for name, leaf in leaves(space, root).items():
+        if isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind != "f":
+            raise SpaceError(
+                f"`{name}` is a Box of {np.dtype(leaf.dtype)}, but only Boxes of floats have an action distribution. "
+                "Use a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
+            )
 
 
 class DiagGaussian(Distribution):

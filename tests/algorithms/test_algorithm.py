@@ -325,7 +325,7 @@ class Levels(gym.Env[Any, Any]):
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "IMPALA", "APPO", "DQN", "QRDQN", "SAC", "TD3"])
 def test_integer_boxes_are_refused_alike(name: str) -> None:
-    with pytest.raises(SpaceError, match="integer Boxes have no action distribution. Use a Discrete or MultiDiscrete"):
+    with pytest.raises(SpaceError, match="Box of int64, but only Boxes of floats have an action distribution. Use a"):
         getattr(etude, name)(getattr(etude, f"{name}Config")(env=Levels))
 
 

@@ -551,7 +551,7 @@ def test_copies_of_steps_are_refused_unless_they_are_of_other_episodes(suffix: s
 
     algorithm = WithCopies(dqn(learning_starts=32, n_step=1).config)
     if not suffix:
-        with pytest.raises(DataError, match="added steps that are in the replay already: step 0 of"):
+        with pytest.raises(DataError, match="return steps of episode .* twice, with other values. Give changed"):
             algorithm.train()
         return
     algorithm.train()
@@ -562,3 +562,22 @@ def test_copies_of_steps_are_refused_unless_they_are_of_other_episodes(suffix: s
     assert followed.any()
     assert moved[followed].max() < 0.1
     assert algorithm.replay.num_steps == 2 * algorithm.env_steps
+
+
+class Repeated(Connector):
+    """Gives each segment twice, and cut with context: copies that a replay may hold."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return Experience.concat([exp.cut(4, lookback=2), exp])
+
+
+def test_copies_of_unchanged_steps_are_not_refused() -> None:
+    class WithCopies(DQN):
+        def learner_connectors(self) -> list[Connector]:
+            return [Repeated(), *super().learner_connectors()]
+
+    algorithm = WithCopies(dqn(learning_starts=32, n_step=1).config)
+    algorithm.train()
+    assert algorithm.replay.num_steps == 2 * algorithm.env_steps
+    batch = algorithm.replay.sample(256)
+    assert np.abs(batch["obs"][:, 0] - batch["next_obs"][:, 0])[batch["discount"] > 0].max() < 0.1

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,22 @@ def test_methods_whose_name_is_misspelt_are_warned_of() -> None:
         class Blur(Connector):
             def onilne(self, inputs: Any) -> Any:
                 return inputs
+
+
+def test_helpers_with_names_like_others_are_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        class Own(PPO):
+            def map_obs(self) -> None: ...
+            def collector(self) -> None: ...
+            def saved(self) -> None: ...
+            def steps(self) -> None: ...
+            def before_update(self, env_steps: int) -> None: ...
+
+        class Next(Own):
+            def map_obs2(self) -> None: ...
+            def before_update(self, env_steps: int) -> None: ...
+            def before_update2(self) -> None: ...
+
+        assert Next.map_obs2 is not Own.map_obs

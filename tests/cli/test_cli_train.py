@@ -565,6 +565,8 @@ def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
         assert main([*given, *words]) == 2
         said = capsys.readouterr().err
         assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in said
+    assert main(given) == 2
+    assert "modules_to_train needs a value" in capsys.readouterr().err
     assert main([*given, "no_such_module:fn"]) == 2
     assert "`modules_to_train` is `no_such_module:fn`, which can't be imported here" in capsys.readouterr().err
     assert main([*given, "main"]) in (0, 3)

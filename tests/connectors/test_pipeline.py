@@ -21,6 +21,7 @@ from etude.connectors import (
     NormalizeObs,
     Pipeline,
     PrevActionReward,
+    ReturnToGo,
     RewardMap,
     connector_from,
 )
@@ -396,6 +397,7 @@ class Doubles(RewardMap):
     [
         ((Shapes, PrevActionReward), True),
         ((Shapes, ClipReward, PrevActionReward), True),
+        ((Shapes, ReturnToGo(5.0)), True),
         ((PrevActionReward, Shapes), False),
         ((Shapes, ClipReward), False),
         ((Doubles, PrevActionReward), False),
@@ -424,8 +426,9 @@ class Macros(Connector):
 @pytest.mark.parametrize("of_env", [spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32)])
 def test_previous_actions_are_the_modules_wherever_they_are_shown(shows: str, of_env: Any) -> None:
     before, behind = Pipeline([shows, Macros]), Pipeline([Macros, shows])
+    nested = Pipeline([Pipeline([shows]), Macros])
     for _ in range(2):  # a pipeline may be asked again
-        assert before.spaces(BOX, of_env) == behind.spaces(BOX, of_env)
+        assert before.spaces(BOX, of_env) == behind.spaces(BOX, of_env) == nested.spaces(BOX, of_env)
     exp = episodes([4, 2])
     for one, other in zip(*(p.offline(exp).steps.items() for p in (before, behind)), strict=True):
         assert one[0] == other[0]

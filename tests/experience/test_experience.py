@@ -57,11 +57,13 @@ def test_select_takes_the_segments_of_some_ids():
         (("red", "blue", "green"), [0, 1, 2, 3]),
         (["red", "blue", "green", "none"], [0, 1, 2, 3]),
         ([], []),
+        ((name for name in ("blue",)), [1]),
+        (exp.segments[1:3].agent_id, [1, 2]),
     ):
         assert_same(exp.select(agent_id=ids), exp.select(found))
     assert_same(exp.select(agent_id=["red", "blue"], module_id=["a", "b"], where=[3, 2, 1]), exp.select([3, 1]))
     for wrong in (0, [0], ["red", 1]):
-        with pytest.raises(DataError, match=r"`agent_id` is [01], but ids are strings: write '[01]'"):
+        with pytest.raises(DataError, match=r"`agent_id` is [01], but ids are strings"):
             exp.select(agent_id=wrong)
 
 
