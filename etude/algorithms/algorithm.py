@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -163,6 +163,12 @@ class Algorithm(Generic[C]):
             if name.startswith("_") or hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises the original error
             raise no_such_attribute(self, name)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} holds envs and processes, so it can't be copied or pickled. To make another, "
+            "save() it and etude.load() the folder; a policy, a module and the config can be copied."
+        )
 
     def __repr__(self) -> str:
         where = [] if self.config.env is None else [f"on {env_name(self.config.env)}"]
@@ -997,6 +1003,9 @@ class Algorithm(Generic[C]):
         result: Result | None = None,
     ) -> None:
         """Write a checkpoint from which ``etude.load(path)`` continues as if the run had never stopped.
+
+        If it is called within an iteration, as from a hook, the resumed run begins with the next one: steps that were
+        collected and not yet learned from are lost to an on-policy algorithm.
 
         Writing is atomic: an existing checkpoint is replaced as a whole. Nothing is pickled. A component that can't be
         saved, such as a callback whose state is not plain data, is left out with a warning; the weights are always

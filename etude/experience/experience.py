@@ -264,8 +264,11 @@ class Experience:
             if stride != 1:
                 raise IndexError(f"a slice of segments must have step 1, not {stride}; use select for other orders.")
             stop = max(start, stop)
-        elif not hasattr(which, "__index__"):
-            raise TypeError(f"segments are numbered, not {which!r}: a column is experience.steps['obs'].")
+        elif not hasattr(which, "__index__") or np.ndim(which):
+            raise TypeError(
+                f"segments are numbered, not {which!r}: a column is experience.steps['obs'], and several segments are "
+                "experience.select(mask or indices)."
+            )
         else:
             if not -self.num_segments <= which < self.num_segments:
                 raise IndexError(f"segment {which} of {self.num_segments}.")
@@ -300,7 +303,7 @@ class Experience:
         Raises:
             DataError: an id is not a string.
         """
-        index = np.arange(self.num_segments) if where is None else np.arange(self.num_segments)[where]
+        index = np.arange(self.num_segments) if where is None else np.atleast_1d(np.arange(self.num_segments)[where])
         for name, wanted in ((col.EPISODE_ID, episode_id), (col.AGENT_ID, agent_id), (col.MODULE_ID, module_id)):
             if wanted is not None:
                 index = index[_is_one_of(getattr(self.segments, name)[index], name, wanted)]
@@ -349,6 +352,8 @@ class Experience:
         """
         if max_len < 1:
             raise ValueError(f"max_len must be at least 1, not {max_len}.")
+        if lookback < 0:
+            raise ValueError(f"lookback must be at least 0, not {lookback}.")
         pieces = -(-self.lengths // max_len)
         parent = np.repeat(np.arange(self.num_segments), pieces)
         nth = np.arange(len(parent)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -466,6 +471,8 @@ class Experience:
         """
         if size < 1:
             raise ValueError(f"a minibatch needs a size of at least 1, not {size}.")
+        if epochs < 0:
+            raise ValueError(f"epochs must be at least 0, not {epochs}.")
         columns = {name: self.steps[name] for name in (self.steps if names is None else names)}
         rows = np.flatnonzero(self.trained())
         rng = rng if rng is not None or not shuffle else np.random.default_rng()

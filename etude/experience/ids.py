@@ -36,6 +36,8 @@ class Ids:
             return values
         if values is None or isinstance(values, str):
             return cls(np.array([values], object), np.zeros(num, np.int64))
+        if len(values) != num:
+            raise ValueError(f"{len(values)} ids for {num} segments: give one for each, or a single string for all.")
         names = np.empty(num, object)
         names[:] = values
         return cls(names)

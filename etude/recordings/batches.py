@@ -49,7 +49,7 @@ def steps_of(exp: Experience, roots: Sequence[str]) -> Columns:
         DataError: ``next_obs`` is requested, but unknown after a segment that did not terminate.
     """
     out: dict[str, Any] = {}
-    for root in roots:
+    for root in [roots] if isinstance(roots, str) else roots:
         if root in DERIVED and col.under(exp.steps, root):  # made by a connector
             out.update(col.subtree(exp.steps, root))
         elif root == col.NEXT_OBS:
@@ -186,6 +186,8 @@ def batches_of(
             raise ValueError(f"{name} must be a whole number, not {value!r}.")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
+    if epochs is not None and (not isinstance(epochs, int | np.integer) or epochs < 0):
+        raise ValueError(f"epochs must be a whole number of at least 0, or None for endless batches, not {epochs!r}.")
     first, skip = divmod(int(start * batch_size), max(1, groups.num_trained())) if start else (0, 0)
     blocks = _epochs(groups, pool, math.ceil(batch_size), buffer_size if shuffle else 0, seed, first, epochs)
     batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, start, skip)

@@ -27,7 +27,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
-from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at, shown
+from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at
 from etude.recordings.background import BackgroundThread
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
@@ -405,7 +405,9 @@ class RecordingWriter:
         """
         self._check_alive()
         if not isinstance(exp, Experience):
-            raise DataError(f"write() takes an Experience, not {shown(exp)}. To read arrays or a table, use a Source.")
+            raise DataError(
+                f"write() takes an Experience, not a {type(exp).__name__}. To read arrays or a table, use a Source."
+            )
         exp = without_lookback(exp.numpy())
         exp = exp if self._columns is None else recorded(exp, self._columns)
         if not exp.num_segments:

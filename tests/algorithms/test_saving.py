@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import functools
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -373,3 +375,11 @@ def test_what_an_object_was_made_with_is_not_told(tmp_path):
     assert "S3CR3T" not in (tmp_path / "checkpoint.json").read_text()
     with pytest.raises(CheckpointError, match=r"`env` was an object of functools:partial, which can't be kept"):
         etude.load(tmp_path)
+
+
+def test_an_algorithm_is_copied_through_a_checkpoint() -> None:
+    algorithm = ppo()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"PPO holds envs and processes, .* etude.load\(\) the folder"):
+            copied(algorithm)
+    assert copy.deepcopy(algorithm.policy).module is not algorithm.module

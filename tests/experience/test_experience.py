@@ -287,3 +287,16 @@ def test_nothing_at_all_goes_through_everything():
     for other in (empty.cut(3), empty.join(), empty.split(0)[1], empty.select([]), empty.cut(3, lookback=2)):
         assert_same(other, empty)
     assert_same(Experience.concat([empty, numbered([2])]), numbered([2]))
+
+
+def test_numbers_of_parts_that_can_not_be_are_refused():
+    exp = numbered([3, 2, 4])
+    with pytest.raises(ValueError, match="lookback must be at least 0, not -1"):
+        exp.cut(3, lookback=-1)
+    with pytest.raises(ValueError, match="epochs must be at least 0, not -1"):
+        next(exp.minibatches(2, epochs=-1))
+    with pytest.raises(TypeError, match="several segments are experience.select"):
+        exp[np.array([True, False, True])]
+    assert_same(exp.select(1), exp[1])
+    with pytest.raises(ValueError, match="1 ids for 3 segments: give one for each"):
+        Segments.of(3, episode_id=["x"])

@@ -235,6 +235,8 @@ def test_next_obs_that_was_not_recorded_is_named(tmp_path):
         ({"prefetch": -1}, "`prefetch` must be at least 0, not -1"),
         ({"columns": []}, "`columns` is empty"),
         ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"epochs": -1}, "epochs must be a whole number of at least 0, or None for endless batches, not -1"),
+        ({"epochs": 1.0}, "epochs must be a whole number of at least 0, or None for endless batches, not 1.0"),
     ],
 )
 def test_sizes_out_of_range_are_refused(recording, options, message):
