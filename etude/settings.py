@@ -458,7 +458,7 @@ _OTHER_NAMES = {
     "num_episodes": "n_eval_episodes num_eval_episodes eval_episodes n_episodes episodes",
     "window": "stats_window_size metrics_num_episodes_for_smoothing",
     "seed": "random_seed random_state rng",
-    "env": "env_id env_name environment gym_id task game",
+    "env": "env_id env_name environment gym_id task game env_kwargs env_config env_args make_kwargs",
     "device": "cuda use_cuda gpu use_gpu num_gpus num_gpus_per_learner torch_device",
     "threads": "num_threads torch_threads",
     "modules": "policies agents",
@@ -498,7 +498,12 @@ _SAID_ELSEWHERE = {
 """What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
 
 
+_ENV_ARGUMENTS: Final = (
+    'An env with arguments is a function that makes it, as in `lambda: gym.make("FrozenLake-v1", is_slippery=False)`; '
+    "on the command line, `--env module:function`"
+)
 _COUNTS_OTHERWISE: Final = {
+    "env": dict.fromkeys(("env_kwargs", "env_config", "env_args", "make_kwargs"), _ENV_ARGUMENTS),
     "updates_per_step": {
         **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
         "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",

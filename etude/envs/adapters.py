@@ -86,7 +86,8 @@ class GymAdapter(EnvAdapter):
 
 
 _STATISTICS: Final = (
-    "each copy has statistics of its own, which no checkpoint keeps, so evaluations see other numbers than training"
+    "each copy has statistics of its own, which evaluations and loaded policies lack, so these see other numbers than "
+    "training"
 )
 _SHARED: Final = (
     "Use the connector `{0}` instead, whose statistics are shared and saved: connectors=({0!r},), or --connectors {0}"

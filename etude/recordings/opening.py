@@ -118,6 +118,8 @@ class Units:
         self.members, self.header = tuple(members), header
         self.given: frozenset[str] = frozenset()
         """Of which of observations and actions the space is not the data's own, but was given; see `opened`."""
+        self.claimed: frozenset[str] = frozenset()
+        """Of which of them the space is the user's: it was given, or a `Source` has it. The data may exceed it."""
         self.lacking: frozenset[str] = frozenset()
         """Of which of them the space was inferred."""
         names = list(dict.fromkeys(member.format.name for member in members))
@@ -282,7 +284,8 @@ def opened(
     if isinstance(given, Places):
         return given, opened(given.given, given.filesystem, faults, spaces, of_env=of_env)[1]
     listed = given if isinstance(given, list | tuple) else [given]
-    lacking = {root for one in listed if isinstance(one, Source) for root in one.lacking}
+    sources = [one for one in listed if isinstance(one, Source)]
+    lacking = {root for one in sources for root in one.lacking}
     try:
         members = _found(spaces_added(given, *spaces()) if lacking else given, filesystem, faults)
     except OSError as error:
@@ -291,6 +294,7 @@ def opened(
     is_asked = lacking or (not of_env and any(map(_is_mapped, members)))
     found = dict(zip(_ROOTS, spaces(), strict=True)) if is_asked else {}
     units = spaced(members, lacking, found, of_env=of_env)
+    units.claimed |= {root for one in sources for root in _ROOTS if root not in one.lacking}
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), units
 
@@ -307,7 +311,7 @@ def spaced(
     keeps = len(members) == 1  # several, such as a table, must have the same dtypes
     found = [_read_by(member, known, of_env=of_env, keeps=keeps) for member in members]
     units = joined([one for one, _ in found])
-    units.given = frozenset((lacking & known.keys()).union(*(roots for _, roots in found)))
+    units.given = units.claimed = frozenset((lacking & known.keys()).union(*(roots for _, roots in found)))
     units.lacking = frozenset(lacking - known.keys())
     return units
 

@@ -142,6 +142,7 @@ class Recording(Screened):
         else:
             units = spaced(self._units.members, lacking, found, of_env=of_env)
             units.given |= own
+            units.claimed |= self._units.claimed
             new = type(self)(self.path, units, self._mode, self._faults)
         new.share_findings(self)
         return new
@@ -217,7 +218,11 @@ class Recording(Screened):
 
     @property
     def num_steps(self) -> int:
-        """The number of rows, including lookback. Other tools' recordings may have to be decoded once to count them."""
+        """The number of rows, including lookback. Other tools' recordings may have to be decoded once to count them.
+
+        Rows that ``on_bad`` leaves out for their values are counted; ``info()["agent_steps"]`` is the number of those
+        that are read.
+        """
         return self.rows_up_to(sys.maxsize)
 
     def rows_up_to(self, most: int) -> int:
@@ -237,7 +242,8 @@ class Recording(Screened):
 
     @property
     def num_episodes(self) -> int:
-        """The number of distinct episode ids; read on first access."""
+        """The number of distinct episode ids, read on first access; also of those that ``on_bad`` leaves out for their
+        values, which ``info()["episodes"]`` does not count."""
         if self._num_episodes is None:
             loaded = (self._load(k, ()) for k in range(len(self._units)))
             self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})

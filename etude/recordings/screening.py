@@ -180,7 +180,7 @@ class Screened:
     def count(self, k: int, more: Findings | None) -> None:
         """Add what ``on_bad`` found in part ``k``, here or in another process; nothing is counted twice.
 
-        The first harmless problem of each kind is logged.
+        The first harmless problem of each kind is logged, of observations and of actions.
 
         Raises:
             DataError: a segment of the part conflicts with a segment of another part.
@@ -196,8 +196,9 @@ class Screened:
             found.harmless = tuple(dict.fromkeys([*found.harmless, *more.harmless]))
             found.keys = more.keys if self._is_in_worker else None
             for problem in found.harmless if not self._is_in_worker and self._mode is not None else ():
-                if problem.kind not in self._logged:
-                    self._logged.add(problem.kind)
+                key = f"{problem.kind} {(problem.column or '').partition(col.SEPARATOR)[0]}"
+                if key not in self._logged:
+                    self._logged.add(key)
                     _log.warning("%s", problem.message)
 
     def left_out_report(self) -> str:
@@ -374,8 +375,8 @@ _UNREAD: Final = ("unreadable", "truncated_file")
 
 
 def _bounded(units: Units) -> dict[str, Space]:
-    """The simple spaces, by column, of what is read by spaces that were given, which it may exceed."""
-    return {n: leaf for n, leaf in units.header.leaves().items() if n.partition(col.SEPARATOR)[0] in units.given}
+    """The simple spaces, by column, of what is read by the user's spaces, which it may exceed."""
+    return {n: leaf for n, leaf in units.header.leaves().items() if n.partition(col.SEPARATOR)[0] in units.claimed}
 
 
 def _total(*counted: Counter[str]) -> dict[str, int]:

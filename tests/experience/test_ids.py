@@ -54,8 +54,9 @@ def test_equal_names_have_equal_codes_of_a_table_of_names_that_differ(names):
 def test_one_name_stands_for_all_and_a_wrong_number_is_an_error():
     assert Ids.of("ab", 3).tolist() == ["ab"] * 3
     assert Ids.of(None, 2).tolist() == [None, None]
-    with pytest.raises(ValueError, match="broadcast"):
-        Ids.of(["a", "b"], 3)
+    for names in (["a"], ["a", "b"]):
+        with pytest.raises(ValueError, match=f"{len(names)} ids for 3 segments"):
+            Ids.of(names, 3)
 
 
 def test_they_do_not_change_with_what_they_were_made_of():

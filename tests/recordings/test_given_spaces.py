@@ -393,6 +393,19 @@ def test_validate_checks_by_the_spaces_that_were_given(tmp_path: Path) -> None:
     assert Recording.open(source, action_space=ACTION).validate().ok
 
 
+def test_values_are_checked_by_the_bounds_of_a_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"obs": [0.5, 30.0, 0.1], "action": [0.2, 0.9, 70.0], "terminated": [False, False, True]}
+    share = Box(0, 1, (), np.float32)
+    for told in ({"action"}, {"obs", "action"}):
+        source = Source(columns, **{f"{name}_space": share for name in told})
+        found = Recording.open(source).validate()
+        assert {(p.kind, p.column) for p in found.warnings} == {("out_of_bounds", name) for name in told}
+        caplog.clear()
+        converted = convert(Recording.open(source), tmp_path / str(len(told)))
+        assert {name for name in ("obs", "action") if f"column `{name}` is" in caplog.text} == told
+        assert not converted.validate().warnings  # the data states its spaces now
+
+
 def test_what_is_left_out_of_an_open_recording_is_told_by_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Although the algorithm reads it by its env's spaces; what was told when it was opened is not told again."""
     data = arrays()

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import assert_same, numbered, record
@@ -147,6 +148,34 @@ def test_values_outside_a_discrete_space(tmp_path: Path) -> None:
     recording, mended = opened(tmp_path, "repair")
     assert mended.lengths.tolist() == [3, 6, 6]
     assert recording.left_out == {"out_of_space": 1}
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "masks"),  # that of row 1 forbids what was taken, that of row 2 what was not
+    [
+        (spaces.Discrete(3, start=1), [1, 2, 3, 1], ["111", "101", "101", "111"]),
+        (spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 0], [1, 1], [0, 0]], ["11111", "11011", "01010", "11111"]),
+        (spaces.MultiBinary(2), [[0, 1], [1, 1], [0, 0], [1, 0]], ["11", "01", "00", "10"]),
+    ],
+)
+def test_actions_that_their_mask_forbids(space: Any, actions: Any, masks: list[str], tmp_path: Path) -> None:
+    columns = {"obs/x": np.zeros((4, 1)), "action": np.array(actions), "terminated": [False, False, False, True]}
+    mask = np.array([[int(entry) for entry in row] for row in masks], np.int8)
+    bad = Source(columns | {"obs/action_mask": mask}, action_space=space)
+    with pytest.raises(DataError, match=r"row 1: column `action` is .*, which `obs/action_mask` forbids there"):
+        Recording.open(bad).read()
+    (problem,) = Recording.open(bad).validate().errors
+    assert (problem.kind, problem.row, problem.count) == ("forbidden_action", 1, 1)
+    repaired = Recording.open(bad, on_bad="repair")
+    assert repaired.read().lengths.tolist() == [1, 2]
+    assert repaired.left_out == {"forbidden_action": 1}
+    mask[1] = 1
+    assert Recording.open(Source(columns | {"obs/action_mask": mask}, action_space=space)).validate().ok
+
+
+def test_a_part_called_action_mask_of_another_size_is_no_mask() -> None:
+    columns = {"obs/action_mask": np.zeros((2, 5), np.int8), "obs/x": np.zeros((2, 1)), "action": [0, 1]}
+    assert Recording.open(Source(columns | {"terminated": [False, True]})).validate().ok
 
 
 def unfinished(lengths: list[int], which: list[int], **segments: Any) -> Experience:

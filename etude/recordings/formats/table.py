@@ -531,7 +531,10 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
     wrong = ~((chance > 0) & (chance <= 1 + _ROUNDING))
     if wrong.any():
         row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
-        advice = f"Correct it, or leave the row out; if it is a logarithm, map it as `{col.LOGP}`."
+        advice = (
+            f"Correct it, or leave the row out; if it is a logarithm, map it as `{col.LOGP}`, and the logarithm of a "
+            "density, too."
+        )
         if chance[row] == 0:
             advice = f"If it was rounded, write more digits; else leave the row out, or do not map `{PROPENSITY}`."
         raise DataError(
