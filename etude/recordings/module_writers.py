@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -15,6 +15,7 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.experience.arrays import Index
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
 from etude.recordings.episodes import Assembler
@@ -27,6 +28,8 @@ from etude.spaces import Space
 Layout: TypeAlias = Literal["episodes", "table"]
 Kind: TypeAlias = tuple[Space, Space]
 """The observation and action spaces as recorded."""
+Ends: TypeAlias = dict[tuple[str, str | None], int]
+"""By episode and agent: one more than the last step."""
 
 
 @dataclasses.dataclass
@@ -37,8 +40,8 @@ class _Series:
     writer: RecordingWriter
     held: Assembler | None
     """None if steps are written as they come."""
-    there: dict[tuple[str, str | None], int]
-    """By episode and agent: the first step that is not yet in the files, for a run that resumed from before that."""
+    there: Ends
+    """The first step that is not yet in the files, for a run that resumed from before that."""
 
     def take(self, exp: Experience) -> None:
         parts = [exp]
@@ -60,6 +63,19 @@ class _Series:
             exp = exp.without_first(ends - exp.segments.t_start)
         self.writer.write(exp)
 
+    @property
+    def has_later_steps(self) -> bool:
+        """Whether the files have steps that come after those held.
+
+        A run that is closed writes what it holds, which a state that was saved just before holds, too.
+        """
+        held = None if self.held is None else self.held.state_dict()
+        ends: Ends = {}
+        if held is not None:
+            names, agents = (held["segments"][name] for name in ("episode_id", "agent_id"))
+            _extend(ends, names, agents, held["segments"]["t_start"] + np.diff(held["offsets"]))
+        return any(end > ends.get(key, 0) for key, end in self.there.items())
+
     def go_on_as(self, suffix: str) -> None:
         """Give the running episodes that are held other ids, and write what comes next whatever is there."""
         self.there = {}
@@ -72,6 +88,11 @@ class _Series:
         """Write the unfinished episodes that are held, and hold them no longer."""
         for part in self.held.rest() if self.held is not None else []:
             self._write(part)
+
+    def hold_none(self) -> None:
+        """Write the episodes that a run held with the other layout, and steps as they come from now on."""
+        self.write_rest()
+        self.held = None
 
     def close(self) -> None:
         try:
@@ -140,6 +161,8 @@ class ModuleWriters:
                     before = None if state is None else state["folders"].get(folder)
                     self._series[folder] = self._open(folder, kinds[name], layout, before, options)
                     opened.callback(self._series[folder].close)
+                    if layout == "table":
+                        self._series[folder].hold_none()
             # Also called on garbage collection and interpreter exit; what was created last is finished first.
             self._finish = weakref.finalize(self, opened.pop_all().close)
         if is_run and state is None and self._newest and not self._tag:
@@ -153,8 +176,8 @@ class ModuleWriters:
 
     @property
     def has_later_steps(self) -> bool:
-        """Whether the files have steps that were written after the state of a run that resumes was saved."""
-        return any(series.there for series in self._series.values())
+        """Whether the files have steps that were made after the state of a run that resumes was saved."""
+        return any(series.has_later_steps for series in self._series.values())
 
     def go_on(self, *, new_episodes: bool, other_ids: bool) -> None:
         """Say how a run that resumes goes on, before it writes its first steps.
@@ -162,7 +185,8 @@ class ModuleWriters:
         Args:
             new_episodes: Its running episodes do not continue: what is held of them is written now, as it is.
             other_ids: What it writes from now on gets other ids, as they may be those of steps that are in the files
-                but were made in another way.
+                but were made in another way. What is held is written under the new ids, so that episodes are whole,
+                although its steps may also be in the files.
 
         Raises:
             DataError: a write failed.
@@ -185,12 +209,12 @@ class ModuleWriters:
                 "is, or to a new folder."
             )
         writer = RecordingWriter(where, obs_space=kind[0], action_space=kind[1], **options)
-        series = _Series(kind, writer, Assembler(together=True) if layout == "episodes" else None, {})
+        held = Assembler(together=True)
+        series = _Series(kind, writer, held, {})
         if before is not None:
             series.there = {(episode, agent): end for episode, agent, end in before.get("there", ())}
             series.there |= written_since(where, int(before["next_file"]), writer.next_file, self._prefix)
-            if series.held is not None:
-                series.held.load_state_dict(before["held"])
+            held.load_state_dict(before["held"])
         return series
 
     def take(self, parts: Mapping[str, Experience], kinds: Mapping[str, Kind], tag: str = "") -> None:
@@ -277,9 +301,9 @@ def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
     return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
 
 
-def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> dict[tuple[str, str | None], int]:
-    """By episode and agent, one more than the last step in the files from number ``first`` up to ``stop``."""
-    ends: dict[tuple[str, str | None], int] = {}
+def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> Ends:
+    """Where the episodes end in the files from number ``first`` up to ``stop``."""
+    ends: Ends = {}
     if first >= stop:
         return ends
     for file in Recording.open(folder).files:
@@ -287,7 +311,11 @@ def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) 
         if number is not None and first <= number < stop and file.parent == folder:
             for exp in Recording.open(file, on_bad=None).stream(columns=()):
                 segments = exp.segments
-                keys = zip(segments.episode_id.tolist(), segments.agent_id.tolist(), strict=True)
-                for key, end in zip(keys, (segments.t_start + exp.lengths).tolist(), strict=True):
-                    ends[key] = max(end, ends.get(key, 0))
+                _extend(ends, segments.episode_id, segments.agent_id, segments.t_start + exp.lengths)
     return ends
+
+
+def _extend(ends: Ends, names: Iterable[str], agents: Iterable[str | None], stops: Index) -> None:
+    """Add segments that end there."""
+    for name, agent, stop in zip(names, agents, stops.tolist(), strict=True):
+        ends[name, agent] = max(stop, ends.get((name, agent), 0))

@@ -412,6 +412,142 @@ def test_a_run_that_resumes_with_other_settings_is_not_mixed_with_what_it_did_be
             assert one.num_steps == 50
 
 
+class Draws(gym.Env[Any, Any]):
+    """Each observation is drawn, so that no two steps are alike; the reward is that of the action."""
+
+    observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(5, 90))
+        return self.np_random.random(4, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self.np_random.random(4, np.float32), float(action), self.left == 0, False, {}
+
+
+def watched(algorithm: Any, seen: dict[Any, Any]) -> Any:
+    """The algorithm, which adds what its `collect` gives to ``seen``."""
+    collect = algorithm.collect
+
+    def watching(**how: Any) -> Any:
+        parts = collect(**how)
+        for exp in parts.values():
+            seen.update(rows_of(exp))
+        return parts
+
+    algorithm.collect = watching
+    return algorithm
+
+
+def killed(algorithm: Any, path: Path) -> None:
+    """Leave the folder as it is now, as a kill does; the algorithm is closed."""
+    there = path.with_name(f"{path.name}-then")
+    shutil.copytree(path, there)
+    algorithm.close()
+    shutil.rmtree(path)
+    there.rename(path)
+
+
+TWO: dict[str, Any] = {"env": Signalling, "modules": ("speaker", "listener")}
+RESUMED: dict[str, Any] = {
+    "PPO": (PPO, PPOConfig, SMALL | {"env": Draws}),
+    "PPO in threads": (
+        PPO,
+        PPOConfig,
+        SMALL | {"env": Draws, "workers": etude.Workers(num_workers=2, envs_per_worker=2, mode="thread")},
+    ),
+    "DQN": (DQN, DQNConfig, {"env": Draws, "num_envs": 2, "iteration_steps": 150, "seed": 1}),
+    "many agents": CASES["many agents"],
+    "two modules": (PPO, PPOConfig, TWO | {"num_envs": 2, "num_steps": 40, "epochs": 1, "seed": 1}),
+}
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_that_ended_at_its_checkpoint_goes_on_with_other_settings_and_writes_nothing_twice(
+    case: str, ends: str, layout: Any, tmp_path: Path
+) -> None:
+    """What a run writes when it is closed is in its checkpoint, too, and is not of another course of the run."""
+    cls, config, settings = RESUMED[case]
+    path, code = tmp_path / "r", {name: settings[name] for name in ("env", "module_of") if name in settings}
+    seen: dict[Any, Any] = {}
+    algorithm = watched(cls(config(**settings, record=RecordConfig(path=str(path), layout=layout))), seen)
+    algorithm.train()
+    for session in range(3):
+        algorithm.save(tmp_path / "run")
+        if ends == "killed":
+            killed(algorithm, path)
+        else:
+            algorithm.close()
+        algorithm = watched(etude.load(tmp_path / "run", **code, lr=10.0 ** (-4 - session)), seen)
+        assert algorithm.recorder.has_new_settings
+        algorithm.train()
+    algorithm.close()
+    folders = [path / name for name in ("speaker", "listener")] if case == "two modules" else [path]
+    found = [read(folder) for folder in folders]  # which checks that no step is there twice
+    assert {key: row for rows in found for key, row in rows.items()} == seen
+    assert sum(map(len, found)) == len(seen) == algorithm.agent_steps
+    for folder in folders:
+        assert validate(folder).ok
+        exp = Recording.open(folder).read().join()
+        assert (exp.segments.t_start == 0).all()  # no episode goes on under another id
+        assert case not in ("PPO", "DQN") or len(np.unique(exp.steps["obs"], axis=0)) == exp.num_steps
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_two_runs_that_resume_from_one_checkpoint_with_other_settings(ends: str, layout: Any, tmp_path: Path) -> None:
+    """The first goes on with the episodes. The second can't, and has them from their start under other ids."""
+    config, path = PPOConfig(env=Tells, num_envs=2, num_steps=140, epochs=20, seed=1), tmp_path / "data"
+    algorithm = PPO(dataclasses.replace(config, record=RecordConfig(path=str(path), layout=layout)))
+    algorithm.train()
+    algorithm.save(tmp_path / "run")
+    if ends == "killed":
+        killed(algorithm, path)
+    else:
+        algorithm.close()
+    rows = []
+    for lr in (0.05, 0.01, 0.02):
+        resumed = etude.load(tmp_path / "run", env=Tells, lr=lr)
+        resumed.train()
+        resumed.train()
+        resumed.close()
+        assert validate(path).ok
+        exp = Recording.open(path).read().join()
+        rows.append(exp.num_steps)
+        for one in (exp[i] for i in range(exp.num_segments)):
+            np.testing.assert_array_equal(one.steps["obs"][1:, 1], one.steps["action"][:-1])  # no episode is mixed
+            if layout == "episodes":
+                assert one.segments.t_start[0] == 0
+                assert one.num_steps == 50 or not one.segments.done[0]
+    shared = 40 if layout == "episodes" else 0  # two running episodes, 20 steps of each before the checkpoint
+    assert rows == [3 * 140, 5 * 140 + shared, 7 * 140 + 2 * shared]
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+@pytest.mark.parametrize("first", ["episodes", "table"])
+def test_the_layout_may_change_when_a_run_resumes(first: str, ends: str, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    seen: dict[Any, Any] = {}
+    algorithm = watched(PPO(PPOConfig(**SMALL, record=RecordConfig(path=str(path), layout=first))), seen)
+    algorithm.train()
+    for layout in ("table", "episodes", "table"):
+        algorithm.save(tmp_path / "run")
+        if ends == "killed":
+            killed(algorithm, path)
+        else:
+            algorithm.close()
+        algorithm = watched(etude.load(tmp_path / "run", record={"layout": layout}), seen)
+        algorithm.train()
+    algorithm.close()
+    assert read(path) == seen
+    assert validate(path).ok
+
+
 def test_a_recording_that_is_not_there_when_a_run_resumes_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import shutil
+
 import gymnasium as gym
+import numpy as np
 import pytest
 from some_recording import ACTION, OBS, assert_same, numbered
 
 from etude.errors import DataError, SettingsError
+from etude.experience import Experience
 from etude.recordings import Recording
 from etude.recordings.module_writers import ModuleWriters, folders_of
 
@@ -34,6 +38,108 @@ def test_what_was_written_after_the_state_is_not_written_again(tmp_path):
         again.take({"m": part}, {"m": KIND})
     again.close()
     assert_same(Recording.open(tmp_path / "r").read(), exp)
+
+
+def rows_of(path):
+    """The episode and t in each row, as `numbered` writes them, and the number of those that are there twice."""
+    obs = Recording.open(path).read().steps["obs"][:, :2]
+    return obs, len(obs) - len(np.unique(obs, axis=0))
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+def test_what_a_run_held_when_it_was_closed_is_not_later_than_its_state(layout, ends, tmp_path):
+    exp, path = numbered([8, 6, 9]), str(tmp_path / "r")
+    first, second, third = (episode.cut(4) for episode in exp)
+    writers = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, layout=layout)
+    writers.take({"m": Experience.concat([first[:1], second[:1]])}, {"m": KIND})
+    state = writers.state_dict()
+    if ends == "killed":
+        shutil.copytree(path, tmp_path / "then")
+    writers.close()
+    if ends == "killed":
+        shutil.rmtree(path)
+        (tmp_path / "then").rename(path)
+    for _ in range(2):  # a run that makes no step changes nothing
+        again = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, layout=layout, state=state)
+        assert not again.has_later_steps
+        again.close()
+    again = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, layout=layout, state=state)
+    again.go_on(new_episodes=False, other_ids=again.has_later_steps)
+    again.take({"m": second[1:]}, {"m": KIND})
+    again.take({"m": Experience.concat([first[1:], third])}, {"m": KIND})
+    again.close()
+    assert rows_of(path)[1] == 0
+    found = Recording.open(path).read()
+    assert_same(found.select(np.argsort(np.asarray(found.segments.episode_id))), exp)
+
+
+@pytest.mark.parametrize("later", ["more of one that is held", "another agent in it", "a new one"])
+def test_another_course_of_a_run_has_ids_of_its_own(later, tmp_path):
+    """The steps that both courses share are there twice: the episodes are whole in both."""
+    path, agents = str(tmp_path / "r"), {"agent_id": ["a", "a"]}
+    exp = numbered([8, 6], **agents)
+    first, second = (episode.cut(4) for episode in exp)
+    writers = ModuleWriters(path, {"m": KIND}, columns=COLUMNS)
+    writers.take({"m": Experience.concat([first[:1], second[:1]])}, {"m": KIND})
+    state = writers.state_dict()
+    other = numbered([3], 0 if later == "another agent in it" else 2, agent_id=["b"])
+    writers.take({"m": first[1:] if later == "more of one that is held" else other}, {"m": KIND})
+    writers.close()
+    rows = 12 if later == "more of one that is held" else 11
+    assert Recording.open(path).num_steps == rows
+    for branch in range(2):
+        again = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, state=state)
+        assert again.has_later_steps
+        again.go_on(new_episodes=False, other_ids=True)
+        again.take({"m": Experience.concat([first[1:], second[1:]])}, {"m": KIND})
+        again.close()
+        recording = Recording.open(path)
+        assert recording.num_steps == rows + (branch + 1) * 14
+        by_id = {str(one.segments.episode_id[0]): one for one in recording.read().episodes()}
+        mine = [one for name, one in by_id.items() if "+" in name]
+        assert len(mine) == 2 * (branch + 1)
+        for one in mine:
+            whole = exp[int(one.steps["obs"][0, 0])]
+            assert_same(one, whole.with_segments(episode_id=one.segments.episode_id))
+
+
+def test_later_steps_in_one_folder_change_the_ids_in_all(tmp_path):
+    kinds = {"m": KIND, "n": OTHER}
+    exp = numbered([8])[0].cut(4)
+    writers = ModuleWriters(str(tmp_path / "r"), kinds, columns=COLUMNS)
+    writers.take({"m": exp[:1], "n": exp[:1]}, kinds)
+    state = writers.state_dict()
+    writers.take({"n": exp[1:]}, kinds)
+    writers.close()
+    again = ModuleWriters(str(tmp_path / "r"), kinds, columns=COLUMNS, state=state)
+    again.go_on(new_episodes=False, other_ids=again.has_later_steps)
+    again.take({"m": exp[1:], "n": exp[1:]}, kinds)
+    again.close()
+    ids = [set(Recording.open(tmp_path / "r" / name).read().segments.episode_id) for name in kinds]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 2
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_the_layout_may_change_when_a_run_resumes(ends, tmp_path):
+    exp, path = numbered([8, 6]), str(tmp_path / "r")
+    first, second = (episode.cut(4) for episode in exp)
+    writers = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, layout="episodes")
+    writers.take({"m": first[:1]}, {"m": KIND})
+    state = writers.state_dict()
+    if ends == "closed":
+        writers.close()
+    else:
+        writers._finish.detach()
+        for series in writers._series.values():  # what is held goes nowhere
+            series.writer.close()
+    for layout, part in (("table", second[:1]), ("episodes", Experience.concat([first[1:], second[1:]]))):
+        again = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, layout=layout, state=state)
+        assert not again.has_later_steps
+        again.take({"m": part}, {"m": KIND})
+        state = again.close()
+    assert_same(Recording.open(path).read().join(), exp)
 
 
 def test_a_module_of_other_spaces_can_not_come_later(tmp_path):
