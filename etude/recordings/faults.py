@@ -184,6 +184,8 @@ _REMEDIES: Final = {
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
     "after_end": "Two episodes may share an id. Give each its own.",
+    "after_end of a table": "Two episodes may share an id. Give each its own: if it is the id of a machine or a person "
+    "with several episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
@@ -424,7 +426,8 @@ class Timeline:
             f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
-        text, is_gap = f"{second.words}: {self._words(b)} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
+        remedy = _REMEDIES.get(f"{kind} of a {self._units.format}", _REMEDIES.get(kind, ""))
+        text, is_gap = f"{second.words}: {self._words(b)} {what}. {remedy}".rstrip(), kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 

@@ -531,7 +531,7 @@ def _check_described(paths: Sequence[AnyPath]) -> None:
     try:
         guess = guess_columns(list(paths)) if paths else None
     except DataError:
-        if any(path.is_file() and is_table_by_name(path) for path in paths):
+        if any(path.exists() and is_table_by_name(path) for path in paths):
             raise
         return  # not a table
     if guess is not None:

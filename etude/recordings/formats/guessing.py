@@ -13,6 +13,8 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
 4. Without a flag by name, one that is set in the last row of each episode, and nowhere else, is taken for its end
    (``done``). Without one, an episode ends at its last row (``terminated=last-row``). Without flags and without an
    episode id, each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
+5. With a flag and without an episode id, rows of several machines or people may be mixed. If a column shows that they
+   are, the episode's id is one to be made (``episode_id=COLUMN``).
 """
 
 import dataclasses
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import is_list, is_number, is_text, shown
+from etude.recordings.formats.arrow import is_list, is_number, is_text, plain, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
     DATE_ORDERS,
@@ -42,7 +44,7 @@ from etude.recordings.formats.source import (
     PROPENSITY,
 )
 from etude.recordings.formats.table_index import flags_of, is_time
-from etude.recordings.formats.table_inputs import BROKEN, groups_of, no_rows, unreadable
+from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, joint_schema, no_rows, unreadable
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, times, truths
 
 MOST_ROWS: Final = 65_536
@@ -80,10 +82,17 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Common column names in the field, the most specific ones first."""
 PEOPLE: Final = ("user_id", "user", "customer_id", "customer", "client_id", "member_id", "patient_id", "subject_id")
-"""Names of columns of people, whose rows are an episode if a flag says where it ends."""
+"""Names of columns of people, whose rows are an episode if a flag says where it ends, once for each."""
+_ID: Final = r"(^|_)(id|uuid)$"
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
+_CHANCE: Final = 0.01
+"""How likely flags may be in the last row of each value of a column by chance."""
+_DRAWN: Final = 5
+"""How often lengths by chance are drawn."""
+_LESS: Final = 0.7
+"""How uneven the episodes of each value of a column may be, compared to those by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +153,38 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
         for group in groups:
             if sum(table.num_rows for table in first) < MOST_ROWS:
                 first.append(group.read(group.schema.names))
-        table = pa.concat_tables(first, promote_options="permissive").slice(0, MOST_ROWS)
+        table = _as_one(groups, first).slice(0, MOST_ROWS)
         return _Guessing(table, sum(group.num_rows for group in groups)).guess()
     except BROKEN as error:
         raise unreadable(groups[0].file, error) from error
+
+
+def _as_one(groups: Sequence[Group], first: Sequence[pa.Table]) -> pa.Table:
+    """The ``first`` tables of ``groups`` as one; ids that are text in some and numbers in others are text."""
+    try:
+        return pa.concat_tables(first, promote_options="permissive")
+    except pa.ArrowTypeError:
+        names = dict.fromkeys(name for group in groups for name in group.schema.names)
+        schema = joint_schema(groups, [name for name in names if _is_called_id(name)])
+    texts = [name for name in schema.names if _is_called_id(name) and is_text(schema.field(name).type)]
+    return pa.concat_tables([_with_texts(plain(table), texts) for table in first], promote_options="permissive")
+
+
+def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The table with columns converted to text."""
+    for name in {*names} & {*table.column_names}:
+        i = table.column_names.index(name)
+        table = table.set_column(i, name, table[i].cast(pa.string()))
+    return table
+
+
+def _is_person(name: str) -> bool:
+    return _plain_name(name) in PEOPLE
+
+
+def _is_called_id(name: str) -> bool:
+    called = _plain_name(name)
+    return called in (*CALLED[col.EPISODE_ID], *CALLED[col.AGENT_ID], *PEOPLE) or re.search(_ID, called) is not None
 
 
 def _word(own: str | Sequence[str]) -> str:
@@ -172,6 +209,7 @@ class _Guessing:
         self._left = list(names)
         self._taken: dict[str, tuple[str, ...]] = {}
         self._unsure: list[str] = []
+        self._is_mixed = False  # are rows of several episodes mixed, whose id no column has?
 
     def guess(self) -> Guess:
         """Apply the rules."""
@@ -179,14 +217,18 @@ class _Guessing:
             self._take_called(role)
         self._take_episode()
         self._take_person()
+        entities = self._entities()
         self._take_ends()
         if col.ACTION not in self._taken:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
+        self._check_mixed(entities)
         self._end_episodes()
         self._check_values()
+        if self._is_mixed:
+            self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         taken = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
         columns = {role: own[0] if len(own) == 1 else own for role, own in taken.items()}
@@ -237,43 +279,138 @@ class _Guessing:
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there."""
         codes, t = _codes(self._columns[name]), self._one(col.T_INDEX)
-        order = np.lexsort((np.arange(self._rows) if t is None else _codes(self._columns[t]), codes))
+        order = np.lexsort((np.arange(self._rows) if t is None else _time_codes(self._columns[t]), codes))
         return order, np.append(np.diff(codes[order]) != 0, True)
+
+    def _flags(self) -> list[str]:
+        """The columns of flags that miss no value."""
+        return [name for flag in FLAGS for name in self._taken.get(flag, ()) if not self._columns[name].null_count]
+
+    def _ends(self) -> NDArray[np.bool_]:
+        """Whether a flag is set in each row."""
+        return np.asarray(np.any([_truths(self._columns[name]) for name in self._flags()], axis=0))
 
     def _take_episode(self) -> None:
         """Take an id whose values nearly all end with a flag, and have it nowhere else, for the episode's."""
-        flags = [name for flag in FLAGS for name in self._taken.get(flag, ()) if not self._columns[name].null_count]
-        if col.EPISODE_ID in self._taken or not flags:
+        if col.EPISODE_ID in self._taken or not (flags := self._flags()):
             return
-        ends = np.any([_truths(self._columns[name]) for name in flags], axis=0)
-        what = f"`{'` or `'.join(flags)}`"
-        named = {name for name in self._left if re.search(r"(^|_)(id|uuid)$", _plain_name(name))}
-        keys = [n for n in self._left if n in named or is_text(self._columns[n].type)]
-        keys = [n for n in keys if _is_key(array := self._columns[n]) and not array.null_count]
-        people = self._named(PEOPLE)
-        for name in (name for name in keys if name not in people):
+        ends = self._ends()
+        for name in self._entities():
+            array = self._columns[name]
+            is_id = is_text(array.type) or re.search(_ID, _plain_name(name))
+            if _is_person(name) or array.null_count or not (is_id or self._is_mixed_by(name, ends)):
+                continue
             order, is_last = self._by_episode(name)
-            if 1 < is_last.sum() < self._rows and 20 * (ends[order] != is_last).sum() <= ends.sum():
+            if 20 * (ends[order] != is_last).sum() <= ends.sum():
                 self._take(col.EPISODE_ID, name)
-                self._unsure.append(f"each `{name}` ends with {what}: taken for the episode's id")
+                self._unsure.append(f"each `{name}` ends with {_listed(flags)}: taken for the episode's id")
                 return
-        mixed = [
-            n for n in keys if 1 < (self._distinct[n] or 0) < self._rows and (n in named or not self._is_choice(n))
-        ]
-        if mixed and not people:
-            self._unsure.append(
-                f"{what} alone tells episodes apart, in the order of the rows: if rows of several are mixed, map "
-                f"episode_id={mixed[0]}"
-            )
 
     def _take_person(self) -> None:
-        """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag."""
+        """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag.
+
+        Not if rows of a person follow one where a flag is set: an episode can't go on after its end.
+        """
         person = next((name for name in self._named(PEOPLE) if _is_key(self._columns[name])), None)
         if person is None or col.EPISODE_ID in self._taken or self._distinct[person] in (None, self._rows):
             return
-        if self._has_flag:
+        if self._has_flag and not (self._flags() and self._has_several(person)):
             self._take(col.EPISODE_ID, person)
             self._unsure.append(f"the rows of each `{person}` are taken for an episode")
+
+    def _has_several(self, name: str) -> bool:
+        """Whether a value of a column has several episodes: rows after one where a flag is set."""
+        order, is_last = self._by_episode(name)
+        return bool((self._ends()[order] & ~is_last).any())
+
+    # -- mixed rows ---------------------------------------------------------------------------------------------
+
+    def _entities(self) -> list[str]:
+        """The columns that may say whose a row is, such as a machine's: of people, ids, texts, then whole numbers."""
+        ranks: dict[str, int] = {}
+        texts = [n for n in self._taken.get(col.OBS, ()) if is_text(self._columns[n].type)]
+        for name in [*self._left, *texts]:
+            kind, called, distinct = self._columns[name].type, _plain_name(name), self._distinct[name] or 0
+            if not _is_key(self._columns[name]) or not 1 < distinct < self._rows:
+                continue
+            if _is_person(name):
+                ranks[name] = 0
+            elif re.search(_ID, called):
+                ranks[name] = 1
+            elif is_text(kind):
+                ranks[name] = 2
+            elif 2 * distinct <= self._rows and not re.fullmatch(_PART, called):
+                ranks[name] = 3
+        return sorted(ranks, key=lambda name: ranks[name])
+
+    def _check_mixed(self, entities: Sequence[str]) -> None:
+        """Say that a flag alone tells episodes apart, and whose rows are mixed, or may be."""
+        flags, stand_alone = self._flags(), col.NEXT_OBS in self._taken and col.T_INDEX not in self._taken
+        if col.EPISODE_ID in self._taken or stand_alone or not flags or not entities:
+            return
+        ends = self._ends()
+        mixed = next((name for name in entities if self._is_mixed_by(name, ends)), None)
+        if mixed is not None:
+            self._is_mixed = True
+            how = self._remedy(mixed, flags)
+            what = f"rows of several `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
+            self._unsure.insert(0, f"{what}: {how}")
+            return
+        name = entities[0]
+        is_named = is_text(self._columns[name].type) or re.search(_ID, _plain_name(name)) or _is_person(name)
+        whose = f"`{name}`" if is_named else "machines or people"
+        how = self._remedy(name, flags) if is_named else "map an episode_id (docs/your-data.md, Mixed rows)"
+        self._unsure.append(
+            f"{_listed(flags)} alone tells episodes apart, in the order of the rows: if rows of several {whose} are "
+            f"mixed, {how}"
+        )
+
+    def _is_mixed_by(self, name: str, ends: NDArray[np.bool_]) -> bool:
+        """Whether a column shows that rows of several episodes are mixed.
+
+        Its value changes between flags; and either it is a person, or the rows of each value, on their own, are cut
+        into episodes by the flags much better: each ends with one, or their lengths differ much less.
+        """
+        codes = _codes(self._columns[name]) - 1
+        if not ((codes[1:] != codes[:-1]) & ~ends[:-1]).any():
+            return False
+        if _is_person(name):
+            return True
+        num_rows, num_ends = np.bincount(codes), np.bincount(codes, ends)
+        if (num_ends < 1).any() or (2 * num_ends > num_rows).any():
+            return False
+        order, is_last = self._by_episode(name)
+        if self._rows == self._all_rows and ends[order][is_last].all() and ends.mean() ** (len(num_rows) - 1) < _CHANCE:
+            return True
+        own, alone = _unevenness(ends[order], is_last), np.arange(self._rows) == self._rows - 1
+        if ends.sum() < (4 if own else 2) * len(num_rows) or own >= _LESS * _unevenness(ends, alone):
+            return False
+        # The lengths by chance are those in as many rows as each value has, but any.
+        rng, few = np.random.default_rng(0), codes.astype(np.uint16)
+        drawn = [ends[np.argsort(rng.permutation(few), kind="stable")] for _ in range(_DRAWN)]
+        return own < _LESS * float(np.mean([_unevenness(some, is_last) for some in drawn]))
+
+    def _remedy(self, name: str, flags: Sequence[str]) -> str:
+        """How to tell apart the episodes of each value of a column."""
+        if not self._has_several(name):
+            return f"map episode_id={name}"
+        t, key = self._one(col.T_INDEX), _of_pandas(name)
+        order, _ = self._by_episode(name)
+        is_sorted = (order == np.lexsort((_codes(self._columns[name]),))).all()
+        when = "" if t is None or is_sorted else f", sorted by `{t}`"
+        end = " | ".join(self._flag_of_pandas(flag) for flag in flags)
+        return (
+            f"make an id of `{name}` and the number of its episode, with pandas{when}: end = {end}; "
+            f'df["episode"] = {key}.astype(str) + "-" + (end.groupby({key}).cumsum() - end).astype(str); then map '
+            "episode_id=episode"
+        )
+
+    def _flag_of_pandas(self, name: str) -> str:
+        array = self._columns[name]
+        if not is_text(array.type):
+            return f"{_of_pandas(name)}{'.astype(bool)' if pa.types.is_floating(array.type) else ''}"
+        yes = pc.unique(array.filter(pa.array(_truths(array)))).to_pylist()
+        return f"{_of_pandas(name)}.isin({json.dumps(yes, ensure_ascii=False)})"
 
     def _take_ends(self) -> None:
         """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
@@ -439,6 +576,35 @@ def _decoded(array: Any) -> pa.Array:
 def _codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the values of a column do."""
     return np.asarray(pc.rank(array, tiebreaker="dense"), np.int64)
+
+
+def _time_codes(array: pa.Array) -> NDArray[np.int64]:
+    """Numbers that sort as the steps or times of a column do."""
+    try:
+        order = (*date_orders(array), None)[0] if is_text(array.type) else None
+        return _codes(times(array, "", str, order) if is_text(array.type) else array)
+    except DataError:  # such as of a text that is no time
+        return _codes(array)
+
+
+def _unevenness(ends: NDArray[np.bool_], is_last: NDArray[np.bool_]) -> float:
+    """How much the lengths of episodes differ, as a part of their mean.
+
+    Args:
+        ends: Whether an episode ends at each row.
+        is_last: Whether each row is the last one of those that belong together, which may be of an unfinished episode.
+    """
+    stops = np.flatnonzero(ends | is_last)
+    lengths = np.diff(stops, prepend=-1)[ends[stops]]
+    return float(lengths.std() / lengths.mean())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"`{'` or `'.join(names)}`"
+
+
+def _of_pandas(name: str) -> str:
+    return f"df[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def _truths(array: pa.Array) -> NDArray[np.bool_]:

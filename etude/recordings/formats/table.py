@@ -49,7 +49,15 @@ from etude.recordings.formats.source import (
     without_order,
 )
 from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, tracks_of
-from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, no_rows, unreadable, with_members
+from etude.recordings.formats.table_inputs import (
+    BROKEN,
+    Group,
+    groups_of,
+    joint_schema,
+    no_rows,
+    unreadable,
+    with_members,
+)
 from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
@@ -659,7 +667,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
             names = [name for name in names if name != col.SEGMENT]  # it can be restored
         mapped = source.mapped(names)
-        schema = _joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
+        schema = joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:
@@ -709,36 +717,6 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         file = next((file for file in files if str(file) == place.file), None)
         units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
     return Contents(header, columns.steps, units, files)
-
-
-def _joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
-    """The types that fit all groups. A dictionary in some and plain values in others become plain, and ``ids`` that are
-    text in some and numbers in others become text.
-
-    Raises:
-        DataError: a column is of types that do not go together; the message names a file.
-    """
-    schemas = [group.schema for group in groups]
-    for schema in schemas:
-        names = schema.names
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            which = f"columns `{twice}`" if twice else "columns without a name"
-            raise DataError(f"there are two {which}. Rename or remove one of them.")
-    try:
-        return pa.unify_schemas(schemas, promote_options="permissive")
-    except pa.ArrowTypeError:
-        texts = {name for schema in schemas for name in {*ids} & {*schema.names} if is_text(schema.field(name).type)}
-    joint = pa.schema([])
-    for group in groups:
-        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in group.schema]
-        names = group.schema.names
-        plain = pa.schema([(n, pa.string() if n in texts else kind) for n, kind in zip(names, kinds, strict=True)])
-        try:
-            joint = pa.unify_schemas([joint, plain], promote_options="permissive")
-        except pa.ArrowTypeError as error:
-            raise DataError(f"{group.file} has other types than files before it ({error}). Convert them.") from error
-    return joint
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:

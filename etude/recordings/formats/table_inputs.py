@@ -21,7 +21,7 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, rela
 from etude.recordings import cache, footers
 from etude.recordings.format import Problem, most_rows
 from etude.recordings.formats import text_tables
-from etude.recordings.formats.arrow import check_names, kind_without_views, list_array, without_views
+from etude.recordings.formats.arrow import check_names, is_text, kind_without_views, list_array, without_views
 from etude.recordings.formats.source import described, is_paths
 from etude.urls import first_line
 
@@ -286,8 +286,11 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
 
 
 def is_table_by_name(path: AnyPath) -> bool:
-    """Whether a name is that of a CSV or Arrow file; Parquet and JSON may be other things than tables."""
-    return _kind_by_name(path) in ("csv", "ipc")
+    """Whether a name is that of a CSV or Arrow file, or of a folder with no others; Parquet and JSON may be other
+    things than tables."""
+    files = visible_files(path) if path.is_dir() else [path]
+    kinds = {kind for file in files if (kind := _kind_by_name(file)) is not None}
+    return bool(kinds) and kinds <= {"csv", "ipc"}
 
 
 def _kind_by_name(path: AnyPath) -> str | None:
@@ -363,6 +366,36 @@ def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted
             load = partial(read_batch, opened, () if is_converted else schema.names, k, part)
             yield Group(schema, part.stop - start, path, first + start, load)
         first += rows
+
+
+def joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
+    """The types that fit all groups. A dictionary in some and plain values in others become plain, and ``ids`` that are
+    text in some and numbers in others become text.
+
+    Raises:
+        DataError: a column is of types that do not go together; the message names a file.
+    """
+    schemas = [group.schema for group in groups]
+    for schema in schemas:
+        names = schema.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            which = f"columns `{twice}`" if twice else "columns without a name"
+            raise DataError(f"there are two {which}. Rename or remove one of them.")
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowTypeError:
+        texts = {name for schema in schemas for name in {*ids} & {*schema.names} if is_text(schema.field(name).type)}
+    joint = pa.schema([])
+    for group in groups:
+        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in group.schema]
+        names = group.schema.names
+        plain = pa.schema([(n, pa.string() if n in texts else kind) for n, kind in zip(names, kinds, strict=True)])
+        try:
+            joint = pa.unify_schemas([joint, plain], promote_options="permissive")
+        except pa.ArrowTypeError as error:
+            raise DataError(f"{group.file} has other types than files before it ({error}). Convert them.") from error
+    return joint
 
 
 def given_twice(file: AnyPath) -> DataError:

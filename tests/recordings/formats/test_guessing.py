@@ -3,16 +3,18 @@
 
 import datetime
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from etude.cli.flags import TableOptions
 from etude.cli.values import of_words
 from etude.errors import DataError
-from etude.recordings import Recording, guess_columns
+from etude.recordings import Guess, Recording, Source, guess_columns
 from etude.recordings.formats import guessing
 
 NOON = datetime.datetime(2026, 3, 1, 12)
@@ -190,7 +192,140 @@ def test_an_id_that_ends_with_the_flag_is_the_episodes() -> None:
     assert any("each `cycle_id` ends with `done`" in reason for reason in guess.unsure)
     guess = guess_columns(pa.table(mixed | {"done": [False, True, False, False, True, True]}))
     assert "episode_id" not in guess.columns
+    assert any("make an id of `cycle_id`" in reason for reason in guess.unsure)
+    guess = guess_columns(pa.table(mixed | {"done": [False, False, False, False, True, False]}))
     assert any("map episode_id=cycle_id" in reason for reason in guess.unsure)
+
+
+def hourly(key: str, names: Sequence[Any] = ("north", "south", "west"), days: int = 10) -> dict[str, Any]:
+    """The rows of three stations, hour by hour. Each day of a station is an episode."""
+    hours = np.repeat(np.arange(24 * days), len(names))
+    station = np.tile(np.arange(len(names)), 24 * days)
+    rng = np.random.default_rng(0)
+    return {
+        key: [names[k] for k in station],
+        "hour": hours % 24,
+        "level": rng.normal(size=len(hours)),
+        "action": rng.integers(0, 3, len(hours)),
+        "reward": (hours // 24 * len(names) + station).astype(float),  # the number of the episode
+        "done": hours % 24 == 23,
+    }
+
+
+def remedied(table: dict[str, Any], guess: Guess) -> Recording:
+    """What is read after following the advice about mixed rows."""
+    said = next(reason for reason in guess.unsure if "with pandas" in reason)
+    made: dict[str, Any] = {"df": pd.DataFrame(table)}
+    exec(said.partition("with pandas: ")[2].partition("; then map")[0], made)
+    columns = {name: own for name, own in guess.columns.items() if name != "obs"}
+    source = Source(made["df"], {**columns, "obs": "level", "episode_id": "episode"})
+    return Recording.open(source, on_bad=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("station", ("north", "south", "west")),
+        ("station_id", ("north", "south", "west")),
+        ("user_id", ("north", "south")),
+        ("the site", (7, 8, 9)),
+    ],
+)
+def test_rows_of_several_episodes_are_seen_to_be_mixed(key: str, names: Sequence[Any]) -> None:
+    table = hourly(key, names)
+    guess = guess_columns(pa.table(table))
+    assert guess.columns["episode_id"] == "COLUMN"  # so that the words can't be pasted as they are
+    assert f"rows of several `{key}` are mixed" in guess.unsure[0]
+    exp = remedied(table, guess).read()
+    assert exp.lengths.tolist() == [24] * 10 * len(names)
+    assert exp.segments.terminated.all()
+    assert sorted(exp.returns().tolist()) == [24.0 * k for k in range(10 * len(names))]
+
+
+@pytest.mark.parametrize(
+    "kind", ["words", "two flags", "fractions", "unfinished", "one hour missing", "many of any length"]
+)
+def test_mixed_rows_are_seen_with(kind: str) -> None:
+    table = hourly("station")
+    done = table["done"]
+    if kind == "words":
+        table["done"] = np.where(done, "Yes", "no")
+    elif kind == "two flags":
+        table |= {"terminated": done & (table["reward"] % 2 == 0), "truncated": done & (table["reward"] % 2 == 1)}
+        del table["done"]
+    elif kind == "fractions":
+        table["done"] = done.astype(float)
+    elif kind == "unfinished":
+        table = {name: values[:-30] for name, values in table.items()}
+    elif kind == "one hour missing":
+        table = {name: np.delete(np.array(values), 100) for name, values in table.items()}
+    else:
+        rng = np.random.default_rng(1)
+        ends = [np.append(rng.random(150) < 0.05, True) for _ in range(8)]
+        table = hourly("station", [f"s{k}" for k in range(8)], 7)
+        table = {name: values[: 151 * 8] for name, values in table.items()} | {"done": np.stack(ends, 1).ravel()}
+    guess = guess_columns(pa.table(table))
+    assert guess.columns["episode_id"] == "COLUMN"
+    flags = [str(value) for name in guessing.FLAGS for value in table.get(name, ())]
+    exp = remedied(table, guess).read()
+    finished = exp.segments.terminated | exp.segments.truncated
+    assert finished.sum() == sum(value in ("True", "Yes", "1.0") for value in flags)
+    assert (~finished).sum() <= 3  # at most one for each station
+
+
+def test_rows_out_of_order_are_to_be_sorted_first() -> None:
+    table = hourly("station") | {"time": [NOON + datetime.timedelta(hours=k // 3) for k in range(720)]}
+    order = np.random.default_rng(0).permutation(720)
+    guess = guess_columns(pa.table(table).take(order))
+    assert guess.columns["episode_id"] == "COLUMN"
+    assert "with pandas, sorted by `time`: " in guess.unsure[0]
+
+
+@pytest.mark.parametrize("lengths", ["equal", "any"])
+@pytest.mark.parametrize("key", ["weather", "station_id", "gear"])
+def test_a_flag_that_alone_tells_episodes_apart_is_told_of(key: str, lengths: str) -> None:
+    """Rows of one, which change nothing but an observation: that they are mixed is not shown."""
+    rng = np.random.default_rng(0)
+    ends = rng.random(720) < 0.05 if lengths == "any" else np.arange(720) % 24 == 23
+    names = (1, 2, 3) if key == "gear" else ("dry", "wet", "snow")
+    table = hourly(key) | {key: [names[k] for k in rng.integers(0, 3, 720)], "done": ends}
+    guess = guess_columns(pa.table(table))
+    assert "episode_id" not in guess.columns
+    (said,) = (reason for reason in guess.unsure if "`done` alone tells episodes apart" in reason)
+    assert ("make an id of" in said) == (key != "gear")
+    assert not any("are mixed, and" in reason for reason in guess.unsure)
+    del table[key], table["hour"]  # only fractions are left
+    assert not any("alone" in reason for reason in guess_columns(pa.table(table)).unsure)
+
+
+def test_a_person_with_several_ends_is_no_episode() -> None:
+    table = pa.table(hourly("user_id"))
+    by_user = table.sort_by("user_id")
+    guess = guess_columns(by_user)
+    assert "episode_id" not in guess.columns
+    assert any("alone tells" in reason and "make an id of `user_id`" in reason for reason in guess.unsure)
+    source = Source(by_user, {name: own for name, own in guess.columns.items() if name != "obs"} | {"obs": "level"})
+    assert Recording.open(source).read().lengths.tolist() == [24] * 30
+
+
+def test_rows_of_a_person_are_put_in_order_of_times_as_text() -> None:
+    """As texts, 10/1/2026 comes before 9/30/2026."""
+    table = {
+        "user_id": list("uuvv"),
+        "date": ["9/30/2026", "10/1/2026", "9/29/2026", "10/2/2026"],
+        "obs": [0.5, 1.5, 2.5, 3.5],
+        "action": [0, 1, 0, 1],
+        "reward": [0.0, 1.0, 0.0, 1.0],
+        "done": [False, True, False, True],
+    }
+    guess = guess_columns(pa.table(table))
+    assert guess.columns["episode_id"] == "user_id"
+
+
+def test_a_number_that_ends_with_the_flag_is_the_episodes_if_its_rows_are_mixed() -> None:
+    table = pa.table(hourly("run", range(12), days=1))
+    assert guess_columns(table).columns["episode_id"] == "run"
+    assert "episode_id" not in guess_columns(table.sort_by("run")).columns
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -420,7 +420,7 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
             "after_end",
-            "continues at t 3, after its end in .*row 2",
+            r"continues at t 3, after its end in .*row 2.* make one of it and the number of the episode .*Mixed rows",
         ),
     ],
 )
@@ -628,6 +628,34 @@ def test_ids_of_other_types_in_other_files_are_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"trip": ["y"], "x": ["far"], "a": [0.5]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet has other types .*x has incompatible types: double vs string"):
         Recording.open(Source(tmp_path, columns))
+
+
+def test_csv_files_of_other_types_are_named(tmp_path: Path) -> None:
+    """Whether they are given as a folder, one by one, or with what their columns mean."""
+    for name, t in (("a", ["0", "1"]), ("b", ["01.01.2026", "02.01.2026"])):
+        rows = [f"{name},{when},{k}.5,{k},{k}" for k, when in enumerate(t)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["trip,t,x,action,done", *rows]))
+    columns = {"obs": "x", "action": "action", "episode_id": "trip", "t": "t", "done": "done"}
+    told = r"b\.csv has other types .*Field t has incompatible types: int64 vs string"
+    for data in (tmp_path, [tmp_path / "a.csv", tmp_path / "b.csv"], Source(tmp_path, columns)):
+        with pytest.raises(DataError, match=told):
+            Recording.open(data)
+
+
+def test_ids_of_other_types_in_other_files_can_be_guessed(tmp_path: Path) -> None:
+    for name, trip in (("a", 1), ("b", "x")):
+        (tmp_path / f"{name}.csv").write_text(f"trip,x,action\n{trip},0.5,0\n{trip},1.5,1\n")
+    guess = guess_columns(tmp_path)
+    assert guess.columns["episode_id"] == "trip"
+    assert guess.found["trip"].examples == ("1", "1", "x")
+    assert Recording.open(Source(tmp_path, guess.columns | {"obs": "x"})).num_episodes == 2
+
+
+def test_a_csv_file_in_a_folder_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,action\n0.5,0\n")
+    (tmp_path / "b.csv").write_bytes(b"x,action\n\xff,0\n")
+    with pytest.raises(DataError, match=r"b\.csv: can't be read"):
+        Recording.open(tmp_path)
 
 
 def test_ids_that_floats_can_not_tell_apart_are_refused(tmp_path: Path) -> None:
