@@ -89,10 +89,6 @@ _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 _CHANCE: Final = 0.01
 """How likely flags may be in the last row of each value of a column by chance."""
-_DRAWN: Final = 5
-"""How often lengths by chance are drawn."""
-_LESS: Final = 0.7
-"""How uneven the episodes of each value of a column may be, compared to those by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,27 +364,17 @@ class _Guessing:
     def _is_mixed_by(self, name: str, ends: NDArray[np.bool_]) -> bool:
         """Whether a column shows that rows of several episodes are mixed.
 
-        Its value changes between flags; and either it is a person, or the rows of each value, on their own, are cut
-        into episodes by the flags much better: each ends with one, or their lengths differ much less.
+        Its value changes between flags; and either it is a person, or a flag is set in the last row of each value.
         """
-        codes = _codes(self._columns[name]) - 1
+        codes = _codes(self._columns[name])
         if not ((codes[1:] != codes[:-1]) & ~ends[:-1]).any():
             return False
         if _is_person(name):
             return True
-        num_rows, num_ends = np.bincount(codes), np.bincount(codes, ends)
-        if (num_ends < 1).any() or (2 * num_ends > num_rows).any():
-            return False
         order, is_last = self._by_episode(name)
-        if self._rows == self._all_rows and ends[order][is_last].all() and ends.mean() ** (len(num_rows) - 1) < _CHANCE:
-            return True
-        own, alone = _unevenness(ends[order], is_last), np.arange(self._rows) == self._rows - 1
-        if ends.sum() < (4 if own else 2) * len(num_rows) or own >= _LESS * _unevenness(ends, alone):
-            return False
-        # The lengths by chance are those in as many rows as each value has, but any.
-        rng, few = np.random.default_rng(0), codes.astype(np.uint16)
-        drawn = [ends[np.argsort(rng.permutation(few), kind="stable")] for _ in range(_DRAWN)]
-        return own < _LESS * float(np.mean([_unevenness(some, is_last) for some in drawn]))
+        is_whole = self._rows == self._all_rows  # else the last row of a value here may not be its last
+        by_chance = ends.mean() ** (is_last.sum() - 1)
+        return bool(is_whole and ends[order][is_last].all() and by_chance < _CHANCE)
 
     def _remedy(self, name: str, flags: Sequence[str]) -> str:
         """How to tell apart the episodes of each value of a column."""
@@ -585,18 +571,6 @@ def _time_codes(array: pa.Array) -> NDArray[np.int64]:
         return _codes(times(array, "", str, order) if is_text(array.type) else array)
     except DataError:  # such as of a text that is no time
         return _codes(array)
-
-
-def _unevenness(ends: NDArray[np.bool_], is_last: NDArray[np.bool_]) -> float:
-    """How much the lengths of episodes differ, as a part of their mean.
-
-    Args:
-        ends: Whether an episode ends at each row.
-        is_last: Whether each row is the last one of those that belong together, which may be of an unfinished episode.
-    """
-    stops = np.flatnonzero(ends | is_last)
-    lengths = np.diff(stops, prepend=-1)[ends[stops]]
-    return float(lengths.std() / lengths.mean())
 
 
 def _listed(names: Sequence[str]) -> str:
