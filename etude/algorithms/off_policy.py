@@ -20,6 +20,7 @@ from etude.connectors.connector import overrides
 from etude.connectors.rewards import RewardMap, with_summed_rewards
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.experience.arrays import Array
 from etude.experience.experience import without_lookback
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
@@ -336,24 +337,28 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
 
 def _refuse_copies(exp: Experience) -> None:
-    """Raise a DataError if a step of an unfinished segment is there twice with other values, since a replay would join
-    the next steps of one to the other."""
+    """Raise a DataError if a step of an episode is there twice with other values, since a replay would join the next
+    steps of one to the other."""
     exp = without_lookback(exp)
-    segments, ends, starts = exp.segments, exp.offsets[1:], exp.segments.t_start
+    segments, starts, stops = exp.segments, exp.segments.t_start, exp.segments.t_start + exp.lengths
     ids = [*zip(segments.episode_id, segments.agent_id, segments.module_id, strict=True)]
-    newest: dict[tuple[Any, ...], int] = {}
+    earlier: dict[tuple[Any, ...], list[int]] = {}
     for i in np.argsort(starts, kind="stable").tolist():
-        if segments.terminated[i] or segments.truncated[i]:
-            continue
-        before = newest.get(ids[i], i)
-        newest[ids[i]] = i
-        row, other = int(exp.offsets[i]), int(exp.offsets[before] + starts[i] - starts[before])
-        num = min(int(ends[i]) - row, int(ends[before]) - other)
-        if num > 0 and any((c[row : row + num] != c[other : other + num]).any() for c in exp.steps.values()):
-            raise DataError(
-                f"the learner's connectors return steps of episode {ids[i][0]!r} twice, with other values. Give "
-                "changed copies another episode_id, so that a replay does not join their steps to the others."
-            )
+        open_ones = [k for k in earlier.get(ids[i], []) if stops[k] > starts[i]]
+        for k in open_ones:
+            row, other = int(exp.offsets[i]), int(exp.offsets[k] + starts[i] - starts[k])
+            num = int(min(stops[i], stops[k]) - starts[i])
+            if any(_differ(column[row : row + num], column[other : other + num]) for column in exp.steps.values()):
+                raise DataError(
+                    f"the learner's connectors return steps of episode {ids[i][0]!r} twice, with other values. Give "
+                    "changed copies another episode_id, so that a replay does not join their steps to the others."
+                )
+        earlier[ids[i]] = [*open_ones, i]
+
+
+def _differ(one: Array, other: Array) -> bool:
+    """Whether two parts of a column differ; NaN equals NaN."""
+    return bool(((one != other) & ((one == one) | (other == other))).any())
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:

@@ -72,10 +72,6 @@ class Connector:
     """Whether `offline` uses what is known only after an episode ended, and so differs from `online`. Only algorithms
     that learn from recordings accept such a connector."""
 
-    chosen: Space | None = None
-    """During `spaces`: the module's action space, from which the previous actions in `Inputs` are, if a connector after
-    this one changes it."""
-
     takes_tensors: bool = False
     """Whether `online`, `act`, `unact`, `offline` and `update` also work on torch tensors, and then return tensors on
     the same device. Vector envs that return tensors require it."""
@@ -443,6 +439,9 @@ class ActionCodes:
 
 class PreviousActions(Connector):
     """Base class of connectors that show the module its previous actions, as `ActionCodes`."""
+
+    chosen: Space | None = None
+    """During `spaces`: the module's action space, if a connector after this one may change it."""
 
     def __init__(self) -> None:
         super().__init__()

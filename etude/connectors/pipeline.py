@@ -134,6 +134,9 @@ class Pipeline(Connector):
         connectors: What `connector_from` accepts, in order.
     """
 
+    chosen: Space | None = None
+    """Within another pipeline: what its `PreviousActions` are told."""
+
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
         self._online_alone: str | None = None
@@ -189,9 +192,12 @@ class Pipeline(Connector):
         self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
         chosen = self._chosen(obs_space, action_space) if self.chosen is None else self.chosen
         for connector in self.connectors:
-            before, connector.chosen = obs_space, chosen
+            before = obs_space
+            if isinstance(connector, PreviousActions | Pipeline):
+                connector.chosen = chosen
             obs_space, action_space = connector.spaces(obs_space, action_space)
-            connector.chosen = None
+            if isinstance(connector, PreviousActions | Pipeline):
+                connector.chosen = None
             if obs_space != before and _lacks_offline(connector):
                 self._online_alone = connector.name
         self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}

@@ -50,7 +50,6 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
         exp: The experience to check. Rows of a column are checked only if the sum of the column is not finite.
         leaves: The simple spaces of observations and actions by column.
     """
-    yield from _forbidden_actions(exp, leaves)
     last = exp.offsets[1:] - 1
     known = np.flatnonzero(exp.segments.has_final_obs)
     for name, values in exp.steps.items():
@@ -82,36 +81,42 @@ def _faults_of(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[
         yield Fault("out_of_space", name, outside, what)
 
 
-def _forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
+def forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
     """Find actions that the action mask of the same step forbids; see `etude.modules.mask.ActionMask`."""
     parts = {name: leaf for name, leaf in leaves.items() if col.is_under(name, col.ACTION)}
     if col.OBS_MASK not in exp.steps or not parts.keys() <= exp.steps.keys():
         return
     masks = np.asarray(exp.steps[col.OBS_MASK])
     masks = masks.reshape(len(masks), -1)
-    taken = {name: _choices(np.asarray(exp.steps[name]), leaf) for name, leaf in parts.items()}
-    if not len(masks) or masks.dtype == object or sum(own.shape[1] for own in taken.values()) != masks.shape[1]:
+    sizes = {name: _entries(leaf) for name, leaf in parts.items()}
+    if masks.dtype == object or sum(map(sum, sizes.values())) != masks.shape[1]:
         return  # a part of another meaning
-    at = 0
-    for name, own in taken.items():
-        rows = np.flatnonzero((own & (masks[:, at : at + own.shape[1]] == 0)).any(axis=1))
-        at += own.shape[1]
+    start = 0
+    for name, leaf in parts.items():
+        actions, is_forbidden = np.asarray(exp.steps[name]).reshape(len(masks), -1), np.zeros(len(masks), bool)
+        if isinstance(leaf, spaces.MultiBinary):
+            is_forbidden = ((actions != 0) & (masks[:, start : start + actions.shape[1]] == 0)).any(axis=1)
+            start += actions.shape[1]
+        elif actions.dtype != object:
+            for size, choice in zip(sizes[name], (actions - np.reshape(getattr(leaf, "start", 0), -1)).T, strict=False):
+                known = np.clip(choice, 0, size - 1).astype(np.int64)
+                is_forbidden |= np.take_along_axis(masks[:, start : start + size], known[:, None], 1)[:, 0] == 0
+                start += size
+        rows = np.flatnonzero(is_forbidden)
         if len(rows):
             what = f"is {exp.steps[name][rows[0]]}, which `{col.OBS_MASK}` forbids there"
+            if not masks[rows[0]].any():
+                what = f"is {exp.steps[name][rows[0]]}, although `{col.OBS_MASK}` allows nothing there"
             yield Fault("forbidden_action", name, rows, what)
 
 
-def _choices(actions: NDArray[Any], leaf: Space) -> NDArray[np.bool_]:
-    """bool ``[rows, n]``: which of the choices that a mask has entries for these actions take."""
-    rows = len(actions)
-    if isinstance(leaf, spaces.MultiBinary):
-        return np.asarray(actions.reshape(rows, -1) != 0)
-    if not isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) or actions.dtype == object:
-        return np.zeros((rows, 0), bool)
-    sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
-    choices = actions.reshape(rows, -1) - np.reshape(leaf.start, -1)
-    parts = [choices[:, i, None] == np.arange(size) for i, size in enumerate(sizes.tolist())]
-    return np.concatenate(parts, axis=1)
+def _entries(leaf: Space) -> list[int]:
+    """How many entries a mask has for each choice of a simple action space."""
+    if isinstance(leaf, spaces.Discrete):
+        return [int(leaf.n)]
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return np.reshape(leaf.nvec, -1).tolist()
+    return [int(np.prod(leaf.n))] if isinstance(leaf, spaces.MultiBinary) else []
 
 
 def rows_outside(values: NDArray[Any], leaf: Space | None) -> Index | None:
@@ -177,9 +182,9 @@ _REMEDIES: Final = {
     "allowed? Correct it, or leave these steps out: on_bad='repair' (--on-bad repair), or a filter.",
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
-    "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given (the env's, where "
-    "there is an `env`). Does it have other units? Then scale it first, or give its own space: "
-    "Recording.open(path, {root}_space=...), or {root}_space of the Source.",
+    "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given: that of the "
+    "Source, of Recording.open, or the env's. Does the data have other units? Then scale it first, or correct the "
+    "space: Source(..., {root}_space=...) or Recording.open(path, {root}_space=...).",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",

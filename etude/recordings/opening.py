@@ -140,6 +140,10 @@ class Units:
         format = self.members[0].format
         return format if len(self.members) == 1 and isinstance(format, OwnFormat) else None
 
+    def is_own(self, k: int) -> bool:
+        """Whether unit ``k`` is of a recording in Etude's format."""
+        return isinstance(self.members[self._at(k)[0]].format, OwnFormat)
+
     def rows(self, k: int) -> int:
         """Return the number of steps of unit ``k``; reads it the first time if that is not known otherwise.
 
@@ -294,7 +298,8 @@ def opened(
     is_asked = lacking or (not of_env and any(map(_is_mapped, members)))
     found = dict(zip(_ROOTS, spaces(), strict=True)) if is_asked else {}
     units = spaced(members, lacking, found, of_env=of_env)
-    units.claimed |= {root for one in sources for root in _ROOTS if root not in one.lacking}
+    if len(sources) == len(listed) and all(source.preset is None for source in sources):
+        units.claimed |= {root for source in sources for root in _ROOTS if root not in source.lacking}
     path = members[0].path if len(members) == 1 and isinstance(given, str | os.PathLike | RemotePath) else None
     return path or Places(given, filesystem), units
 

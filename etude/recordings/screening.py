@@ -17,7 +17,7 @@ import logging
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -28,7 +28,18 @@ from etude.display import counted
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
-from etude.recordings.faults import HARMLESS, KINDS, Timeline, beyond_bounds, distinct, find, logp_fault, problem_of
+from etude.recordings.faults import (
+    HARMLESS,
+    KINDS,
+    Fault,
+    Timeline,
+    beyond_bounds,
+    distinct,
+    find,
+    forbidden_actions,
+    logp_fault,
+    problem_of,
+)
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.formats.source import Source
 from etude.recordings.opening import GivenSpaces, Places, Units, check_stated, opened
@@ -278,7 +289,7 @@ class Screened:
         exp = plan.applied(k, exp)
         if not finals:  # nobody reads them, so that nothing is left out for them
             exp = Experience(exp.steps, exp.offsets, exp.segments, {})
-        faults = [fault for fault in find(exp, self._leaves) if next_obs or not fault.harmless]
+        faults = [fault for fault in _wrong_values(self._units, k, exp, self._leaves) if next_obs or not fault.harmless]
         for fault in faults:
             found.fault_counts[fault.kind] += len(fault.rows)
         exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip", next_obs=next_obs)
@@ -320,7 +331,8 @@ class Screened:
                 raise DataError(bad.message)
         with self._lock:
             self._add(k, exp, clashes if where is not None else self._timeline)
-        checks = (find(exp, self._leaves), logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
+        wrong = _wrong_values(self._units, k, exp, self._leaves)
+        checks = (wrong, logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
         faults = itertools.chain(*checks) if self._mode == "strict" else ()
         for fault in faults:
             is_needed = next_obs and fault.kind == "no_final_obs"
@@ -372,6 +384,16 @@ class Screened:
 
 _BEGUN: Final = "begun"
 _UNREAD: Final = ("unreadable", "truncated_file")
+
+
+def _wrong_values(units: Units, k: int, exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
+    """Find the faults of ``exp``, read from unit ``k``.
+
+    In Etude's own recordings, masks are the env's and actions the module's, which connectors may number otherwise.
+    """
+    yield from find(exp, leaves)
+    if not units.is_own(k):
+        yield from forbidden_actions(exp, leaves)
 
 
 def _bounded(units: Units) -> dict[str, Space]:
@@ -490,7 +512,8 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
             continue
         rows += exp.num_steps
         problems += more
-        faults = (*find(exp, leaves), *logp_fault(exp, leaves), *beyond_bounds(exp, bounded))
+        wrong = _wrong_values(units, k, exp, leaves)
+        faults = (*wrong, *logp_fault(exp, leaves), *beyond_bounds(exp, bounded))
         problems += (problem_of(units, k, exp, fault) for fault in faults)
         timeline.add(k, exp)
         episodes.append(distinct(exp.segments.episode_id.mapped(hash, np.int64)))

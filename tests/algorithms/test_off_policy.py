@@ -564,6 +564,23 @@ def test_copies_of_steps_are_refused_unless_they_are_of_other_episodes(suffix: s
     assert algorithm.replay.num_steps == 2 * algorithm.env_steps
 
 
+class Relabels(Connector):
+    """Puts a changed copy of each finished segment before it."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        done = exp.select(exp.segments.terminated)
+        return Experience.concat([done.with_steps(obs=-done.steps["obs"]), exp])
+
+
+def test_changed_copies_of_finished_segments_are_refused() -> None:
+    class WithCopies(DQN):
+        def learner_connectors(self) -> list[Connector]:
+            return [Relabels(), *super().learner_connectors()]
+
+    with pytest.raises(DataError, match="return steps of episode .* twice, with other values"):
+        WithCopies(dqn(learning_starts=32, n_step=1).config).train()
+
+
 class Repeated(Connector):
     """Gives each segment twice, and cut with context: copies that a replay may hold."""
 

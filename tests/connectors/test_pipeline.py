@@ -438,6 +438,20 @@ def test_previous_actions_are_the_modules_wherever_they_are_shown(shows: str, of
     assert alone.spaces(BOX, spaces.Discrete(3)) != before.spaces(BOX, spaces.Discrete(3))
 
 
+def test_connectors_may_have_any_attribute() -> None:
+    class Keeps(Connector):
+        def __init__(self, chosen: Any) -> None:
+            self.chosen = chosen
+
+        def spaces(self, obs_space: Any, action_space: Any) -> Any:
+            assert self.chosen == [0]
+            return obs_space, action_space
+
+    pipeline = Pipeline(["prev_action_reward", Keeps([0])])
+    pipeline.spaces(BOX, ACTION)
+    assert pipeline.connectors[1].chosen == [0]  # type: ignore[attr-defined]
+
+
 class Offline(Connector):
     """Returns from `offline` what it is told."""
 

@@ -393,6 +393,14 @@ def test_validate_checks_by_the_spaces_that_were_given(tmp_path: Path) -> None:
     assert Recording.open(source, action_space=ACTION).validate().ok
 
 
+def test_actions_beyond_the_bounds_that_a_recording_states_are_no_fault_beside_a_source(tmp_path: Path) -> None:
+    columns = {"obs": np.zeros((3, 3), np.float32), "action": np.full((3, 1), 5, np.float32)}
+    source = Source(columns | {"terminated": [False, False, True]}, obs_space=OBS, action_space=ACTION)
+    convert(Recording.open(source), tmp_path / "own")
+    inside = dataclasses.replace(source, data=columns | {"action": columns["action"] / 5, "terminated": [True] * 3})
+    assert not Recording.open([tmp_path / "own", inside]).validate().warnings
+
+
 def test_values_are_checked_by_the_bounds_of_a_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = {"obs": [0.5, 30.0, 0.1], "action": [0.2, 0.9, 70.0], "terminated": [False, False, True]}
     share = Box(0, 1, (), np.float32)

@@ -20,7 +20,7 @@ from some_recording import assert_same, numbered, record
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
-from etude.recordings import Recording, validate
+from etude.recordings import Recording, RecordingWriter, validate
 from etude.recordings.formats.source import Source
 from etude.recordings.pieces import in_order
 
@@ -171,6 +171,21 @@ def test_actions_that_their_mask_forbids(space: Any, actions: Any, masks: list[s
     assert repaired.left_out == {"forbidden_action": 1}
     mask[1] = 1
     assert Recording.open(Source(columns | {"obs/action_mask": mask}, action_space=space)).validate().ok
+
+
+def test_masks_that_allow_nothing_and_recordings_of_actions_that_connectors_change(tmp_path: Path) -> None:
+    exp = numbered([3]).with_steps(**{"obs/action_mask": np.array([[1, 1], [0, 0], [1, 1]], np.int8)})
+    steps = {"obs/x": exp.steps["obs"], "obs/action_mask": exp.steps["obs/action_mask"], "action": np.array([0, 1, 1])}
+    source = Source(steps | {"terminated": [False, False, True]})
+    with pytest.raises(DataError, match="row 1: column `action` is 1, although `obs/action_mask` allows nothing there"):
+        Recording.open(source).read()
+    obs = spaces.Dict(
+        {"x": spaces.Box(-1, 400, exp.steps["obs"].shape[1:], np.float32), "action_mask": spaces.MultiBinary(2)}
+    )
+    final_obs = {name: column[-1:] for name, column in steps.items() if name != "action"}
+    with RecordingWriter(tmp_path, obs_space=obs, action_space=spaces.Discrete(2)) as writer:
+        writer.write(Experience(steps | {"reward": np.ones(3)}, exp.offsets, exp.segments, final_obs))
+    assert Recording.open(tmp_path).read().steps["action"].tolist() == [0, 1, 1]  # as a module chose them
 
 
 def test_a_part_called_action_mask_of_another_size_is_no_mask() -> None:

@@ -18,6 +18,7 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
 """
 
 import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -273,10 +274,22 @@ class _Guessing:
             self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The order of the rows by a column and time, and whether each is the last of its value there."""
-        codes, t = _codes(self._columns[name]), self._one(col.T_INDEX)
-        order = np.lexsort((np.arange(self._rows) if t is None else _time_codes(self._columns[t]), codes))
-        return order, np.append(np.diff(codes[order]) != 0, True)
+        """The order of the rows by a column and time, and whether each is the last of its value there.
+
+        A time that occurs twice with a value, as one that starts again in each episode, says nothing of their order.
+        """
+        codes, t = _codes(self._columns[name]), self._times
+        order = np.lexsort((codes,)) if t is None else np.lexsort((t, codes))
+        is_last = np.append(np.diff(codes[order]) != 0, True)
+        if t is not None and (~is_last[:-1] & (np.diff(t[order]) == 0)).any():
+            order = np.lexsort((codes,))
+        return order, is_last
+
+    @functools.cached_property
+    def _times(self) -> NDArray[np.int64] | None:
+        """Numbers that sort as the column of times does, if there is one."""
+        t = self._one(col.T_INDEX)
+        return None if t is None else _time_codes(self._columns[t])
 
     def _flags(self) -> list[str]:
         """The columns of flags that miss no value."""
@@ -292,9 +305,7 @@ class _Guessing:
             return
         ends = self._ends()
         for name in self._entities():
-            array = self._columns[name]
-            is_id = is_text(array.type) or re.search(_ID, _plain_name(name))
-            if _is_person(name) or array.null_count or not (is_id or self._is_mixed_by(name, ends)):
+            if _is_person(name) or not self._is_named(name) or self._columns[name].null_count:
                 continue
             order, is_last = self._by_episode(name)
             if 20 * (ends[order] != is_last).sum() <= ends.sum():
@@ -339,38 +350,42 @@ class _Guessing:
                 ranks[name] = 3
         return sorted(ranks, key=lambda name: ranks[name])
 
+    def _is_named(self, name: str) -> bool:
+        """Whether a column holds texts, or is called an id."""
+        return bool(is_text(self._columns[name].type) or re.search(_ID, _plain_name(name)) or _is_person(name))
+
     def _check_mixed(self, entities: Sequence[str]) -> None:
         """Say that a flag alone tells episodes apart, and whose rows are mixed, or may be."""
         flags, stand_alone = self._flags(), col.NEXT_OBS in self._taken and col.T_INDEX not in self._taken
-        if col.EPISODE_ID in self._taken or stand_alone or not flags or not entities:
+        if col.EPISODE_ID in self._taken or stand_alone or not flags:
             return
         ends = self._ends()
-        mixed = next((name for name in entities if self._is_mixed_by(name, ends)), None)
+        changing = (name for name in entities if self._changes_between(name, ends))
+        if (first := next(changing, None)) is None:
+            return
+        named = [name for name in (first, *changing) if self._is_named(name)] if self._is_named(first) else []
+        mixed = next((name for name in named if self._is_mixed_by(name, ends)), None)
         if mixed is not None:
             self._is_mixed = True
             how = self._remedy(mixed, flags)
             what = f"rows of several `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
             self._unsure.insert(0, f"{what}: {how}")
             return
-        name = entities[0]
-        is_named = is_text(self._columns[name].type) or re.search(_ID, _plain_name(name)) or _is_person(name)
-        whose = f"`{name}`" if is_named else "machines or people"
-        how = self._remedy(name, flags) if is_named else "map an episode_id (docs/your-data.md, Mixed rows)"
+        whose = f"`{first}`" if named else "machines or people"
+        how = self._remedy(first, flags) if named else "map an episode_id (docs/your-data.md, Mixed rows)"
         self._unsure.append(
             f"{_listed(flags)} alone tells episodes apart, in the order of the rows: if rows of several {whose} are "
             f"mixed, {how}"
         )
 
-    def _is_mixed_by(self, name: str, ends: NDArray[np.bool_]) -> bool:
-        """Whether a column shows that rows of several episodes are mixed.
-
-        Its value changes between flags; and either it is a person, or a flag is set in the last row of each value.
-        """
+    def _changes_between(self, name: str, ends: NDArray[np.bool_]) -> bool:
+        """Whether a column changes where no episode ends, in the order of the rows."""
         codes = _codes(self._columns[name])
-        if not ((codes[1:] != codes[:-1]) & ~ends[:-1]).any():
-            return False
-        if _is_person(name):
-            return True
+        return bool(((codes[1:] != codes[:-1]) & ~ends[:-1]).any())
+
+    def _is_mixed_by(self, name: str, ends: NDArray[np.bool_]) -> bool:
+        """Whether a column that changes between flags shows that rows of several episodes are mixed: a flag is set in
+        the last row of each of its values."""
         order, is_last = self._by_episode(name)
         is_whole = self._rows == self._all_rows  # else the last row of a value here may not be its last
         by_chance = ends.mean() ** (is_last.sum() - 1)
