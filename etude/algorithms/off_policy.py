@@ -416,5 +416,6 @@ def _changes_sums(connectors: Pipeline, n_step: int) -> SettingsError:
     names = [connector.name for connector in connectors.connectors]
     return SettingsError(
         f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
-        f"applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards before it."
+        f"applied to sums of {n_step} rewards: set `n_step` to 1, or put a connector that changes rewards and does not "
+        "learn before it."
     )

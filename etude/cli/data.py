@@ -466,6 +466,7 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
     returns = "unknown"
     if found["return_mean"] is not None:
         returns = f"mean {rounded(found['return_mean'])} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
+        returns += f", with {found['unfinished']:,} unfinished" if found["unfinished"] else ""
     version = "" if found["version"] is None else f", version {found['version']}"
     ends = ", ".join(f"{found[end]:,} {end}" for end in ("terminated", "truncated", "unfinished"))
     if (both := found["terminated"] + found["truncated"] + found["unfinished"] - found["episodes"]) > 0:

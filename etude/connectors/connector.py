@@ -158,7 +158,7 @@ class Connector:
 
     def update(self, exp: Experience) -> None:
         """Learn from newly collected Experience, after `offline` was applied to it. `online` and `offline` don't change
-        until the next call."""
+        until the next call. Rows of context are in it again (lookback): ``exp.trained()`` is True for the new ones."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics for results, by name; results list them with the connector's name in front."""

@@ -300,7 +300,8 @@ def _log_ratio(
         raise DataError(
             f"{place}: `logp` is 0 throughout: the actions were not sampled, but always the most likely ones. Other "
             "actions of the policy were never tried, so no weight can tell their effect. Record while "
-            "exploring (explore=True), or evaluate by dm and fqe only."
+            "exploring (explore=True; with a noisy network, also with an `epsilon` above 0), or evaluate by dm and fqe "
+            "only."
         )
     return lambda episodes: target.logp(episodes) - recorded_logp(episodes, space, place)
 

@@ -2,6 +2,7 @@
 """Callbacks: user code that is called while episodes run, the episodes it gets, and the runner that calls it."""
 
 import copy
+import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
@@ -26,6 +27,15 @@ from etude.runners.mapping import Share
 from etude.runners.rollout import BLIND, SLOT, Rollout
 from etude.settings import choice
 from etude.spaces import Nester
+
+_log = logging.getLogger("etude.runners")
+_WARNED: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _WARNED:
+        _WARNED.add(text)
+        _log.warning(text)
 
 
 class AgentFigures(NamedTuple):
@@ -128,6 +138,8 @@ class RunningEpisode:
         self._source = source
         self._began = began
         self._over: tuple[int, float] | None = None
+        self.is_last_step = False
+        """Whether the newest step is the episode's last one: see `env`."""
         self.id = episode.id
         """The ``episode_id`` in Experience."""
         self.env_index = episode.env
@@ -155,8 +167,19 @@ class RunningEpisode:
 
     @property
     def env(self) -> Any:
-        """The env object; the ``VectorEnv`` if all copies step as one; None if the env is in another process."""
-        return self._source.arena.env_at(self.env_index)
+        """The env object; the ``VectorEnv`` if all copies step as one; None if the env is in another process.
+
+        When the results of an episode's last step are there, it has begun its next episode, unless it is a `VectorEnv`
+        that resets itself later.
+        """
+        found = self._source.arena.env_at(self.env_index)
+        if self.is_last_step and found is not None:
+            _warn_once(
+                "episode.env or episode.render() was used in an episode's last step (in on_episode_end, or the last "
+                "on_episode_step): the env may have begun its next episode there. For the end, use episode.info and "
+                "episode.obs; let the env put what you need into its info."
+            )
+        return found
 
     @property
     def modules(self) -> Mapping[str | None, Module]:
@@ -212,9 +235,12 @@ class RunningEpisode:
     def render(self) -> Any:
         """Render the env and return the frame. The time is reported as ``render``.
 
+        In an episode's last step, the frame is that of the next episode's start, as with `env`.
+
         Raises:
             EnvError: the env is in another process.
         """
+        _ = self.env  # warns at the end of an episode
         return self._source.render(self.env_index)
 
     # -- logging ------------------------------------------------------------------------------------------------
@@ -331,9 +357,9 @@ class Callback:
         """The env made a step, and its results are available."""
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
-        """The episode has ended for all its agents. The env may already have been reset.
+        """The episode has ended for all its agents, and the env has begun its next one.
 
-        For details of the end, use ``episode.info``, or inspect the env in `on_episode_step`.
+        For details of the end, use ``episode.info``.
         """
 
     def on_segment(self, segment: Experience, episode: RunningEpisode) -> None:
@@ -402,8 +428,11 @@ class GameReturns(Callback):
     def on_episode_start(self, episode: RunningEpisode) -> None:
         """Drops the earlier lives if this one belongs to another game."""
         _, left = self._games.get(episode.env_index, (0.0, 0))
-        if (episode.info or {}).get("lives", left) > left:
-            self._games.pop(episode.env_index, None)
+        if (episode.info or {}).get("lives", left) > left and self._games.pop(episode.env_index, None):
+            _warn_once(
+                "GameReturns: a new game began although lives were left, so the game before is not counted. Does the "
+                "env's reset() begin a new game after each lost life? Then later lives are never played."
+            )
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
         """Adds the life's return, and logs the sum at the end of the game."""
@@ -533,6 +562,7 @@ class CallbackRunner:
             if episode is not None:
                 if turn.unheld is not None:
                     episode.unheld_reward = float(np.nansum(turn.unheld[self.arena.env_of == env]))
+                episode.is_last_step = True
                 self._call("on_episode_step", episode)
                 self._call("on_episode_end", episode)
                 episode.keep()

@@ -17,12 +17,12 @@ from some_envs import LendingVectorEnv, Numbered, numbered
 from watching import Diary, Seen, actions_in, naive
 
 from etude.connectors import Pipeline
-from etude.envs import InlineArena, PoolArena, Turn, VectorArena, Workers
+from etude.envs import InlineArena, PoolArena, Turn, VectorArena, Workers, make_arena
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.modules import make_module
 from etude.policies import Policy
-from etude.runners import Callback, GameReturns, Lengths, Runner, RunningEpisode
+from etude.runners import Callback, GameReturns, Lengths, Runner, RunningEpisode, callbacks
 
 MODES = tuple(AutoresetMode)
 
@@ -520,6 +520,40 @@ def test_what_lives_in_another_process_is_out_of_reach(monkeypatch: pytest.Monke
 
     with pytest.raises(EnvError, match="can't render an env in a worker process: use no workers"):
         runner_on(ARENAS["lending SAME_STEP"](1), [Draws]).collect(num_steps=1)
+
+
+class Counts(gym.Env[Any, Any]):
+    """Counts its steps, of which an episode has five."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(1, self.t, np.float32), 1.0, self.t == 5, False, {"t": self.t}
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_the_env_of_an_ended_episode_is_told_to_be_in_its_next(
+    used: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_WARNED", set())
+    seen = []
+
+    class Looks(Callback):
+        def on_episode_step(self, episode: RunningEpisode) -> None:
+            if used or not episode.is_last_step:
+                seen.append((int(episode.obs[0]), episode.info["t"], episode.env.unwrapped.t, episode.is_last_step))
+
+    runner_on(make_arena(Counts, 1), [Looks]).collect(num_steps=11)
+    steps = [(t, t, t, False) for t in (1, 2, 3, 4)] + [(5, 5, 0, True)] * used
+    assert seen[: 2 * len(steps)] == steps * 2
+    assert caplog.text.count("the env may have begun its next episode there") == used
 
 
 def test_frames_of_a_vector_env_are_of_the_episode_s_copy() -> None:
