@@ -532,6 +532,21 @@ def described_value(value: Any) -> str:
 _ENDS_OF_INT64 = re.compile(r"-9223372036854775808\b|\b9223372036854775807\b")
 
 
+def same_bounds(space: Space, other: Space) -> bool:
+    """Whether the bounds of the Boxes in spaces of the same parts are the same, where both have bounds."""
+    others = leaves(other, "")
+    pairs = [(leaf, others.get(name)) for name, leaf in leaves(space, "").items()]
+    return all(
+        np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
+        for a, b in pairs
+        if isinstance(a, spaces.Box)
+        and isinstance(b, spaces.Box)
+        and a.shape == b.shape
+        and a.is_bounded()
+        and b.is_bounded()
+    )
+
+
 def in_words(shown: object) -> str:
     """A space or one of its bounds for a message, as it shows itself; the ends of int64, as of a Box of whole numbers
     of any size, are ``no bound``."""

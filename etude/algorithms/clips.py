@@ -35,6 +35,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.modules.random import RandomModule
 from etude.policies import Policy, PolicyLike
+from etude.policies.policy import check_same_actions
 from etude.runners import Episode, Runner
 
 Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
@@ -241,7 +242,9 @@ def _policy_runner(arena: Arena, policy: PolicyLike, env: Any, seed: int | None)
     if isinstance(policy, Module):
         policy = Policy(policy, Pipeline([ClipAction()]))
     kind = arena.kinds[0]
-    return Runner(arena, policy.fitted(kind.obs_space, kind.action_space, env_name(env)), seed=seed)
+    fitted = policy.fitted(kind.obs_space, kind.action_space, env_name(env))
+    check_same_actions(policy, kind.action_space, env_name(env))
+    return Runner(arena, fitted, seed=seed)
 
 
 def _random_runner(arena: Arena, seed: int | None) -> Runner:

@@ -81,7 +81,8 @@ class OfflineAlgorithm(Algorithm[C]):
     def _warn_of_units(self, whose: str) -> None:
         _log.warning(
             "%s: holds actions as they were chosen, in %s, before connectors mapped them to %s. What learns from them "
-            "acts as they were chosen, too: add a connector such as `rescale_action`.",
+            "acts as they were chosen, too: add a connector such as `rescale_action`. If they are in the env's units, "
+            "open the recording with the env's `action_space` instead.",
             *(shown(self.config.data), self.recording.action_space, whose),
         )
 

@@ -28,6 +28,7 @@ from etude.errors import DataError, EnvError, EtudeError
 from etude.experience import Experience
 from etude.files import located
 from etude.policies import Policy
+from etude.policies.policy import check_same_actions
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Spaces, space_to_json
 
@@ -170,6 +171,8 @@ def runner_for(
     try:
         there = spaces_in(arena, list(policies), config.agents.module_of, spaces)
         own = {name: policy.fitted(*there[name], env_name(env)) for name, policy in policies.items()}
+        for name, policy in policies.items():
+            check_same_actions(policy, there[name][1], env_name(env))
     except BaseException:
         arena.close()
         raise

@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-from gymnasium import spaces
-
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.feed import modules_of
@@ -20,7 +17,7 @@ from etude.recordings import Recording, Source
 from etude.recordings.episodes import Assembler
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
-from etude.spaces import Space, Spaces, alike, leaf_shape, leaves
+from etude.spaces import Spaces, alike, leaf_shape, leaves, same_bounds
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
 """Held-out episodes: a path, or data that is open or in memory."""
@@ -167,24 +164,14 @@ def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience
         found: Any
         if isinstance(data, Recording):
             found = data.header.spaces[root]
-            fits = alike(found, wanted[root]) and (root == col.OBS or _same_units(found, wanted[root]))
+            fits = alike(found, wanted[root]) and (root == col.OBS or same_bounds(found, wanted[root]))
         else:
             found = {column: tuple(c.shape[1:]) for column, c in col.subtree(data.steps, root).items()}
             fits = found == {column: leaf_shape(leaf) for column, leaf in leaves(wanted[root], root).items()}
         if not fits:
             return (
                 f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: use "
-                "episodes of the same env, with actions in the units in which the module acts."
+                "episodes of the same env, with actions in the units in which the module acts. With `rescale_action`, "
+                "these are recordings of its own; actions of a log are in the env's."
             )
     return None
-
-
-def _same_units(space: Space, other: Space) -> bool:
-    """Whether the bounds of Boxes are the same, if both have bounds."""
-    others = leaves(other, "")
-    pairs = [(leaf, others[name]) for name, leaf in leaves(space, "").items()]
-    return all(
-        np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
-        for a, b in pairs
-        if isinstance(a, spaces.Box) and isinstance(b, spaces.Box) and a.is_bounded() and b.is_bounded()
-    )

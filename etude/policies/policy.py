@@ -36,6 +36,7 @@ from etude.spaces import (
     leaf_shape,
     leaves,
     misfit,
+    same_bounds,
 )
 
 PolicyState: TypeAlias = dict[str, Any]
@@ -451,6 +452,17 @@ class Policy:
             )
         connectors.load_state_dict(learned)
         return Policy(module, connectors, obs_space=obs_space, action_space=action_space)
+
+
+def check_same_actions(policy: Policy, action_space: Space, where: str) -> None:
+    """Raise a SettingsError if an env's bounds of actions are not those that the policy acts in: connectors such as
+    `rescale_action` would map the same choice to another action there."""
+    if not same_bounds(action_space, policy.action_space):
+        raise SettingsError(
+            f"the env {where} takes actions in {action_space}, but the policy acts in {policy.action_space}: its "
+            "connectors would map them to other actions there than policy.act gives. Play it in an env with the same "
+            "bounds; if it learns from a recording, open that with the env's `action_space`."
+        )
 
 
 PolicyLike: TypeAlias = Policy | Module

@@ -497,3 +497,24 @@ def test_a_noisy_policy_acts_greedily_in_one_thread_and_explores_in_another() ->
     thread.join()
     algorithm.close()
     assert wrong == 0
+
+
+def test_an_env_with_other_bounds_would_get_other_actions_than_act_gives() -> None:
+    """`rescale_action` maps 1 to the env's upper bound, which is 2 in the env where it learned."""
+
+    class Stronger(gym.ActionWrapper[Any, Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(gym.make("Pendulum-v1"))
+            self.action_space = spaces.Box(-5, 5, (1,), np.float32)
+
+        def action(self, action: Any) -> Any:
+            return action
+
+    algorithm = etude.PPO(
+        etude.PPOConfig(env="Pendulum-v1", num_envs=1, num_steps=64, connectors=("rescale_action",), seed=0)
+    )
+    assert algorithm.evaluate(1, env="Pendulum-v1", seed=0).episodes == 1
+    for play in (algorithm.evaluate, lambda n, env: algorithm.record("nowhere", n, env=env)):
+        with pytest.raises(SettingsError, match=r"takes actions in Box\(-5\.0, 5\.0.* but the policy acts in Box\(-2"):
+            play(1, env=Stronger)
+    algorithm.close()
