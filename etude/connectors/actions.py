@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors that change actions on their way from module to env."""
 
+import numpy as np
 from gymnasium import spaces
 
 from etude import columns as col
@@ -84,6 +85,13 @@ class RescaleAction(BoundedActions):
         share = (clip(action, -1, 1) + 1) * 0.5
         # this weighting meets both ends and wide bounds do not overflow; rounding may still pass a bound
         return clip(low * (1 - share) + high * share, low, high)
+
+    @property
+    def log_scale(self) -> float:
+        """What `unact` adds to the log-density of an action, since it divides distances by half of those of the
+        bounds."""
+        halves = (0.5 * (high.value.astype(np.float64) - low.value) for low, high in self.bounds.values())
+        return float(sum(np.log(half[half > 0]).sum() for half in halves))
 
     def unact(self, action: Columns) -> Columns:
         """Rescale to [-1, 1]; 0 where the env's bounds coincide."""

@@ -6,18 +6,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
+from gymnasium.spaces import Box
+
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.feed import modules_of
+from etude.connectors import RescaleAction, overrides
+from etude.connectors.actions import BoundedActions
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import not_finite
 from etude.experience.experience import without_lookback
+from etude.policies import Policy
 from etude.recordings import Recording, Source
+from etude.recordings.action_units import AS_THE_ENV_GOT, units
 from etude.recordings.episodes import Assembler
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
-from etude.spaces import Spaces, alike, leaf_shape, leaves, same_bounds
+from etude.spaces import Space, Spaces, alike, leaf_shape, leaves, same_bounds
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
 """Held-out episodes: a path, or data that is open or in memory."""
@@ -159,19 +165,48 @@ def value_error(episodes: Experience, name: str, row: int, place: str, remedy: s
 
 def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> str | None:
     """Why the data's spaces are not those of a module; None if they are."""
-    wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: algorithm.policies[name].module.action_space}
+    policy = algorithm.policies[name]
+    wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: policy.module.action_space}
     for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
         found: Any
         if isinstance(data, Recording):
             found = data.header.spaces[root]
-            fits = alike(found, wanted[root]) and (root == col.OBS or same_bounds(found, wanted[root]))
+            fits = alike(found, wanted[root])
+            if root == col.ACTION:
+                fits = fits and (_in_units_of_module(policy, found) or are_of_env(policy, data))
         else:
             found = {column: tuple(c.shape[1:]) for column, c in col.subtree(data.steps, root).items()}
             fits = found == {column: leaf_shape(leaf) for column, leaf in leaves(wanted[root], root).items()}
         if not fits:
             return (
                 f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: use "
-                "episodes of the same env, with actions in the units in which the module acts. With `rescale_action`, "
-                "these are recordings of its own; actions of a log are in the env's."
+                "episodes of the same env, with actions in the units of the env or of the module, as the bounds of "
+                "their space say: Recording.open(path, action_space=...)."
             )
     return None
+
+
+def _in_units_of_module(policy: Policy, space: Space) -> bool:
+    boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
+    if _rescales(policy) and not all(box.is_bounded() for box in boxes):
+        return False  # nothing says in which units they are
+    return same_bounds(space, policy.module.action_space)
+
+
+def _rescales(policy: Policy) -> bool:
+    return any(isinstance(connector, RescaleAction) for connector in policy.connectors.connectors)
+
+
+def are_of_env(policy: Policy, data: Recording | Experience) -> bool:
+    """Whether recorded actions are in the env's units, from which `rescale_action` tells the module's."""
+    if not isinstance(data, Recording) or not _rescales(policy) or _in_units_of_module(policy, data.action_space):
+        return False
+    changing = [connector for connector in policy.connectors.connectors if overrides(connector, "act")]
+    boxes = [leaf for leaf in leaves(data.action_space, col.ACTION).values() if isinstance(leaf, Box)]
+    return (
+        all(isinstance(connector, BoundedActions) for connector in changing)
+        and units(data.action_space, data.meta) == AS_THE_ENV_GOT
+        and all(box.is_bounded() for box in boxes)
+        and alike(data.action_space, policy.action_space)
+        and same_bounds(data.action_space, policy.action_space)
+    )

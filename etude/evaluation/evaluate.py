@@ -26,7 +26,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.progress import gauge
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
-from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, opened, where, why_unfit
+from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, are_of_env, opened, where, why_unfit
 from etude.evaluation.estimators import (
     PLAYED,
     VALUING,
@@ -119,9 +119,9 @@ def evaluate_on(
 
     Args:
         algorithm: An algorithm with one module; for several, see `evaluate_each_on`.
-        data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory. Experience has no spaces:
-            its actions must be in the units in which the module acts, such as [-1, 1] with `rescale_action`, which
-            can't be checked.
+        data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory. With `rescale_action`, actions
+            may be in [-1, 1] or in the env's units, as their space says. Experience has no spaces: its actions must be
+            in the units in which the module acts, which can't be checked.
         config: Settings of the evaluation.
         settings: Fields of ``config`` to override, such as ``methods=("wis", "dr")``.
 
@@ -182,7 +182,8 @@ def _evaluated(
 ) -> OffPolicyEvaluation | None:
     """The result for one module; None if it has no whole episode."""
     policy = algorithm.policies[name]
-    target = TargetPolicy(policy.module, policy.connectors, explore=config.explore)
+    of_env = are_of_env(policy, data)
+    target = TargetPolicy(policy.module, policy.connectors, explore=config.explore, of_env=of_env)
     if config.weighs:
         target.check_density()
     if config.values and policy.module.recurrent:

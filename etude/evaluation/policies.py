@@ -15,7 +15,7 @@ from etude import columns as col
 from etude.algorithms.progress import gauge
 from etude.algorithms.task import TaskModule
 from etude.columns import Columns
-from etude.connectors import Pipeline
+from etude.connectors import Pipeline, RescaleAction
 from etude.errors import ModuleError, SettingsError
 from etude.evaluation.episodes import value_error
 from etude.experience import Experience
@@ -48,12 +48,13 @@ class TargetPolicy:
         module: The module.
         connectors: The connectors between env and module.
         explore: Whether it samples its actions; if False, it takes the most likely ones.
+        of_env: Whether recorded actions, and their densities, are in the env's units; see `are_of_env`.
 
     Raises:
         SettingsError: a connector shows something in recordings that it does not show while acting.
     """
 
-    def __init__(self, module: Module, connectors: Pipeline, *, explore: bool) -> None:
+    def __init__(self, module: Module, connectors: Pipeline, *, explore: bool, of_env: bool = False) -> None:
         if connectors.hindsight:
             raise SettingsError(
                 "what this policy would have done is not known for recorded episodes: one of its connectors "
@@ -63,10 +64,20 @@ class TargetPolicy:
         self.module = module
         self.explore = explore
         self._connectors = connectors
+        self._of_env = of_env
 
     def connected(self, exp: Experience) -> Experience:
         """Apply the connectors to whole episodes; rewards stay as recorded."""
+        exp = self._in_units_of_module(exp) if self._of_env else exp
         return self._connectors.offline(exp).with_steps(**{col.REWARD: exp.steps[col.REWARD]})
+
+    def _in_units_of_module(self, exp: Experience) -> Experience:
+        exp = exp.with_steps(**self._connectors.unact(col.subtree(exp.steps, col.ACTION)))
+        logp = exp.steps.get(col.LOGP)
+        if logp is None or not logp.any():  # 0 throughout: the actions were not sampled
+            return exp
+        scales = [one.log_scale for one in self._connectors.connectors if isinstance(one, RescaleAction)]
+        return exp.with_steps(**{col.LOGP: logp.astype(np.float64) + sum(scales)})
 
     def check_density(self) -> None:
         """Raise a SettingsError if the policy has no probabilities of actions."""

@@ -18,7 +18,7 @@ from etude.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig, Tas
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate, evaluate_each_on, evaluate_on, fqe
 from etude.modules import NetworkConfig
-from etude.recordings import Recording
+from etude.recordings import Recording, RecordingWriter
 
 WEIGHING = ("is", "wis", "pdis", "wpdis")
 SMALL = FQEConfig(members=3, steps=40, batch_size=64)
@@ -298,8 +298,33 @@ def test_data_of_another_kind(tmp_path):
         evaluate_on(policy(WANTS), Recording.open(path).read())
     boxes = PPO(PPOConfig(env=Reach, seed=0))
     boxes.record(tmp_path / "boxes", 3, seed=1, explore=True)
-    with pytest.raises(DataError, match="in the units in which the module acts"):
-        evaluate_on(PPO(PPOConfig(env=Reach, seed=0, connectors=("rescale_action",))), tmp_path / "boxes")
+    rescaled = PPO(PPOConfig(env=Reach, seed=0, connectors=("rescale_action",)))
+    exp = Recording.open(tmp_path / "boxes").read()
+    for high in (3, np.inf):  # other bounds than the env's, or none, so that units are not known
+        where, space = tmp_path / str(high), spaces.Box(-high, high, (2,), np.float32)
+        with RecordingWriter(where, obs_space=Reach.observation_space, action_space=space) as writer:
+            writer.write(exp)
+        with pytest.raises(DataError, match="with actions in the units of the env or of the module, as the bounds"):
+            evaluate_on(rescaled, where)
+
+
+@pytest.mark.parametrize("methods", [["is"], ["wis", "pdis"], ["dm"]])
+def test_actions_in_the_units_of_the_env_or_of_the_module(methods, tmp_path):
+    """`rescale_action` halves actions of this env, so that two of them are four times as dense."""
+    boxes = PPO(PPOConfig(env=Reach, seed=0))
+    path = own_recording(tmp_path, boxes)
+    rescaled = PPO(PPOConfig(env=Reach, seed=1, connectors=("rescale_action",)))
+    found = evaluate_on(rescaled, path, methods=methods, fqe=SMALL, seed=0)
+    exp = Recording.open(path).read()
+    halved = exp.with_steps(action=exp.steps["action"] / 2, logp=exp.steps["logp"].astype(np.float64) + np.log(4))
+    in_memory = evaluate_on(rescaled, halved, methods=methods, fqe=SMALL, seed=0)
+    for method in methods:
+        assert found.estimates[method].mean == pytest.approx(in_memory.estimates[method].mean, rel=1e-5)
+    with torch.no_grad():
+        out = rescaled.module(torch.from_numpy(exp.steps["obs"]))
+        density = out.logp(torch.from_numpy(exp.steps["action"] / 2)).double().numpy() - np.log(4)
+    ratio = np.add.reduceat(density - exp.steps["logp"], exp.offsets[:-1])
+    assert found.mean_weight == pytest.approx(np.exp(ratio).mean(), rel=1e-4)
 
 
 def test_actions_that_were_not_drawn(tmp_path):
