@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import math
 import shlex
 import sys
 import webbrowser
@@ -156,7 +157,9 @@ class Describe(ReadCommand):
 
     def execute(self) -> int:
         """Print the statistics."""
+        from etude.spaces import leaf_shape
         from etude.viewer import RecordingView
+        from etude.viewer.figures import MAX_PARTS
 
         view = RecordingView(self.recording())
         found = view.describe()
@@ -170,6 +173,10 @@ class Describe(ReadCommand):
         words, total = table(rows), view.episodes.num_steps
         if sampled := [name for name, figures in found.items() if figures.get("steps", total) < total]:
             words += f"\nof a sample of {total:,} steps: {', '.join(sampled)}"
+        sizes = {n: math.prod(leaf_shape(leaf)) for n, leaf in view.recording.header.leaves().items()}
+        for name, size in sizes.items():
+            if size > MAX_PARTS and name not in view.images:
+                words += f"\nonly the first {MAX_PARTS} of {size} numbers: {name}"
         return self.tell([view.recording], {"columns": found}, words)
 
 

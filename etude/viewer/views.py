@@ -174,7 +174,7 @@ class RecordingView:
         for name in self.recording.columns:
             values = self._steps(name, 0 if name in self.images else DESCRIBED_BYTES)
             parts = {name: values.reshape(-1)} if name in self.images else figures.scalars(name, values)
-            out.update({part: figures.statistics(column) for part, column in parts.items()})
+            out.update({part: figures.statistics(column) | {"steps": len(values)} for part, column in parts.items()})
         return out
 
     # -- one episode ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ FEW_TEXTS: Final = 16
 _WRITTEN: Final = {
     "list": re.compile(r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"),
     "whole": re.compile(r"[-+]?\d+"),
-    "fraction": re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+|\d+(?=[eE]))([eE][-+]?\d+)?"),
+    "fraction": re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+|\d{1,3}([.,' ]\d{3})+([.,]\d*)?|\d+(?=[eE]))([eE][-+]?\d+)?"),
     "name": re.compile(r"(?s:.*)"),
 }
 

@@ -2,6 +2,7 @@
 """Sort the rows of a table and cut them into segments, from their key columns alone."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +17,8 @@ from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
 from etude.recordings.formats.texts import truths
+
+_log = logging.getLogger("etude.recordings")
 
 _BITS: Final = {16: 11, 32: 24, 64: 53}
 """The bits of whole numbers that floats hold, by the bits of their type."""
@@ -125,13 +128,28 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
 
 def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[Ints, Ints]]:
     """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
-    reader, first = _KeyReader(has_next, place), 0
+    reader, first, midnight = _KeyReader(has_next, place), 0, None
     for rows, columns in groups():
         keys = reader.read(rows, columns)
+        if reader.is_time_of_day and midnight is None:
+            midnight = _goes_back(keys[col.EPISODE_ID], keys[col.T_INDEX])
+            if midnight is not None:
+                _log.warning(
+                    "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that "
+                    "those after midnight come first: if episodes go on over midnight, map a column of date and time.",
+                    place(first + midnight),
+                )
         episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
         yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
+
+
+def _goes_back(episode: Ints, t: Ints) -> int | None:
+    """The first row whose time is before that of the row before it in its episode; None: there is none."""
+    order = np.argsort(episode, kind="stable")
+    back = np.flatnonzero((np.diff(episode[order]) == 0) & (np.diff(t[order]) < 0))
+    return int(order[back[0] + 1]) if len(back) else None
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
@@ -275,6 +293,8 @@ class _KeyReader:
         self._rows = 0
         self.is_clock = False
         """Whether ``t`` holds points in time."""
+        self.is_time_of_day = False
+        """Whether these have no date."""
         self._episode, self._t, self._done = 0, 0, False  # of the previous row, if episodes have no names
 
     def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> Keys:
@@ -289,10 +309,11 @@ class _KeyReader:
         if col.T_INDEX in columns:
             keys[col.T_INDEX] = _time(columns[col.T_INDEX], place)
             self.is_clock = is_time(columns[col.T_INDEX].type)
+            self.is_time_of_day = bool(pa.types.is_time(columns[col.T_INDEX].type))
         if col.EPISODE_ID in columns:
             keys |= {name: self._coded(columns[name], name, place) for name in KEYS if name in columns}
         else:
-            keys[col.EPISODE_ID] = self._numbered(keys.get(col.T_INDEX), terminated | truncated, columns)
+            keys[col.EPISODE_ID] = self._numbered(keys.get(col.T_INDEX), terminated | truncated, columns, place)
         self._rows += num
         return keys
 
@@ -307,8 +328,13 @@ class _KeyReader:
         known = self._known.setdefault(name, {})
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
-    def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any]) -> Ints:
-        """The number of each row's episode, if the table has no episode ids."""
+    def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any], place: Place) -> Ints:
+        """The number of each row's episode, if the table has no episode ids: a new one begins after a flag, and where
+        a counting ``t`` or a time of day starts again.
+
+        Raises:
+            DataError: nothing tells episodes apart, or times with a date don't rise within one.
+        """
         for name in (col.AGENT_ID, col.MODULE_ID):
             if name in columns:
                 raise DataError(f"`{name}` is mapped, but `{col.EPISODE_ID}` is not: map it, to tell episodes apart.")
@@ -321,7 +347,15 @@ class _KeyReader:
             )
         begins = np.append(self._done, done[:-1])
         if t is not None:
-            begins |= np.diff(t, prepend=self._t if self._rows else t[:1] - 1) <= 0
+            falls = np.diff(t, prepend=self._t if self._rows else t[:1] - 1) <= 0
+            wrong = np.flatnonzero(falls & ~begins)
+            if len(wrong) and self.is_clock and not self.is_time_of_day and not self._has_next:
+                raise DataError(
+                    f"{place(int(wrong[0]))}: the time in `{col.T_INDEX}` does not rise there, and no "
+                    f"`{col.EPISODE_ID}` is mapped. Are the rows of several episodes or machines? Then map an id. Are "
+                    f"they out of order? Then sort them by time. If they are in order, leave `{col.T_INDEX}` out."
+                )
+            begins |= falls
         episode = self._episode + np.cumsum(begins)
         self._episode, self._t, self._done = int(episode[-1]), 0 if t is None else int(t[-1]), bool(done[-1])
         return episode

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any table, against a naive regrouping of its rows."""
 
+import datetime
 import json
 import uuid
 from pathlib import Path
@@ -1065,3 +1066,52 @@ def test_whole_numbers_take_the_dtype_of_the_given_space(caplog: pytest.LogCaptu
         DataError, match="column `nx` has numbers from 2 to 300, which do not fit in the uint8 of `obs`"
     ):
         Recording.open(Source(large, names, obs_space=pixels))
+
+
+CLOCK = {"obs": "x", "action": "did", "t": "time"}
+
+
+def clocked(minutes: list[int], **more: Any) -> pa.Table:
+    start = datetime.datetime(2026, 3, 1)
+    times = [start + datetime.timedelta(minutes=minute) for minute in minutes]
+    num = len(minutes)
+    return pa.table({"time": times, "x": np.arange(num) * 0.5, "did": np.arange(num) % 2, **more})
+
+
+@pytest.mark.parametrize(
+    ("minutes", "wrong"), [([0, 1, 2, 3], None), ([3, 2, 1, 0], 1), ([0, 0, 1, 1], 1), ([0, 1, 3, 2], 3)]
+)
+def test_times_without_an_id_rise_within_an_episode(minutes: list[int], wrong: int | None) -> None:
+    for columns, more in (
+        ({"terminated": "last-row"}, {}),
+        ({"terminated": "done"}, {"done": [False, False, False, True]}),
+    ):
+        source = Source(clocked(minutes, **more), CLOCK | columns)
+        if wrong is None:
+            assert Recording.open(source).read().lengths.tolist() == [4]
+            continue
+        with pytest.raises(DataError, match=f"row {wrong}: the time in `t` does not rise there, and no `episode_id`"):
+            Recording.open(source)
+    after_an_end = clocked([5, 6, 0, 1], done=[False, True, False, True])  # any time may follow
+    assert Recording.open(Source(after_an_end, CLOCK | {"terminated": "done"})).read().lengths.tolist() == [2, 2]
+
+
+def test_a_time_of_day_that_goes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for hours, told in (([9, 10, 11], False), ([22, 23, 1], True)):
+        caplog.clear()
+        table = clocked([0, 1, 2], shift=["a"] * 3, clock=[datetime.time(hour) for hour in hours])
+        columns = CLOCK | {"t": "clock", "episode_id": "shift", "terminated": "last-row"}
+        recording = Recording.open(Source(table, columns))
+        recording.read()
+        assert caplog.text.count("`t` is a time of day, which goes back there within an episode") == told
+
+
+@pytest.mark.parametrize("written", ["{:,.2f}", "{:,.0f}"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_numbers_with_separators_of_thousands_are_no_names(written: str, swap: bool) -> None:
+    texts = [written.format(4000 + 7.25 * k + 1_000_000 * (k % 2)) for k in range(40)]
+    if swap:
+        texts = [text.replace(",", "'") for text in texts]
+    source = Source({"obs": np.array(texts, object), "action": [0, 1] * 20, "terminated": [False] * 39 + [True]})
+    with pytest.raises(DataError, match="`obs` is text that holds numbers"):
+        Recording.open(source)
