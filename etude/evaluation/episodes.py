@@ -187,10 +187,13 @@ def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience
 
 
 def _in_units_of_module(policy: Policy, space: Space) -> bool:
-    boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box) and leaf.dtype.kind == "f"]
-    if _rescales(policy) and not all(box.is_bounded() for box in boxes):
+    if _rescales(policy) and not _is_bounded(space):
         return False  # nothing says in which units they are
     return same_bounds(space, policy.module.action_space)
+
+
+def _is_bounded(space: Space) -> bool:
+    return all(leaf.is_bounded() for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box))
 
 
 def _rescales(policy: Policy) -> bool:
@@ -202,11 +205,10 @@ def are_of_env(policy: Policy, data: Recording | Experience) -> bool:
     if not isinstance(data, Recording) or not _rescales(policy) or _in_units_of_module(policy, data.action_space):
         return False
     changing = [connector for connector in policy.connectors.connectors if overrides(connector, "act")]
-    boxes = [leaf for leaf in leaves(data.action_space, col.ACTION).values() if isinstance(leaf, Box)]
     return (
         all(isinstance(connector, BoundedActions) for connector in changing)
         and units(data.action_space, data.meta) == AS_THE_ENV_GOT
-        and all(box.is_bounded() for box in boxes)
+        and _is_bounded(data.action_space)
         and alike(data.action_space, policy.action_space)
         and same_bounds(data.action_space, policy.action_space)
     )
