@@ -164,9 +164,9 @@ class Algorithm(Generic[C]):
                 return object.__getattribute__(self, name)  # raises the original error
             raise no_such_attribute(self, name)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} holds envs and processes, so it can't be copied or pickled. To make another, "
+            f"{type(self).__name__} holds envs and processes, so it can't be copied. To make another, "
             "save() it and etude.load() the folder; a policy, a module and the config can be copied."
         )
 

@@ -3,7 +3,6 @@ import copy
 import functools
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +378,6 @@ def test_what_an_object_was_made_with_is_not_told(tmp_path):
 
 def test_an_algorithm_is_copied_through_a_checkpoint() -> None:
     algorithm = ppo()
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match=r"PPO holds envs and processes, .* etude.load\(\) the folder"):
-            copied(algorithm)
+    with pytest.raises(TypeError, match=r"PPO holds envs and processes, .* etude.load\(\) the folder"):
+        copy.deepcopy(algorithm)
     assert copy.deepcopy(algorithm.policy).module is not algorithm.module

@@ -155,6 +155,7 @@ def test_what_an_attribute_lacks_inside_is_not_hidden(ppo):
         _ = broken.mine
     with pytest.raises(AttributeError, match="_private"):
         _ = ppo._private
+    assert copy.copy(ppo).config is ppo.config
 
 
 @pytest.mark.parametrize("path", ["runs/p", 5])
