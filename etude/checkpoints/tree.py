@@ -13,6 +13,7 @@ import re
 import reprlib
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ def folder_at(where: Where) -> AnyPath:
 
 
 def _open(path: AnyPath) -> BinaryIO:
-    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe returns bytes forever, or none
+    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):  # a pipe returns bytes forever, or none
         raise OSError(errno.EINVAL, "it is not a regular file")
     return path.open("rb")
 
