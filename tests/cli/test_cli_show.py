@@ -12,7 +12,8 @@ import pytest
 
 from etude.cli.main import main
 from etude.experience import Experience, Segments
-from etude.recordings import RecordingWriter
+from etude.recordings import Recording, RecordingWriter, Source
+from etude.recordings.converting import convert
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,13 @@ def test_describe_gives_the_figures_of_each_column(data, capsys):
     assert rows["obs[5]"][-2:] == ["0.5", "5.9"]
     assert main(["data", "describe", data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["columns"]["action"]["mean"] == 0.5
+
+
+def test_describe_says_which_numbers_of_a_long_vector_it_leaves_out(tmp_path, capsys):
+    columns = {"obs": np.zeros((4, 40)), "action": np.zeros(4, np.int64), "terminated": [False, False, False, True]}
+    convert(Recording.open(Source(columns)), tmp_path / "wide")
+    assert main(["data", "describe", str(tmp_path / "wide")]) == 0
+    said = capsys.readouterr().out
+    assert "obs[31]" in said
+    assert "obs[32]" not in said
+    assert "only the first 32 of 40 numbers: obs" in said

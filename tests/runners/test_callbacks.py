@@ -796,6 +796,26 @@ def test_games_go_on_after_a_resume_unless_new_ones_begin() -> None:
     assert three.take_finished().custom["game_return"].tolist() == [6.0]
 
 
+def test_games_that_begin_anew_after_a_lost_life_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OneLife(Counts):
+        """Loses a life at its end, and begins a game of three lives with each reset."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=seed)[0], {"lives": 3}
+
+        def step(self, action: Any) -> Any:
+            *results, _ = super().step(action)
+            return (*results, {"lives": 3 - results[2]})
+
+    monkeypatch.setattr(callbacks, "_WARNED", set())
+    runner = runner_on(make_arena(OneLife, 1), [GameReturns()])
+    runner.collect(num_steps=21)
+    assert "game_return" not in runner.take_finished().custom
+    assert caplog.text.count("a new game began although lives were left") == 1
+
+
 def test_an_env_without_lives_is_refused() -> None:
     with pytest.raises(EnvError, match=r"GameReturns needs `lives` in the env's info, which has only \['t'\]"):
         runner_on(pool(1), [GameReturns()]).collect(num_steps=9)
