@@ -54,8 +54,8 @@ class Play:
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
 
-    def loaded(self, *, plays: bool = True) -> "Algorithm[Any]":
-        """Load the run without what it needs only to learn; if it ``plays``, check that it has an env."""
+    def loaded(self, held_out: Any = None) -> "Algorithm[Any]":
+        """Load the run without what it needs only to learn, to play or to be evaluated on ``held_out`` data."""
         from etude.algorithms import load
         from etude.checkpoints import load_meta
         from etude.cli.asked import import_from_here
@@ -68,13 +68,16 @@ class Play:
         # Playing takes one process, whichever engine trained it.
         given: dict[str, Any] = {**(self.set or {}), "engine": "local", "callbacks": (), "modules_to_train": None}
         given |= {"prelearner": None} if "prelearner" in saved else {}
-        if self.env is not None or (not plays and saved and (saved.get("data") is not None or "data" not in saved)):
-            given["env"] = self.env
-        algorithm = load(self.run, trust=self.trust, **given)
-        if plays and algorithm.config.env is None:
-            algorithm.close()
+        env = self.env if self.env is not None else given.get("env", saved.get("env"))
+        if saved and held_out is None and env is None:
             raise SettingsError(f"{redacted(self.run)} was trained without an env: say where to play with --env.")
-        return algorithm
+        if held_out is not None and (saved.get("data") is not None or "data" not in saved):
+            given["env"] = None
+        elif self.env is not None:
+            given["env"] = self.env
+        if saved.get("data") is not None:
+            given = {"data": held_out} | given
+        return load(self.run, trust=self.trust, **given)
 
     def tell(self, found: dict[str, Any], words: str) -> int:
         """Print the results, and return the exit code."""
@@ -140,10 +143,11 @@ class Evaluate(Play, flags.TableOptions):
         from etude.evaluation import METHODS, evaluate_each_on
 
         methods = METHODS if self.methods is None else self.methods.split(",")
-        with closing(self.loaded(plays=False)) as algorithm:
+        held_out = self.described(data)
+        with closing(self.loaded(held_out)) as algorithm:
             found = evaluate_each_on(
                 algorithm,
-                self.described(data),
+                held_out,
                 methods=methods,
                 gamma=self.gamma,
                 confidence=self.confidence,

@@ -4,14 +4,15 @@ import json
 import signal
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from cli_runs import MADE, SMALL, Interrupted, trained
 
-from etude.algorithms import Evaluation
+from etude.algorithms import BC, BCConfig, Evaluation
 from etude.cli.main import main
 from etude.cli.play import summary
-from etude.recordings import Recording, RecordingWriter, validate
+from etude.recordings import Recording, RecordingWriter, Source, validate
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,21 @@ def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path
     assert main(["evaluate", str(out), "--env", "CartPole-v1", "--episodes", "2"]) == 0
     assert main([*clone, "--out", str(out), "--overwrite", "--stop.return-mean", "450"]) == 2
     assert "`stop.return_mean`" in capsys.readouterr().err
+
+
+def test_a_run_that_learned_from_arrays_in_memory_plays_and_is_evaluated(run, tmp_path, capsys):
+    to, out = tmp_path / "rec", tmp_path / "bc"
+    assert main(["record", str(run), "--episodes", "5", "--to", str(to), "--explore", "--quiet"]) == 0
+    table = pd.read_parquet(to)[["obs", "action", "reward", "terminated", "truncated"]]
+    config = BCConfig(data=Source(table, {name: name for name in table}), batch_size=8)
+    algorithm = BC(dataclasses.replace(config, updates_per_iteration=1))
+    algorithm.save(out)
+    algorithm.close()
+    assert main(["evaluate", str(out), "--env", "CartPole-v1", "--episodes", "2"]) == 0
+    assert main(["evaluate", str(out), "--on", str(to), "--methods", "wis"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(out)]) == 2
+    assert "was trained without an env: say where to play with --env" in capsys.readouterr().err
 
 
 def test_episodes_to_judge_by_are_looked_through(run, tmp_path, capsys):
