@@ -9,7 +9,8 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
    column with at most `MOST_CHOICES` different values.
 3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
    all others that can be: numbers, booleans, and text with at most `MOST_CHOICES` different values. Constants are left
-   out, and so are ids: names that end in ``id``, and text or integers that differ in every row.
+   out, and so are ids: names that end in ``id``, and text or integers that differ in every row. A column such as
+   ``next_speed`` beside ``speed`` is no observation; if each observation has one, these are the next observations.
 4. Without a flag by name, one that is set in the last row of each episode, and nowhere else, is taken for its end
    (``done``). Without one, an episode ends at its last row (``terminated=last-row``). Without flags and without an
    episode id, each row is an episode (``terminated=every-row``), as in a bandit's log, unless ``t`` starts again.
@@ -182,6 +183,12 @@ def _is_person(name: str) -> bool:
 def _is_called_id(name: str) -> bool:
     called = _plain_name(name)
     return called in (*CALLED[col.EPISODE_ID], *CALLED[col.AGENT_ID], *PEOPLE) or re.search(_ID, called) is not None
+
+
+def _names_of_next(name: str) -> tuple[str, ...]:
+    """Names of a column with the next values of another."""
+    called = _plain_name(name)
+    return f"next_{called}", f"{called}_next", f"new_{called}"
 
 
 def _word(own: str | Sequence[str]) -> str:
@@ -468,21 +475,23 @@ class _Guessing:
     def _take_observations(self) -> None:
         if col.OBS in self._taken:
             return
-        if named := self._parts(_PART):
-            self._take(col.OBS, *named)
-            nexts = self._named(f"next_{_plain_name(name)}" for name in named)
-            if len(nexts) == len(named):
-                self._take(col.NEXT_OBS, *nexts)
+        named = self._parts(_PART)
+        others = named or [name for name in self._left if self._can_be_observed(name)]
+        nexts = {name: found[0] for name in others if (found := self._named(_names_of_next(name)))}
+        observed = [name for name in others if name not in nexts.values()]
+        self._take(col.OBS, *(observed or [PLACEHOLDER]))
+        if observed and all(name in nexts for name in observed):
+            self._take(col.NEXT_OBS, *(nexts[name] for name in observed))
+        if named:
             return
-        others = [name for name in self._left if self._can_be_observed(name)]
-        self._take(col.OBS, *(others or [PLACEHOLDER]))
         self._unsure.append(
-            f"obs is all that is left ({', '.join(others)}): leave out what is not known before the action"
-            if others
+            f"obs is all that is left ({', '.join(observed)}): leave out what is not known before the action"
+            if observed
             else "no column can be an observation: say which it is"
         )
-        if self._left and others:
-            self._unsure.append(f"left out of obs, as an id, a constant, or no numbers: {', '.join(self._left)}")
+        if self._left and observed:
+            why = "as an id, a constant, the next value of another column, or no numbers"
+            self._unsure.append(f"left out of obs, {why}: {', '.join(self._left)}")
 
     def _parts(self, pattern: str) -> list[str]:
         """The columns left whose names are those of parts of a vector."""

@@ -49,6 +49,17 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=ts propensity=p done=arrived",
         ["`arrived` is set in the last row of each episode alone", "obs is all that is left"],
     ),
+    "with the next value of each": (
+        trips(next_speed=[0.2, 0.3, 0.4, 0.5, 0.6, 0.7], load_next=[0.5, 1.5, 1.5, 1.5, 0.5, 1.5]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p next_obs=next_speed,load_next "
+        "terminated=last-row",
+        ["obs is all that is left (speed, load): leave out", "no column says where episodes end"],
+    ),
+    "with the next value of one": (
+        trips(next_speed=[0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["(speed, load): leave out", "no numbers: next_speed", "no column says where episodes end"],
+    ),
     "an uneven count of seconds": (
         trips(tick=[3, 10, 90, 5, 6, 31]),
         "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
