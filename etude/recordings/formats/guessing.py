@@ -4,7 +4,8 @@
 The rules, in order; they look at the first `MOST_ROWS` rows:
 
 1. A column is taken for what its name says (`CALLED`, in lower case, with ``_`` between words), if its values fit:
-   flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken.
+   flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken. If steps
+   of an episode's id are there twice, but not together with another id or text, both are taken (``van,trip``).
 2. Without a column named as an action, it is all columns with a name such as ``action_0`` or ``a1``; else the only text
    column with at most `MOST_CHOICES` different values.
 3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
@@ -549,9 +550,20 @@ class _Guessing:
         tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
         self._check_uneven(tracks, t)
         keys = [*tracks, t]
-        table = pa.table({name: self._columns[name] for name in keys})
-        if table.group_by(keys).aggregate([]).num_rows < self._rows:
-            self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
+        if not self._are_repeated(keys):
+            return
+        several = f"`{'`, `'.join(keys)}` are the same in several rows"
+        for name in self._entities():
+            if self._is_named(name) and not self._are_repeated([name, *keys]):
+                self._taken[col.EPISODE_ID] = (name, episode)
+                self._unsure.append(f"{several}, but not of one `{name}`: both are taken for the episode's id")
+                return
+        self._unsure.append(f"{several}: a step would be there twice")
+
+    def _are_repeated(self, names: Sequence[str]) -> bool:
+        """Whether several rows have the same values of columns."""
+        table = pa.table({name: self._columns[name] for name in names})
+        return bool(table.group_by(list(names)).aggregate([]).num_rows < self._rows)
 
     def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
         """Leave out ``t`` if most of its rises are of several steps, as of a time.

@@ -110,8 +110,9 @@ class Source:
     ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
     ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, as an alternative to ``next_obs``, is
     the observation after the row, and empty if that is in the next row. Several scalar columns form one vector; if some
-    are text, ``numbers`` is that vector, and each text column is a part of its own. ``state.speed`` is a member of the
-    struct ``state``. The table's other columns keep their names.
+    are text, ``numbers`` is that vector, and each text column is a part of its own. Several columns of ``episode_id``,
+    such as a vehicle's and the number of its trip, form one id. ``state.speed`` is a member of the struct ``state``.
+    The table's other columns keep their names.
 
     ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
     of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last
@@ -148,7 +149,7 @@ class Source:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
             if several and (twice := [part for part in own if own.count(part) > 1]):
                 raise SettingsError(f"Source.columns[{name!r}] has `{twice[0]}` twice: name each column once.")
-            if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX, PROPENSITY):
+            if not isinstance(own, str) and name in (*FLAGS, *KEYS[1:], col.T_INDEX, PROPENSITY):
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
         if self.preset is not None and self.preset not in (*PRESETS, ETUDE):
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")

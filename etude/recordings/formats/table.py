@@ -193,10 +193,11 @@ class TableColumns:
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
         """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
         of text or of `are_times`."""
-        own = {name: self._plan.mapped[name][0] for name in names if name in self._plan.mapped}
+        columns = {name: self._plan.mapped[name] for name in names if name in self._plan.mapped}
+        own = {name: first for name, (first, *_) in columns.items()}
         for group in self._groups:
-            table = self._read(group, list(dict.fromkeys(own.values())))
-            found = {name: table[own[name]] for name in own}
+            table = self._read(group, list(dict.fromkeys(part for parts in columns.values() for part in parts)))
+            found = {name: _joined(table, parts, group.place) for name, parts in columns.items()}
             if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
                 t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
                 found[col.T_INDEX] = pa.chunked_array([t])
@@ -531,6 +532,19 @@ def _numbers_in(array: pa.Array) -> pa.Array:
     return array
 
 
+def _joined(table: pa.Table, names: Sequence[str], place: Callable[[int], str]) -> pa.ChunkedArray:
+    """A column, or several as one of texts such as ``van-3/17``."""
+    if len(names) == 1:
+        return table[names[0]]
+    try:
+        texts = [table[name].cast(pa.string()) for name in names]
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{place(0)}: the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
+        ) from error
+    return pc.binary_join_element_wise(*texts, "/")
+
+
 def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
     """Convert probabilities to their logarithms."""
     if values.ndim != 1:
@@ -648,10 +662,15 @@ class Table(TableRows):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        ids = [own for name, own in source.columns.items() if name in KEYS]
+        ids = _id_columns(source.columns)
         unread: list[Problem] = []
         contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread))
         return dataclasses.replace(contents, problems=[*contents.problems, *unread]) if unread else contents
+
+
+def _id_columns(mapped: Mapping[str, str | Sequence[str]]) -> list[str]:
+    keys = [own for name, own in mapped.items() if name in KEYS]
+    return [part for own in keys for part in ([own] if isinstance(own, str) else own)]
 
 
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
@@ -667,7 +686,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
             names = [name for name in names if name != col.SEGMENT]  # it can be restored
         mapped = source.mapped(names)
-        schema = joint_schema(groups, [own[0] for name, own in mapped.items() if name in KEYS])
+        schema = joint_schema(groups, _id_columns(mapped))
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:

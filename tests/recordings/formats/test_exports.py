@@ -13,10 +13,11 @@ import pytest
 from etude.recordings import Recording, Source
 
 IDS = {
-    "number": lambda i: 7 * i + 3,
-    "text": lambda i: f"trip-{i}",
-    "digits": lambda i: f"{i:03d}",
-    "date": lambda i: str((NOON + pd.Timedelta(days=i)).date()),
+    "number": lambda i: {"trip": 7 * i + 3},
+    "text": lambda i: {"trip": f"trip-{i}"},
+    "digits": lambda i: {"trip": f"{i:03d}"},
+    "date": lambda i: {"trip": str((NOON + pd.Timedelta(days=i)).date())},
+    "two columns": lambda i: {"trip": i // 2, "van": f"van-{i % 2}"},
 }
 TIMES = {
     "index": lambda t, when: t,
@@ -75,7 +76,7 @@ def exported(
     for i, episode in enumerate(episodes):
         last = len(episode["reward"]) - 1
         for t in range(last + 1):
-            row = {"trip": IDS[how["id"]](i), "r": episode["reward"][t], "p": episode["p"][t], "note": "x"}
+            row = IDS[how["id"]](i) | {"episode": i, "r": episode["reward"][t], "p": episode["p"][t], "note": "x"}
             if how["time"] != "none":
                 row["when"] = TIMES[how["time"]](t, episode["begin"] + t * pd.Timedelta(minutes=5))
             row |= observed(episode["obs"][t], how["obs"])
@@ -100,8 +101,9 @@ def exported(
             rows.append(row)
     table = pd.DataFrame(rows)
     obs = list(observed(episodes[0]["obs"][0], how["obs"]))
-    columns: dict[str, Any] = {"episode_id": "trip", "obs": obs if len(obs) > 1 else obs[0], "reward": "r"}
-    columns |= {"propensity": "p", "action": ["act_x", "act_y"] if how["action"] == "columns" else "act"}
+    columns: dict[str, Any] = {"obs": obs if len(obs) > 1 else obs[0], "reward": "r", "propensity": "p"}
+    columns["episode_id"] = [*IDS[how["id"]](0)] if how["id"] == "two columns" else "trip"
+    columns["action"] = ["act_x", "act_y"] if how["action"] == "columns" else "act"
     columns |= {name: name for name in ENDS[how["ends"]]} or {"terminated": "last-row"}
     if how["time"] != "none":
         columns["t"] = "when:day-first" if how["time"] == "day first" else "when"
@@ -118,8 +120,8 @@ def in_order(table: pd.DataFrame, rng: np.random.Generator, has_time: bool) -> p
     if how == "shuffled":
         return table.sample(frac=1, random_state=int(rng.integers(1000)))
     keys = rng.random(len(table))
-    for trip in table["trip"].unique():
-        own = (table["trip"] == trip).to_numpy()
+    for i in table["episode"].unique():
+        own = (table["episode"] == i).to_numpy()
         keys[own] = np.sort(keys[own])
     return table.iloc[np.argsort(keys)]
 
@@ -170,7 +172,7 @@ def test_a_log_is_read_as_it_was_logged(kind: str, seed: int, tmp_path: Path) ->
     how = {"id": [*IDS], "time": [*TIMES, "none"], "ends": [*ENDS], "action": ACTIONS, "obs": OBS}
     chosen = {name: str(rng.choice(ways)) for name, ways in how.items()}
     table, columns = exported(episodes, chosen, has_next)
-    table = in_order(table, rng, chosen["time"] != "none")
+    table = in_order(table, rng, chosen["time"] != "none").drop(columns="episode")
     recording = Recording.open(Source(stored(table, kind, tmp_path, rng), columns))
     read = recording.read()
     steps, segments = read.steps, read.segments

@@ -60,6 +60,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
         ["(speed, load): leave out", "no numbers: next_speed", "no column says where episodes end"],
     ),
+    "with trips of several vans": (
+        trips(trip=[1] * 6, van=["a", "a", "a", "b", "b", "b"]),
+        "obs=speed,load,van action=command reward=score episode_id=van,trip t=tick propensity=p terminated=last-row",
+        ["obs is all", "are the same in several rows, but not of one `van`: both are taken", "no column says"],
+    ),
     "an uneven count of seconds": (
         trips(tick=[3, 10, 90, 5, 6, 31]),
         "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",

@@ -687,6 +687,15 @@ def test_uuids_are_ids() -> None:
     assert exp.segments.episode_id.tolist() == ["a1b2c3d4e5f60710"]
 
 
+def test_an_id_of_two_columns_has_no_gaps() -> None:
+    rows = {"van": ["a", "a", "b"], "trip": [1, None, 1], "o": [0.1, 0.2, 0.3], "a": [0, 1, 0]}
+    columns = {"obs": "o", "action": "a", "episode_id": ["van", "trip"], "terminated": "last-row"}
+    with pytest.raises(DataError, match=r"row 1: the column of `episode_id` is empty"):
+        read(pa.table(rows), columns)
+    with pytest.raises(DataError, match=r"row 0: the columns of `episode_id` are not all text or numbers"):
+        read(pa.table(rows | {"trip": [[1], [1], [1]]}), columns)
+
+
 def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("x,a,x\n1,0,2\n")
     with pytest.raises(DataError, match="there are two columns `x`"):
