@@ -600,7 +600,9 @@ def choice(name: str, names: Iterable[str]) -> str:
 
 def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
     """Warn of methods of a user's class that almost have the name of one of ``hooks``, as nothing calls them."""
-    own = {name for name, value in vars(cls).items() if inspect.isfunction(value)} if not _is_etudes(cls) else set()
+    if cls.__module__.startswith("etude."):
+        return
+    own = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
     for name in sorted(own - inherited):
         for near in difflib.get_close_matches(name, set(hooks) - own, 1, cutoff=0.82):
@@ -609,10 +611,6 @@ def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
                 "begin its name with an underscore.",
                 stacklevel=3,
             )
-
-
-def _is_etudes(cls: type) -> bool:
-    return cls.__module__.startswith("etude.")
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:

@@ -90,6 +90,45 @@ class NamedDiscrete(spaces.Discrete):
         return f"NamedDiscrete({self.n}: {self.listed()})"
 
 
+class NamedBox(spaces.Box):
+    """A Box of vectors whose numbers have names, such as those of the columns of a table.
+
+    It equals any Box with the same bounds, but no NamedBox with the same names in another order.
+
+    Args:
+        low: The lower bounds, as those of a Box.
+        high: The upper bounds.
+        names: The names of the numbers.
+        dtype: The dtype of the numbers.
+
+    Raises:
+        SpaceError: the names are not one text for each number.
+    """
+
+    def __init__(self, low: Any, high: Any, names: Sequence[str], dtype: Any = np.float32) -> None:
+        self.names = tuple(names)
+        super().__init__(low, high, (len(self.names),), dtype)
+        if isinstance(names, str) or not all(isinstance(name, str) for name in self.names):
+            raise SpaceError(f"the names of a NamedBox are {reprlib.repr(names)}: give a list of texts.")
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and not are_permuted(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}: {', '.join(self.names[:12])}{', ...' * (len(self.names) > 12)})"
+
+
+def are_permuted(one: object, other: object) -> bool:
+    """Whether two spaces, or two of their parts, have numbers with the same names in another order."""
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return any(are_permuted(part, other.spaces.get(key)) for key, part in one.spaces.items())
+    if not isinstance(one, NamedBox) or not isinstance(other, NamedBox):
+        return False
+    return one.names != other.names and sorted(one.names) == sorted(other.names)
+
+
 def leaves(space: Space, root: str) -> dict[str, Space]:
     """The simple spaces inside ``space`` by column name, in the space's own order.
 
@@ -282,12 +321,14 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
         return {"type": "Tuple", "spaces": [_to_json(sub, room, level + 1) for sub in space.spaces]}
     room.take(space.shape or (), type(space).__name__)
     if isinstance(space, spaces.Box):
+        names = {"names": list(space.names)} if isinstance(space, NamedBox) else {}
         return {
             "type": "Box",
             "dtype": np.dtype(space.dtype).name,
             "shape": list(space.shape),
             "low": _bounds_to_json(space.low),
             "high": _bounds_to_json(space.high),
+            **names,
         }
     if isinstance(space, spaces.Discrete):
         names = {"names": list(space.names)} if isinstance(space, NamedDiscrete) else {}
@@ -346,6 +387,8 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
             dtype, shape = _dtype(data["dtype"], "biuf"), tuple(data["shape"])
             room.take(shape, kind)
             low, high = (_bounds_from_json(data[side], shape, dtype) for side in ("low", "high"))
+            if "names" in data:
+                return NamedBox(low, high, data["names"], dtype.type)
             return spaces.Box(low, high, shape, dtype.type)
         if kind == "Discrete":
             dtype = _dtype(data.get("dtype", "int64"), "iu")
@@ -530,6 +573,11 @@ def described_value(value: Any) -> str:
 
 
 _ENDS_OF_INT64 = re.compile(r"-9223372036854775808\b|\b9223372036854775807\b")
+
+
+def is_bounded(space: Space) -> bool:
+    """Whether all Boxes in a space have bounds."""
+    return all(leaf.is_bounded() for leaf in leaves(space, "").values() if isinstance(leaf, spaces.Box))
 
 
 def same_bounds(space: Space, other: Space) -> bool:

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from etude.errors import SpaceError
 from etude.spaces import (
     Flattener,
+    NamedBox,
     Nester,
     check_value,
     leaf_dtype,
@@ -52,6 +53,10 @@ others = st.one_of(
     st.builds(
         lambda nvec: spaces.MultiDiscrete(nvec, start=-np.ones_like(nvec)),
         hnp.arrays(np.int64, hnp.array_shapes(max_dims=2, max_side=3), elements=st.integers(1, 9)),
+    ),
+    st.builds(
+        lambda names: NamedBox(-1, np.arange(len(names)), names, np.float64),
+        st.lists(st.text(max_size=4), min_size=1, max_size=5),
     ),
     st.builds(spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=2, max_size=3)),
 )
@@ -309,3 +314,24 @@ def test_changed_anywhere_it_is_a_space_or_a_space_error(space):
     for value in HOSTILE:
         with pytest.raises(SpaceError):
             space_from_json(value)
+
+
+def test_a_named_box_equals_boxes_and_those_with_other_names_but_none_with_its_names_in_another_order():
+    box = NamedBox(-1, 1, ["speed", "load"])
+    assert box == spaces.Box(-1, 1, (2,))
+    assert spaces.Box(-1, 1, (2,)) == box
+    assert box == NamedBox(-1, 1, ["speed", "weight"])
+    assert box != NamedBox(-1, 1, ["load", "speed"])
+    assert spaces.Dict(a=box) != spaces.Dict(a=NamedBox(-1, 1, ["load", "speed"]))
+    assert box != NamedBox(-1, 2, ["speed", "load"])
+    assert repr(box) == "Box(-1.0, 1.0, (2,), float32: speed, load)"
+    again = space_from_json(json.loads(json.dumps(space_to_json(box))))
+    assert isinstance(again, NamedBox)
+    assert again.names == ("speed", "load")
+    assert batch_space(box, 3).shape == (3, 2)
+    for names in ("ab", [1, 2]):
+        with pytest.raises(SpaceError, match="the names of a NamedBox are .*: give a list of texts"):
+            NamedBox(-1, 1, names)
+    data = space_to_json(box) | {"names": ["speed"]}
+    with pytest.raises(SpaceError, match="this does not describe a space"):
+        space_from_json(data)

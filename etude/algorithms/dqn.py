@@ -248,6 +248,6 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
     def training_step(self) -> Update:
         """Run one iteration; epsilon, that of its last actions, is among the metrics."""
         update = super().training_step()
-        dists = {name: policy.module.dist for name, policy in self.policies.items()}
-        epsilons = {n: {"epsilon": float(dist.epsilon)} for n, dist in dists.items() if isinstance(dist, EpsilonGreedy)}
+        nets = {name: of_kind(policy.module, QModule) for name, policy in self.policies.items()}
+        epsilons = {name: {"epsilon": float(net.dist.epsilon)} for name, net in nets.items()}
         return Update(update.losses, update.metrics | together(epsilons, several=len(self.policies) > 1))

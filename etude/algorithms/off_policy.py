@@ -20,7 +20,7 @@ from etude.connectors.connector import overrides
 from etude.connectors.rewards import RewardMap, with_summed_rewards
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Array
+from etude.experience.arrays import host
 from etude.experience.experience import without_lookback
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
@@ -340,25 +340,17 @@ def _refuse_copies(exp: Experience) -> None:
     """Raise a DataError if a step of an episode is there twice with other values, since a replay would join the next
     steps of one to the other."""
     exp = without_lookback(exp)
-    segments, starts, stops = exp.segments, exp.segments.t_start, exp.segments.t_start + exp.lengths
-    ids = [*zip(segments.episode_id, segments.agent_id, segments.module_id, strict=True)]
-    earlier: dict[tuple[Any, ...], list[int]] = {}
-    for i in np.argsort(starts, kind="stable").tolist():
-        open_ones = [k for k in earlier.get(ids[i], []) if stops[k] > starts[i]]
-        for k in open_ones:
-            row, other = int(exp.offsets[i]), int(exp.offsets[k] + starts[i] - starts[k])
-            num = int(min(stops[i], stops[k]) - starts[i])
-            if any(_differ(column[row : row + num], column[other : other + num]) for column in exp.steps.values()):
-                raise DataError(
-                    f"the learner's connectors return steps of episode {ids[i][0]!r} twice, with other values. Give "
-                    "changed copies another episode_id, so that a replay does not join their steps to the others."
-                )
-        earlier[ids[i]] = [*open_ones, i]
-
-
-def _differ(one: Array, other: Array) -> bool:
-    """Whether two parts of a column differ; NaN equals NaN."""
-    return bool(((one != other) & ((one == one) | (other == other))).any())
+    of, ids = exp.segment_of_step(), exp.segments.episode_id
+    keys = [exp.t(), *(names.codes[of] for names in (exp.segments.module_id, exp.segments.agent_id, ids))]
+    order = np.lexsort(keys)
+    again = np.flatnonzero(np.all([key[order[1:]] == key[order[:-1]] for key in keys], axis=0))
+    one, other = order[again], order[again + 1]
+    pairs = ((column[one], column[other]) for column in map(host, exp.steps.values()))
+    if any(((a != b) & ((a == a) | (b == b))).any() for a, b in pairs):  # NaN equals NaN here
+        raise DataError(
+            f"the learner's connectors return steps of episode {ids[of[one[0]]]!r} twice, with other values. Give "
+            "changed copies another episode_id, so that a replay does not join their steps to the others."
+        )
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
@@ -416,6 +408,6 @@ def _changes_sums(connectors: Pipeline, n_step: int) -> SettingsError:
     names = [connector.name for connector in connectors.connectors]
     return SettingsError(
         f"`connectors`: one of {names} changes rewards. {names[0]} changes while it learns, so all of them are "
-        f"applied to sums of {n_step} rewards: set `n_step` to 1, or put a connector that changes rewards and does not "
-        "learn before it."
+        f"applied to sums of {n_step} rewards: set `n_step` to 1, or put before it one that changes rewards but "
+        "does not learn."
     )

@@ -73,9 +73,7 @@ def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) ->
         if own is not None:
             meant[own] = _short(value) if own == key or OTHER_VALUES.isdisjoint((own, key)) else "..."
     written = ", ".join(f"{own}={value}" for own, value in meant.items())
-    raise SettingsError(
-        f"{name} takes one argument, its settings of class {kind}: write {name}({kind}({written or '...'}))."
-    )
+    raise SettingsError(f"{name} takes one argument, its settings, a {kind}: write {name}({kind}({written or '...'})).")
 
 
 def _short(value: Any) -> str:

@@ -20,10 +20,9 @@ Converters = Mapping[Any, Callable[[str], Any]]
 
 
 def takes_many(hint: Any) -> bool:
-    """Whether a flag takes any number of words: its type is a tuple, a mapping or a function in place of one, or
-    None."""
+    """Whether a flag takes any number of words: its type is a tuple or a mapping, or None."""
     kinds = [typing.get_origin(kind) for kind in _kinds(hint) if kind is not type(None)]
-    return {*kinds} in ({tuple}, {Mapping}, {tuple, Mapping}, {tuple, Callable}) or is_one_or_many(hint)
+    return {*kinds} in ({tuple}, {Mapping}, {tuple, Mapping}) or is_one_or_many(hint)
 
 
 def metavar(hint: Any) -> str:
@@ -42,7 +41,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
     Raises:
         SettingsError: there is no word, there are too many, they have the wrong type, or a name has two values.
     """
-    if not words and (is_one_or_many(hint) or _may_be_function(hint) or not takes_many(hint)):
+    if not words and (is_one_or_many(hint) or not takes_many(hint)):
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
@@ -60,7 +59,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
 
 def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
     many = takes_many(hint)
-    if not many or (len(words) == 1 and (is_one_or_many(hint) or _may_be_function(hint))):
+    if not many or (is_one_or_many(hint) and len(words) == 1):
         return made(hint, words[0], converters)
     if [word.lower() for word in words] == ["none"]:
         return None if type(None) in _kinds(hint) else ()
@@ -110,17 +109,14 @@ def _json(word: str) -> Any:
 
 
 def is_one_or_many(hint: Any) -> bool:
-    """Whether the type allows one string or several values."""
-    return {str, tuple[Any, ...]} <= {*_kinds(hint)}
+    """Whether the type allows one string, or a function, or several values."""
+    kinds = {*_kinds(hint)}
+    return {str, tuple[Any, ...]} <= kinds or {tuple, Callable} <= {*map(typing.get_origin, kinds)}
 
 
 def is_by_name(hint: Any) -> bool:
     """Whether a flag takes NAME=VALUE: its type is a mapping, or also one."""
     return any(typing.get_origin(kind) is Mapping for kind in _kinds(hint))
-
-
-def _may_be_function(hint: Any) -> bool:
-    return any(typing.get_origin(kind) is Callable for kind in _kinds(hint))
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

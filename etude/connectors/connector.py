@@ -4,7 +4,6 @@
 import copy
 import dataclasses
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -17,10 +16,10 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import CheckpointError, DataError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, Index, cast, concat, host, host_columns, ranges
+from etude.experience.arrays import ActionCodes, Array, Index, host, host_columns
 from etude.modules.module import Module
 from etude.settings import warn_of_misspelt
-from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape
 
 
 @dataclasses.dataclass(slots=True)
@@ -398,43 +397,6 @@ def step_before(exp: Experience, names: Iterable[str], who: str) -> tuple[Column
 
 PREV_ACTION: Final = "prev_action"
 """The part of an observation that holds the previous action."""
-
-
-class ActionCodes:
-    """Encodes actions as vectors ``[rows, width]``: choices one-hot, other actions flattened; all columns concatenated.
-
-    Args:
-        action_space: The action space; None: none yet.
-    """
-
-    def __init__(self, action_space: Space | None = None) -> None:
-        found = {} if action_space is None else leaves(action_space, col.ACTION)
-        self._sizes = {name: math.prod(leaf_shape(leaf)) for name, leaf in found.items()}
-        self._choices: dict[str, tuple[Constant, Constant]] = {}
-        """For each column of choices: which of its numbers, and which choice, a component of the vector stands for."""
-        self.names = list(found)
-        """The names of the columns."""
-        self.width = 0
-        """Size of the vector."""
-        for name, leaf in found.items():
-            width = self._sizes[name]
-            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-                counts = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
-                of = np.repeat(np.arange(len(counts)), counts)
-                choice = ranges(np.reshape(leaf.start, -1).astype(np.int64), counts.astype(np.int64))
-                self._choices[name], width = (Constant(of), Constant(choice)), len(of)
-            self.width += width
-
-    def __call__(self, action: Columns) -> Array:
-        """Encode actions, float32 ``[rows, width]``; as a tensor if they are tensors."""
-        parts = []
-        for name, size in self._sizes.items():
-            part = action[name].reshape(action[name].shape[0], size)
-            if name in self._choices:
-                of, choice = self._choices[name]
-                part = (part if size == 1 else part[:, of.like(part)]) == choice.like(part)
-            parts.append(cast(part, np.float32))
-        return concat(parts, 1)
 
 
 class PreviousActions(Connector):

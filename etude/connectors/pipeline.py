@@ -196,8 +196,6 @@ class Pipeline(Connector):
             if isinstance(connector, PreviousActions | Pipeline):
                 connector.chosen = chosen
             obs_space, action_space = connector.spaces(obs_space, action_space)
-            if isinstance(connector, PreviousActions | Pipeline):
-                connector.chosen = None
             if obs_space != before and _lacks_offline(connector):
                 self._online_alone = connector.name
         self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}

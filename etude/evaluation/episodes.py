@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
-from gymnasium.spaces import Box
-
 from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.feed import modules_of
@@ -23,7 +21,7 @@ from etude.recordings.action_units import AS_THE_ENV_GOT, units
 from etude.recordings.episodes import Assembler
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
-from etude.spaces import Space, Spaces, alike, leaf_shape, leaves, same_bounds
+from etude.spaces import Space, Spaces, alike, is_bounded, leaf_shape, leaves, same_bounds
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
 """Held-out episodes: a path, or data that is open or in memory."""
@@ -187,13 +185,9 @@ def why_unfit(algorithm: Algorithm[Any], name: str, data: Recording | Experience
 
 
 def _in_units_of_module(policy: Policy, space: Space) -> bool:
-    if _rescales(policy) and not _is_bounded(space):
+    if _rescales(policy) and not is_bounded(space):
         return False  # nothing says in which units they are
     return same_bounds(space, policy.module.action_space)
-
-
-def _is_bounded(space: Space) -> bool:
-    return all(leaf.is_bounded() for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, Box))
 
 
 def _rescales(policy: Policy) -> bool:
@@ -208,7 +202,7 @@ def are_of_env(policy: Policy, data: Recording | Experience) -> bool:
     return (
         all(isinstance(connector, BoundedActions) for connector in changing)
         and units(data.action_space, data.meta) == AS_THE_ENV_GOT
-        and _is_bounded(data.action_space)
+        and is_bounded(data.action_space)
         and alike(data.action_space, policy.action_space)
         and same_bounds(data.action_space, policy.action_space)
     )

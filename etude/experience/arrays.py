@@ -5,13 +5,18 @@ Torch is only used once there is a tensor, so that reading recordings does not i
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
+from etude import columns as col
+from etude.columns import Columns
 from etude.errors import DataError
+from etude.spaces import Space, leaf_shape, leaves
 
 if TYPE_CHECKING:
     import torch
@@ -242,3 +247,40 @@ def describe(array: Array) -> str:
     """The dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
     dtype = str(array.dtype).removeprefix("torch.")
     return dtype + (str(list(array.shape[1:])) if array.ndim > 1 else "")
+
+
+class ActionCodes:
+    """Encodes actions as vectors ``[rows, width]``: choices one-hot, other actions flattened; all columns concatenated.
+
+    Args:
+        action_space: The action space; None: none yet.
+    """
+
+    def __init__(self, action_space: Space | None = None) -> None:
+        found = {} if action_space is None else leaves(action_space, col.ACTION)
+        self._sizes = {name: math.prod(leaf_shape(leaf)) for name, leaf in found.items()}
+        self._choices: dict[str, tuple[Constant, Constant]] = {}
+        """For each column of choices: which of its numbers, and which choice, a component of the vector stands for."""
+        self.names = list(found)
+        """The names of the columns."""
+        self.width = 0
+        """Size of the vector."""
+        for name, leaf in found.items():
+            width = self._sizes[name]
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+                counts = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
+                of = np.repeat(np.arange(len(counts)), counts)
+                choice = ranges(np.reshape(leaf.start, -1).astype(np.int64), counts.astype(np.int64))
+                self._choices[name], width = (Constant(of), Constant(choice)), len(of)
+            self.width += width
+
+    def __call__(self, action: Columns) -> Array:
+        """Encode actions, float32 ``[rows, width]``; as a tensor if they are tensors."""
+        parts = []
+        for name, size in self._sizes.items():
+            part = action[name].reshape(action[name].shape[0], size)
+            if name in self._choices:
+                of, choice = self._choices[name]
+                part = (part if size == 1 else part[:, of.like(part)]) == choice.like(part)
+            parts.append(cast(part, np.float32))
+        return concat(parts, 1)

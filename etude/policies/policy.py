@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, ca
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
@@ -32,6 +31,7 @@ from etude.spaces import (
     described_value,
     in_short,
     in_words,
+    is_bounded,
     leaf_dtype,
     leaf_shape,
     leaves,
@@ -443,7 +443,7 @@ class Policy:
         if not (alike(seen, module.obs_space) and acted == module.action_space):
             hint = "If the actions of a recording have other units than the env's, put a connector such as "
             hint += "rescale_action between them."
-            if _is_bounded(acted) and not _is_bounded(module.action_space):
+            if is_bounded(acted) and not is_bounded(module.action_space):
                 hint = "The recording that it learned from does not state the bounds of actions: set `env` when "
                 hint += "training begins, or open the recording with the env's `action_space`."
             raise SettingsError(
@@ -460,18 +460,13 @@ def check_same_actions(policy: Policy, action_space: Space, where: str) -> None:
     if not same_bounds(action_space, policy.action_space):
         raise SettingsError(
             f"the env {where} takes actions in {action_space}, but the policy acts in {policy.action_space}: its "
-            "connectors would map them to other actions there than policy.act gives. Play it in an env with the same "
+            "connectors would give other actions there than policy.act does. Play it in an env with the same "
             "bounds; if it learns from a recording, open that with the env's `action_space`."
         )
 
 
 PolicyLike: TypeAlias = Policy | Module
 """A policy; or a module, as a policy without connectors."""
-
-
-def _is_bounded(space: Space) -> bool:
-    boxes = [leaf for leaf in leaves(space, col.ACTION).values() if isinstance(leaf, spaces.Box)]
-    return all(np.isfinite(box.low).all() and np.isfinite(box.high).all() for box in boxes)
 
 
 def _for_rows(name: str, value: ArrayLike, rows: int, dtype: type) -> NDArray[Any]:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.experience.arrays import Index, not_finite, ranges
+from etude.experience.arrays import ActionCodes, Index, not_finite, ranges
 from etude.recordings.format import Problem
 from etude.recordings.layout import FORMAT
 from etude.recordings.opening import Units
-from etude.spaces import Space
+from etude.spaces import Space, choices_of
 
 
 class Fault(NamedTuple):
@@ -84,39 +84,19 @@ def _faults_of(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[
 def forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
     """Find actions that the action mask of the same step forbids; see `etude.modules.mask.ActionMask`."""
     parts = {name: leaf for name, leaf in leaves.items() if col.is_under(name, col.ACTION)}
-    if col.OBS_MASK not in exp.steps or not parts.keys() <= exp.steps.keys():
+    codes = {name: ActionCodes(leaf) for name, leaf in parts.items() if choices_of(leaf) is not None}
+    if col.OBS_MASK not in exp.steps or not codes.keys() <= exp.steps.keys():
         return
-    masks = np.asarray(exp.steps[col.OBS_MASK])
-    masks = masks.reshape(len(masks), -1)
-    sizes = {name: _entries(leaf) for name, leaf in parts.items()}
-    if masks.dtype == object or sum(map(sum, sizes.values())) != masks.shape[1]:
+    masks, stop = np.asarray(exp.steps[col.OBS_MASK]).reshape(exp.num_steps, -1), 0
+    if masks.dtype == object or sum(own.width for own in codes.values()) != masks.shape[1]:
         return  # a part of another meaning
-    start = 0
-    for name, leaf in parts.items():
-        actions, is_forbidden = np.asarray(exp.steps[name]).reshape(len(masks), -1), np.zeros(len(masks), bool)
-        if isinstance(leaf, spaces.MultiBinary):
-            is_forbidden = ((actions != 0) & (masks[:, start : start + actions.shape[1]] == 0)).any(axis=1)
-            start += actions.shape[1]
-        elif actions.dtype != object:
-            for size, choice in zip(sizes[name], (actions - np.reshape(getattr(leaf, "start", 0), -1)).T, strict=False):
-                known = np.clip(choice, 0, size - 1).astype(np.int64)
-                is_forbidden |= np.take_along_axis(masks[:, start : start + size], known[:, None], 1)[:, 0] == 0
-                start += size
-        rows = np.flatnonzero(is_forbidden)
+    for name, own in codes.items():
+        start, stop = stop, stop + own.width
+        rows = np.flatnonzero(((own({col.ACTION: exp.steps[name]}) != 0) & (masks[:, start:stop] == 0)).any(axis=1))
         if len(rows):
-            what = f"is {exp.steps[name][rows[0]]}, which `{col.OBS_MASK}` forbids there"
-            if not masks[rows[0]].any():
-                what = f"is {exp.steps[name][rows[0]]}, although `{col.OBS_MASK}` allows nothing there"
-            yield Fault("forbidden_action", name, rows, what)
-
-
-def _entries(leaf: Space) -> list[int]:
-    """How many entries a mask has for each choice of a simple action space."""
-    if isinstance(leaf, spaces.Discrete):
-        return [int(leaf.n)]
-    if isinstance(leaf, spaces.MultiDiscrete):
-        return np.reshape(leaf.nvec, -1).tolist()
-    return [int(np.prod(leaf.n))] if isinstance(leaf, spaces.MultiBinary) else []
+            yield Fault(
+                "forbidden_action", name, rows, f"is {exp.steps[name][rows[0]]}, which `{col.OBS_MASK}` forbids there"
+            )
 
 
 def rows_outside(values: NDArray[Any], leaf: Space | None) -> Index | None:
@@ -176,10 +156,11 @@ _ROUNDED: Final = 1e-3
 part of their distance."""
 
 _REMEDIES: Final = {
-    "nan": "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair), or a filter.",
-    "out_of_space": "Was it recorded with another space? Remove these rows with a filter, or correct them.",
-    "forbidden_action": "Is the mask that of the observation in which the action was chosen, with 1 for what is "
-    "allowed? Correct it, or leave these steps out: on_bad='repair' (--on-bad repair), or a filter.",
+    "nan": "Correct it where it comes from (an empty reward may mean 0), or leave it out: on_bad='repair' "
+    "(--on-bad repair).",
+    "out_of_space": "Was it recorded with another space? Correct these rows, or leave them out.",
+    "forbidden_action": "Does the mask belong to the observation in which the action was chosen, and does 1 mean "
+    "allowed? Correct it, or leave these steps out: on_bad='repair' (--on-bad repair).",
     "no_final_obs": "Value functions can't be learned from that step: on_bad='repair' (--on-bad repair) leaves it out. "
     "If the episode ended by its own rules, mark it as `terminated`; then no final observation is needed.",
     "out_of_bounds": "The data does not state its spaces, so it is read by the space that was given: that of the "
@@ -188,9 +169,12 @@ _REMEDIES: Final = {
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
     "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
+    "duplicate of a table": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another "
+    "id. If rows in order have the same time, leave `t` out.",
     "after_end": "Two episodes may share an id. Give each its own.",
-    "after_end of a table": "Two episodes may share an id. Give each its own: if it is the id of a machine or a person "
-    "with several episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
+    "after_end of a table": "Was a file copied? Or two episodes may share an id. Give each its own: if it is the id of "
+    "a machine or a person with several episodes, make one of it and the number of the episode (docs/your-data.md, "
+    "Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 

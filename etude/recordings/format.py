@@ -73,6 +73,23 @@ class Place(NamedTuple):
     row_group: int | None = None
 
 
+def follow(obs: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether the next observations of rows are the observations of the rows behind them; NaN follows NaN.
+
+    Args:
+        obs: ``[rows, ...]``: the observations.
+        after: ``[rows, ...]``: the next observations.
+
+    Returns:
+        ``[rows - 1]``.
+    """
+    a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after[:-1], obs[1:]))
+    found: NDArray[np.bool_] = (a == b).all(axis=1)
+    others = np.flatnonzero(~found)
+    found[others] = ((a[others] == b[others]) | ((a[others] != a[others]) & (b[others] != b[others]))).all(axis=1)
+    return found
+
+
 def not_chained(
     place: Callable[[int], Place], name: str, obs: NDArray[Any], after: NDArray[Any], offsets: NDArray[np.int64]
 ) -> Iterator[Problem]:
@@ -87,11 +104,9 @@ def not_chained(
         after: ``[rows, ...]``: the next observations.
         offsets: ``[segments + 1]``: the bounds of the segments.
     """
-    a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after[:-1], obs[1:]))
-    other = (a != b).any(axis=1)
+    other = ~follow(obs, after)
     other[offsets[1:-1] - 1] = False
     rows = np.flatnonzero(other)
-    rows = rows[((a[rows] != b[rows]) & ((a[rows] == a[rows]) | (b[rows] == b[rows]))).any(axis=1)]  # NaN follows NaN
     if not len(rows):
         return
     where, count, next_name = place(int(rows[0])), len(rows), col.moved(name, col.OBS, col.NEXT_OBS)

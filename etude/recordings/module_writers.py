@@ -89,11 +89,6 @@ class _Series:
         for part in self.held.rest() if self.held is not None else []:
             self._write(part)
 
-    def hold_none(self) -> None:
-        """Write the episodes that a run held with the other layout, and steps as they come from now on."""
-        self.write_rest()
-        self.held = None
-
     def close(self) -> None:
         try:
             self.write_rest()
@@ -162,7 +157,8 @@ class ModuleWriters:
                     self._series[folder] = self._open(folder, kinds[name], layout, before, options)
                     opened.callback(self._series[folder].close)
                     if layout == "table":
-                        self._series[folder].hold_none()
+                        self._series[folder].write_rest()  # of a run that held them with the other layout
+                        self._series[folder].held = None
             # Also called on garbage collection and interpreter exit; what was created last is finished first.
             self._finish = weakref.finalize(self, opened.pop_all().close)
         if is_run and state is None and self._newest and not self._tag:

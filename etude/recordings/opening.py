@@ -34,7 +34,7 @@ from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twi
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.pieces import filtered
-from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves, space_to_json
+from etude.spaces import NamedDiscrete, Space, are_permuted, leaf_dtype, leaf_shape, leaves, space_to_json
 
 if TYPE_CHECKING:
     One: TypeAlias = str | os.PathLike[str] | RemotePath | Source | CustomSource | Format
@@ -713,6 +713,7 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
         and (leaf_dtype(leaf) != np.uint8 or len(leaf_shape(leaf)) < 2 or leaf_dtype(wanted[name]).kind != "f")
         and (not isinstance(leaf, NamedDiscrete) or leaf == wanted[name])
+        and not are_permuted(leaf, wanted[name])
         for name, leaf in stored.items()
     )
     if not is_fit:
@@ -721,6 +722,7 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
             for name, leaf in stored.items()
         )
         what = "If these are choices, convert them to integers." if are_choices else "Was it recorded in another env?"
+        what = "Map the columns in the same order." if are_permuted(own, given) else what
         raise DataError(
             f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
             f"the env), {given}. {what}"
@@ -808,7 +810,8 @@ def _space(members: Sequence[Described], root: str) -> Space:
         if is_inferred and (joint := joint_space(space, other)) is not None:
             space = joint
             continue
-        if other != space and not (_is_inferred(member, root) and _leaves(other, root) == _leaves(space, root)):
+        is_like = _is_inferred(member, root) and _leaves(other, root) == _leaves(space, root)
+        if are_permuted(space, other) or (other != space and not is_like):
             raise DataError(
                 f"{first.name} and {member.name} can't be read as one recording: the `{root}` space is {space} in "
                 f"the first, and {other} in the second. Open them one by one; files of one table can be given as one "
@@ -825,7 +828,8 @@ def _is_inferred(member: Described, root: str) -> bool:
 def _leaves(space: Space, root: str) -> dict[str, str]:
     def kind_of(leaf: Space) -> str:
         names = leaf.names if isinstance(leaf, NamedDiscrete) else ""
-        return f"{type(leaf).__name__} {leaf_shape(leaf)} {leaf_dtype(leaf)} {names}"
+        kind = Box if isinstance(leaf, Box) else type(leaf)
+        return f"{kind.__name__} {leaf_shape(leaf)} {leaf_dtype(leaf)} {names}"
 
     return {name: kind_of(leaf) for name, leaf in leaves(space, root).items()}
 

@@ -340,7 +340,7 @@ class Doubled(Connector):
 
 
 def test_rewards_that_are_summed_already_are_not_changed() -> None:
-    with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put a connector"):
+    with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put before it"):
         dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"), learning_starts=10**6).train()
     from signalling import Signalling
 

@@ -16,7 +16,8 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import etude
 from etude.errors import DataError, SettingsError, SpaceError
-from etude.recordings import Recording, Source, convert, validate
+from etude.evaluation import evaluate_on
+from etude.recordings import Recording, Source, convert, merge_recordings, validate
 
 ENV = gym.make("Pendulum-v1")
 OBS, ACTION = ENV.observation_space, ENV.action_space
@@ -470,3 +471,57 @@ def test_parts_that_are_dropped_need_not_be_recorded(is_open: bool, has_part: bo
     assert list(bc.policy.module.obs_space.spaces) == ["x", "y"]  # type: ignore[attr-defined]
     assert bc.recording.obs_space["x"] == Box(-20, 20, (1,), np.float32)  # type: ignore[index]
     assert bc.train().evaluation is not None
+
+
+HEAT = {"obs": ["temp", "flow"], "action": "a", "reward": "r", "episode_id": "batch", "terminated": "last-row"}
+
+
+def heated(seed: int) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    numbers = {"temp": rng.uniform(0, 80, 40), "flow": rng.random(40), "r": rng.random(40)}
+    return pa.table(numbers | {"a": rng.integers(0, 2, 40), "batch": np.arange(40) // 10, "p": np.full(40, 0.5)})
+
+
+@pytest.mark.parametrize("swapped", ["obs", "action", "parts"])
+def test_columns_in_another_order_are_refused_wherever_a_policy_meets_them(swapped: str, tmp_path: Path) -> None:
+    columns = HEAT | {"obs": ["temp", "a", "flow"], "action": "a"} if swapped == "parts" else dict(HEAT)
+    if swapped == "action":
+        columns |= {"obs": "r", "action": ["temp", "flow"]}
+    other = columns | {swapped.replace("parts", "obs"): columns[swapped.replace("parts", "obs")][::-1]}
+    words = pa.array(["x", "y"] * 20)
+    tables = [table.drop_columns("a").append_column("a", words) for table in map(heated, (0, 1))]
+    right, wrong = Source(tables[1], columns), Source(tables[1], other)
+    bc = etude.BC(etude.BCConfig(data=Source(tables[0], columns), batch_size=8, updates_per_iteration=1))
+    bc.save(tmp_path / "run")
+    convert(Source(tables[0], columns), tmp_path / "first")
+    convert(right, tmp_path / "right")
+    convert(wrong, tmp_path / "wrong")
+    for good, bad in ((right, wrong), (str(tmp_path / "right"), str(tmp_path / "wrong"))):
+        evaluate_on(bc, good, methods=["wis"], behaviour="fit")
+        with pytest.raises(DataError, match=r"in another order|Map the columns in the same order"):
+            evaluate_on(bc, bad, methods=["wis"], behaviour="fit")
+        etude.load(tmp_path / "run", data=good).train()
+        with pytest.raises(DataError, match=r"in another order|Map the columns in the same order"):
+            etude.load(tmp_path / "run", data=bad).train()
+    assert Recording.open([tmp_path / "first", tmp_path / "right"]).num_steps == 80
+    with pytest.raises(DataError, match="can't be read as one recording"):
+        Recording.open([tmp_path / "first", tmp_path / "wrong"])
+    with pytest.raises(DataError, match="Only recordings of equal spaces can be merged"):
+        merge_recordings([tmp_path / "first", tmp_path / "wrong"], tmp_path / "merged")
+
+
+def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
+    """An export that names its columns anew can't be told from one with others."""
+    bc = etude.BC(etude.BCConfig(data=Source(heated(0), HEAT), batch_size=8, updates_per_iteration=1))
+    table = heated(1).rename_columns(["TI101", "FI101", "r", "a", "batch", "p"])
+    evaluate_on(bc, Source(table, HEAT | {"obs": ["TI101", "FI101"]}), methods=["wis"], behaviour="fit")
+
+
+def test_a_column_that_is_not_known_before_the_action_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "r"):
+        caplog.clear()
+        Recording.open(Source(heated(0), HEAT | {"obs": ["temp", name]}))
+        assert f"column `{name}` is mapped as both `obs` and `{'action' if name == 'a' else 'reward'}`" in caplog.text
+    caplog.clear()
+    Recording.open(Source(heated(0), HEAT))
+    assert not caplog.text

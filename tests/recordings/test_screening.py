@@ -75,7 +75,8 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
         opened(tmp_path, "strict")
     assert str(caught.value) == (
         f"{tmp_path}/part-00000.parquet, row group 2, row 44: column `obs` holds NaN in component 1 (3 rows like it). "
-        "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair), or a filter. "
+        "Correct it where it comes from (an empty reward may mean 0), or leave it out: on_bad='repair' "
+        "(--on-bad repair). "
         f"`etude data validate {shlex.quote(str(tmp_path))}` lists all problems. Repair with --on-bad=repair, leave it "
         "out with --on-bad=skip, or fix the file."
     )
@@ -177,7 +178,7 @@ def test_masks_that_allow_nothing_and_recordings_of_actions_that_connectors_chan
     exp = numbered([3]).with_steps(**{"obs/action_mask": np.array([[1, 1], [0, 0], [1, 1]], np.int8)})
     steps = {"obs/x": exp.steps["obs"], "obs/action_mask": exp.steps["obs/action_mask"], "action": np.array([0, 1, 1])}
     source = Source(steps | {"terminated": [False, False, True]})
-    with pytest.raises(DataError, match="row 1: column `action` is 1, although `obs/action_mask` allows nothing there"):
+    with pytest.raises(DataError, match="row 1: column `action` is 1, which `obs/action_mask` forbids there"):
         Recording.open(source).read()
     obs = spaces.Dict(
         {"x": spaces.Box(-1, 400, exp.steps["obs"].shape[1:], np.float32), "action_mask": spaces.MultiBinary(2)}

@@ -131,7 +131,7 @@ def _with_lists(array: pa.Array) -> pa.Array:
 
 def _no_number(texts: pa.Array) -> int:
     """The first row of texts that is not a number: a cell such as ``-`` makes a column of numbers one of texts."""
-    is_one = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
+    is_one = pc.match_substring_regex(texts, r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*$")
     return max(0, int(pc.index(is_one, False).as_py()))
 
 

@@ -368,23 +368,20 @@ class _Guessing:
         if col.EPISODE_ID in self._taken or stand_alone or not flags:
             return
         ends = self._ends()
-        changing = (name for name in entities if self._changes_between(name, ends))
-        if (first := next(changing, None)) is None:
+        if not (changing := [name for name in entities if self._changes_between(name, ends)]):
             return
-        named = [name for name in (first, *changing) if self._is_named(name)] if self._is_named(first) else []
+        named = [name for name in changing if self._is_named(name)]
         mixed = next((name for name in named if self._is_mixed_by(name, ends)), None)
         if mixed is not None:
             self._is_mixed = True
-            how = self._remedy(mixed, flags)
-            what = f"rows of several `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
-            self._unsure.insert(0, f"{what}: {how}")
+            what = f"rows of different `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
+            self._unsure.insert(0, f"{what}: {self._remedy(mixed, flags)}")
             return
-        whose = f"`{first}`" if named else "machines or people"
-        how = self._remedy(first, flags) if named else "map an episode_id (docs/your-data.md, Mixed rows)"
-        self._unsure.append(
-            f"{_listed(flags)} alone tells episodes apart, in the order of the rows: if rows of several {whose} are "
-            f"mixed, {how}"
-        )
+        whose = f"different `{named[0]}`" if named else "several machines or people"
+        is_id = named and not self._has_several(named[0])
+        how = f"map episode_id={named[0]}" if is_id else "map an episode_id (docs/your-data.md, Mixed rows)"
+        alone = f"{_listed(flags)} alone tells episodes apart, in the order of the rows"
+        self._unsure.append(f"{alone}: if rows of {whose} are mixed, {how}")
 
     def _changes_between(self, name: str, ends: NDArray[np.bool_]) -> bool:
         """Whether a column changes where no episode ends, in the order of the rows."""
@@ -520,6 +517,8 @@ class _Guessing:
         episode, t = self._one(col.EPISODE_ID), self._one(col.T_INDEX)
         if episode is not None:
             self._check_time(episode, t)
+            if len(self._taken[col.EPISODE_ID]) == 1:
+                self._check_counted(episode)
         if self._has_flag or (col.NEXT_OBS in self._taken and episode is None):
             return
         if episode is not None:
@@ -559,6 +558,19 @@ class _Guessing:
                 self._unsure.append(f"{several}, but not of one `{name}`: both are taken for the episode's id")
                 return
         self._unsure.append(f"{several}: a step would be there twice")
+
+    def _check_counted(self, episode: str) -> None:
+        """Say that whose rows are may be a part of an episode's id that is a count, such as of the trips of a van."""
+        if not pa.types.is_integer(self._columns[episode].type):
+            return
+        codes = _codes(self._columns[episode])
+        for name in self._entities():
+            other = _codes(self._columns[name])
+            order = np.lexsort((other, codes))
+            if self._is_named(name) and ((np.diff(codes[order]) == 0) & (np.diff(other[order]) != 0)).any():
+                both = f"episode_id={name},{episode}"
+                self._unsure.append(f"a `{episode}` has rows of several `{name}`: map {both} if each counts its own")
+                return
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
         """Whether several rows have the same values of columns."""

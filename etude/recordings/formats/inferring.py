@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +14,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.experience.table import KEYS
-from etude.spaces import NamedDiscrete, Space
+from etude.spaces import NamedBox, NamedDiscrete, Space, are_permuted
 
 MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
@@ -24,7 +24,9 @@ FEW_TEXTS: Final = 16
 _WRITTEN: Final = {
     "list": re.compile(r"\[(?=\D*\d)[-+\d.eE,;\s\[\]]*\]"),
     "whole": re.compile(r"[-+]?\d+"),
-    "fraction": re.compile(r"[-+]?(\d+[.,]\d*|[.,]\d+|\d{1,3}([.,' ]\d{3})+([.,]\d*)?|\d+(?=[eE]))([eE][-+]?\d+)?"),
+    "fraction": re.compile(
+        r"[-+]?(\d+[.,]\d*|[.,]\d+|\d{1,3}([,']\d{3})+(\.\d*)?|\d{1,3}([. ]\d{3})+,\d+|\d+(?=[eE]))([eE][-+]?\d+)?"
+    ),
     "name": re.compile(r"(?s:.*)"),
 }
 
@@ -60,7 +62,10 @@ def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Spa
     if dtype == space.dtype:
         return space
     if isinstance(space, spaces.Box):
-        return spaces.Box(space.low.astype(dtype), space.high.astype(dtype), space.shape, dtype.type)
+        low, high = space.low.astype(dtype), space.high.astype(dtype)
+        if isinstance(space, NamedBox):
+            return NamedBox(low, high, space.names, dtype.type)
+        return spaces.Box(low, high, space.shape, dtype.type)
     if isinstance(space, spaces.MultiDiscrete) and dtype.kind in "iu":
         return spaces.MultiDiscrete(space.nvec.astype(dtype), dtype.type, start=space.start.astype(dtype))
     if isinstance(space, NamedDiscrete) and dtype.kind in "iu":
@@ -144,6 +149,25 @@ def written_numbers(texts: Iterable[str]) -> str | None:
     if not fractions or 2 * (len(fractions) + len(kinds["whole"])) <= num:
         return None
     return f"holds numbers, such as {fractions[0][:40]!r}" + (f", but also {names[0][:40]!r}" if names else "")
+
+
+def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:
+    """``space`` with names of the numbers in its vectors, by column.
+
+    Raises:
+        DataError: a vector has these names already, in another order.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, named(sub, f"{root}{SEPARATOR}{key}", names)) for key, sub in space.spaces.items()])
+    if not isinstance(space, spaces.Box) or space.shape != (len(names.get(root, ())),):
+        return space
+    found = NamedBox(space.low, space.high, names[root], space.dtype.type)
+    if are_permuted(space, found):
+        raise DataError(
+            f"the columns of `{root}` are {', '.join(found.names)}, but the space has them in another order: {space}. "
+            "Map them in that order."
+        )
+    return found
 
 
 def joint_space(a: Space, b: Space) -> Space | None:

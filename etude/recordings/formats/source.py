@@ -110,9 +110,9 @@ class Source:
     ``truncated``, ``done`` (either end, as in older tools), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
     ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, as an alternative to ``next_obs``, is
     the observation after the row, and empty if that is in the next row. Several scalar columns form one vector; if some
-    are text, ``numbers`` is that vector, and each text column is a part of its own. Several columns of ``episode_id``,
-    such as a vehicle's and the number of its trip, form one id. ``state.speed`` is a member of the struct ``state``.
-    The table's other columns keep their names.
+    are text or lists, ``numbers`` is that vector, and each of these is a part of its own. Several columns of
+    ``episode_id``, such as a vehicle's and the number of its trip, form one id. ``state.speed`` is a member of the
+    struct ``state``. The table's other columns keep their names.
 
     ``propensity`` is the probability of the action taken, above 0 and at most 1; ``logp`` is computed from it. Instead
     of a column, a flag can be ``every-row`` (each row ends its episode, as in a bandit's log) or ``last-row`` (the last

@@ -20,14 +20,16 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
+from etude.experience.arrays import where_rows, zeros
 from etude.experience.table import shape_of
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, most_rows, not_chained
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.inferring import (
     Range,
     fits,
     fitting,
     inferred_space,
+    named,
     needs_range,
     reserved,
     widen,
@@ -48,7 +50,7 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, tracks_of
+from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, ends_of, index_of, tracks_of
 from etude.recordings.formats.table_inputs import (
     BROKEN,
     Group,
@@ -103,7 +105,7 @@ class ColumnMap:
         ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
         is_propensity = PROPENSITY in mapped
         own_names = {name: col.LOGP if name == PROPENSITY else name for name in mapped if name not in ends}
-        mapped, vectors = _texts_apart({own: mapped[name] for name, own in own_names.items()}, schema)
+        mapped, vectors = _parts_apart({own: mapped[name] for name, own in own_names.items()}, schema)
         used = {name for own in mapped.values() for name in own}
         extras = {}
         for name in schema.names:
@@ -113,10 +115,11 @@ class ColumnMap:
         return ColumnMap(mapped, extras, vectors, ends, is_propensity)
 
 
-def _texts_apart(
+def _parts_apart(
     mapped: Mapping[str, tuple[str, ...]], schema: pa.Schema
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Split text columns off from mappings to several columns, leaving one vector of numbers; also returns its name.
+    """Split columns of text or lists off from mappings to several columns, leaving one vector of single numbers; also
+    returns its name.
 
     Parts of next observations are named like those of observations at the same positions.
     """
@@ -125,12 +128,12 @@ def _texts_apart(
     for name, own in mapped.items():
         alike = mapped.get(col.as_obs(name), own)
         is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
-        texts = [is_text(schema.field(part).type) for part in alike]
-        if not is_several or not any(texts):
+        stand_alone = [is_text(kind) or is_list(kind) for kind in (schema.field(part).type for part in alike)]
+        if not is_several or not any(stand_alone):
             out[name] = own
             continue
-        apart = {part: one for part, one, text in zip(alike, own, texts, strict=True) if text}
-        others = tuple(one for one, text in zip(own, texts, strict=True) if not text)
+        apart = {part: one for part, one, alone in zip(alike, own, stand_alone, strict=True) if alone}
+        others = tuple(one for one, alone in zip(own, stand_alone, strict=True) if not alone)
         if others:
             vector = "numbers" if "numbers" not in apart else "all numbers"
             vectors.append(f"{name}{col.SEPARATOR}{vector}")
@@ -160,6 +163,7 @@ class TableColumns:
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         self._look()
+        self._warn_of_known(groups)
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
             self.action_space = self._space(col.ACTION, source.action_space)
@@ -328,6 +332,7 @@ class TableColumns:
             found = {name: self._found[name][::-1] for name in names}
             ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
             space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
+            self._warn_of_many_names(root)
             if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
                 self._warn_of_whole_actions(space)
         else:
@@ -352,21 +357,46 @@ class TableColumns:
                 for name, leaf in wanted.items()
             }
             space = widened(given, root, dtypes)
+        several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
+        space = named(space, root, several)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
                 self._named[name] = leaf
         return space
 
+    def _warn_of_known(self, groups: Sequence[Group]) -> None:
+        """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
+        observed = {n for name in col.under(self._plan.mapped, col.OBS) for n in self._plan.mapped[name]}
+        for root in (col.ACTION, col.REWARD):
+            own = [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name] if n in observed]
+            if own:
+                _log.warning(
+                    "%s: column `%s` is mapped as both `%s` and `%s`: a policy can't see it before it acts.",
+                    *(groups[0].file or "the table", own[0], col.OBS, root),
+                )
+
+    def _warn_of_many_names(self, root: str) -> None:
+        """Warn of text that is different in many rows, which is hardly a choice."""
+        rows = sum(group.num_rows for group in self._groups)
+        for name, texts in col.subtree(self._texts, root).items():
+            if len(texts) > _FEW and 4 * len(texts) > rows:
+                _log.warning(
+                    "%s: `%s` is text with %s different values in %s rows, such as %r. They are read as names, which "
+                    "have no order, and a policy refuses others. If they hold numbers, convert them.",
+                    *(self._groups[0].file or "the table", name, f"{len(texts):,}", f"{rows:,}", min(texts)[:40]),
+                )
+
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
-        """Warn of whole numbers as fractions, which pandas makes of them where one is missing."""
+        """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
         (own,) = self._plan.mapped.get(col.ACTION, ("",))
         values = np.unique(self._raw(0, col.ACTION, [own])[col.ACTION]) if own else np.zeros(0)
         values = values[np.isfinite(values)]
-        if 1 < len(values) <= _FEW and values.dtype.kind == "f" and (values == np.round(values)).all():
+        is_few = 1 < len(values) <= _FEW and (values == np.round(values)).all()
+        if is_few or (own and space.dtype.kind == "i"):
             _log.warning(
                 "%s: the actions in column `%s` are whole numbers of type %s (%s), so they are read as continuous. If "
-                "they are choices, convert them to integers.",
+                "they are choices, convert them to integers from 0, or to words; if not, to fractions.",
                 *(self._groups[0].file or "the table", own, space.dtype, ", ".join(f"{v:g}" for v in values[:5])),
             )
 
@@ -514,6 +544,11 @@ class TableColumns:
             return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
         if int(np.prod(shape)) * len(values) != values.size:
+            if (seen := col.as_obs(name)) != name and g == 0:
+                raise DataError(
+                    f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but `{seen}` of "
+                    f"{list(shape)}. Map the same columns for both, in the same order."
+                )
             raise DataError(
                 f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])} from here on, but "
                 f"{list(shape)} before. All rows must have one shape."
@@ -554,8 +589,8 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
     if wrong.any():
         row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
         advice = (
-            f"Correct it, or leave the row out; if it is a logarithm, map it as `{col.LOGP}`, and the logarithm of a "
-            "density, too."
+            "Correct it, or leave the row out; if it is the logarithm of a probability or a density, map it as "
+            f"`{col.LOGP}`."
         )
         if chance[row] == 0:
             advice = f"If it was rounded, write more digits; else leave the row out, or do not map `{PROPENSITY}`."
@@ -584,6 +619,28 @@ class _Common(NamedTuple):
     def has_next(self) -> bool:
         """Whether the next observation of each row is known."""
         return self.after == col.NEXT_OBS
+
+    def chained(self, keys: Sequence[str]) -> NDArray[np.bool_] | None:
+        """Whether each row goes on where the row before it ended, if next observations are known; else None.
+
+        It matters, and is looked up, only where neither an episode's id nor ``t`` says which rows belong together, but
+        a flag says where episodes end. If fewer than three in four go on, as in a shuffled table, none does.
+        """
+        if not self.has_next:
+            return None
+        goes_on, num_ends = np.zeros(int(self.first[-1]), bool), 0
+        if {col.EPISODE_ID, col.T_INDEX} & {*keys} or not keys:
+            return goes_on
+        pairs = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in col.under(self.columns.steps, col.OBS)}
+        last: Columns = {}
+        for g, (num, flags) in enumerate(self.columns.keys(keys)):
+            num_ends += np.logical_or(*ends_of(flags, num, self.groups[g].place)).sum()
+            found = self.columns.load(g, [*pairs, *pairs.values()])
+            rows = {name: np.concatenate([last.get(name, values[:0]), values]) for name, values in found.items()}
+            same = np.all([follow(rows[obs], rows[after]) for obs, after in pairs.items()], axis=0)
+            goes_on[self.first[g + 1] - len(same) : self.first[g + 1]] = same
+            last = {name: values[-1:] for name, values in found.items()}
+        return goes_on if 4 * goes_on.sum() >= 3 * (len(goes_on) - num_ends) else np.zeros_like(goes_on)
 
     def place(self, row: int) -> Place:
         """Locate a row of the table."""
@@ -621,9 +678,14 @@ class TableRows(Format):
         found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
         known = goes_on | common.has_next
         final_obs: Columns = {}
+        numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
+        if common.has_next and numbers_after:  # of an ended episode, they may be empty
+            is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
+            known = goes_on | ~is_empty
         for name in obs:
             if common.has_next:
-                final_obs[name] = found[after[name]][last]
+                final = found[after[name]][last]
+                final_obs[name] = where_rows(~known, zeros(len(last), final), final)
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
             final[goes_on] = found[name][last[goes_on] + 1]
@@ -697,17 +759,15 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     common = _Common(where, groups, bounds_of(groups), columns, after)
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
-    # Arrays follow each other as in D4RL's files, if a flag says where episodes end.
-    is_chained = isinstance(source.data, Mapping) and any(name in plan.mapped for name in FLAGS)
-    stand_alone = common.has_next and not is_chained
-    index = index_of(ordered, stand_alone, common.words, is_sorted=is_sorted, **how)
+    chained = common.chained(keys)
+    index = index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
-        needed, tracks = columns.of_table(), partial(_tracks, common, keys)
+        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, stand_alone, common.words, is_sorted=True, **how)
+        index = index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
     if index.is_mostly_gaps() and not index.is_clock:
         _log.warning(
@@ -736,10 +796,6 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         file = next((file for file in files if str(file) == place.file), None)
         units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
     return Contents(header, columns.steps, units, files)
-
-
-def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
-    return tracks_of(partial(common.columns.keys, keys), common.has_next, common.words)
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class TableIndex:
 
 def index_of(
     groups: Groups,
-    has_next: bool,
+    chained: NDArray[np.bool_] | None,
     place: Place,
     *,
     by_one: bool = False,
@@ -82,15 +82,15 @@ def index_of(
     With ``t``, rows are sorted by it within each agent of each episode; without an episode id, an episode ends where a
     flag is set or ``t`` does not increase. If its smallest number is 1, it counts from 1. If ``t`` holds points in
     time, they are only used for sorting: steps are numbered from 0, and rows of the same time get the same number.
-    Without ``t``, rows are in order of time. Without both, each row is a segment of its own if the next observation is
-    known; else rows are in order and flags end episodes. With ``by_one``, ``t`` counts every step from 0: where it
-    increases by more, steps are missing.
+    Without ``t``, rows are in order of time. Without both, rows are in order and flags end episodes; if next
+    observations are known, an episode also ends before a row that is not ``chained`` to it. With ``by_one``, ``t``
+    counts every step from 0: where it increases by more, steps are missing.
 
     At most the keys of one group are in memory at a time.
 
     Args:
         groups: See `Groups`.
-        has_next: Whether the next observation is known.
+        chained: ``[rows]``: whether each row's observation is the next one of the row before it; None: unknown.
         place: Describes the location of a row, for errors.
         by_one: See above.
         is_sorted: Whether the rows are known to be in order.
@@ -101,7 +101,7 @@ def index_of(
     """
     stride = 0
     while True:
-        reader = _KeyReader(has_next, place)
+        reader = _KeyReader(chained, place)
         cut = _Cut(reader, 1 if by_one else stride, by_one=by_one)
         for rows, columns in groups():
             keys = reader.read(rows, columns)
@@ -126,29 +126,29 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     return dataclasses.replace(index, terminated=terminated, truncated=truncated)
 
 
-def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[Ints, Ints]]:
+def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -> Iterator[tuple[Ints, Ints]]:
     """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
-    reader, first, midnight = _KeyReader(has_next, place), 0, None
+    reader, first, midnight = _KeyReader(chained, place), 0, None
     for rows, columns in groups():
         keys = reader.read(rows, columns)
+        episode, *agent = _tracks(keys)
+        track = episode << 32 | agent[0] if agent else episode
         if reader.is_time_of_day and midnight is None:
-            midnight = _goes_back(keys[col.EPISODE_ID], keys[col.T_INDEX])
+            midnight = _goes_back(track, keys[col.T_INDEX])
             if midnight is not None:
                 _log.warning(
                     "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that "
-                    "those after midnight come first: if episodes go on over midnight, map a column of date and time.",
+                    "those after midnight come first: if episodes run past midnight, map a column of date and time.",
                     place(first + midnight),
                 )
-        episode, *agent = _tracks(keys)
-        track = episode << 32 | agent[0] if agent else episode
         yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
 
 
-def _goes_back(episode: Ints, t: Ints) -> int | None:
-    """The first row whose time is before that of the row before it in its episode; None: there is none."""
-    order = np.argsort(episode, kind="stable")
-    back = np.flatnonzero((np.diff(episode[order]) == 0) & (np.diff(t[order]) < 0))
+def _goes_back(track: Ints, t: Ints) -> int | None:
+    """The first row whose time is before that of the row before it in its track; None: there is none."""
+    order = np.argsort(track, kind="stable")
+    back = np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0))
     return int(order[back[0] + 1]) if len(back) else None
 
 
@@ -287,8 +287,8 @@ class _Cut:
 class _KeyReader:
     """Reads the keys of groups of rows, one after another; equal names have equal codes in all groups."""
 
-    def __init__(self, has_next: bool, place: Place) -> None:
-        self._has_next, self._place = has_next, place
+    def __init__(self, chained: NDArray[np.bool_] | None, place: Place) -> None:
+        self._chained, self._place = chained, place
         self._known: dict[str, dict[str | None, int]] = {}
         self._rows = 0
         self.is_clock = False
@@ -304,7 +304,7 @@ class _KeyReader:
         def place(row: int) -> str:
             return self._place(first + row)
 
-        terminated, truncated = _ends(columns, num, place)
+        terminated, truncated = ends_of(columns, num, place)
         keys: dict[str, NDArray[Any]] = {col.TERMINATED: terminated, col.TRUNCATED: truncated}
         if col.T_INDEX in columns:
             keys[col.T_INDEX] = _time(columns[col.T_INDEX], place)
@@ -329,8 +329,8 @@ class _KeyReader:
         return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
 
     def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any], place: Place) -> Ints:
-        """The number of each row's episode, if the table has no episode ids: a new one begins after a flag, and where
-        a counting ``t`` or a time of day starts again.
+        """The number of each row's episode, if the table has no episode ids: a new one begins after a flag, where a
+        counting ``t`` or a time of day starts again, and without ``t`` where a row is not chained to that before it.
 
         Raises:
             DataError: nothing tells episodes apart, or times with a date don't rise within one.
@@ -338,18 +338,18 @@ class _KeyReader:
         for name in (col.AGENT_ID, col.MODULE_ID):
             if name in columns:
                 raise DataError(f"`{name}` is mapped, but `{col.EPISODE_ID}` is not: map it, to tell episodes apart.")
-        if t is None and self._has_next:
-            return np.arange(self._rows, self._rows + len(done))
-        if t is None and not any(name in columns for name in FLAGS):
+        if t is None and self._chained is None and not any(name in columns for name in FLAGS):
             raise DataError(
                 f"nothing says where episodes begin and end: map `{col.EPISODE_ID}` (and `{col.T_INDEX}`), or "
                 f"`{col.NEXT_OBS}` for steps that stand alone, or `{col.TERMINATED}` and `{col.TRUNCATED}`."
             )
         begins = np.append(self._done, done[:-1])
-        if t is not None:
+        if t is None and self._chained is not None:
+            begins |= ~self._chained[self._rows : self._rows + len(done)]
+        elif t is not None:
             falls = np.diff(t, prepend=self._t if self._rows else t[:1] - 1) <= 0
             wrong = np.flatnonzero(falls & ~begins)
-            if len(wrong) and self.is_clock and not self.is_time_of_day and not self._has_next:
+            if len(wrong) and self.is_clock and not self.is_time_of_day and self._chained is None:
                 raise DataError(
                     f"{place(int(wrong[0]))}: the time in `{col.T_INDEX}` does not rise there, and no "
                     f"`{col.EPISODE_ID}` is mapped. Are the rows of several episodes or machines? Then map an id. Are "
@@ -361,9 +361,10 @@ class _KeyReader:
         return episode
 
 
-def _ends(
+def ends_of(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each row terminates its episode, and whether it truncates it."""
     flags = {n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}
     none = np.zeros(num_rows, bool)
     truncated = flags.get(col.TRUNCATED, none)

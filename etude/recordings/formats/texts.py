@@ -51,8 +51,8 @@ def date_orders(array: pa.Array) -> tuple[str, ...]:
 def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Array:
     """Convert texts to timestamps in microseconds, without what is finer.
 
-    They are ISO 8601, with zones in all rows or in none; or dates such as 11/24/2026 and 24.11.2026, alone or with a
-    time such as 15:15 or 3:15 PM.
+    They are ISO 8601, with zones in all rows or in none, also with slashes in the date; or dates such as 11/24/2026 and
+    24.11.2026, alone or with a time such as 15:15 or 3:15 PM.
 
     Args:
         array: The texts; what is empty stays so.
@@ -65,6 +65,7 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
     """
     texts = pc.replace_substring_regex(_trimmed(array), r" ?(UTC|GMT)$", "Z")
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    texts = pc.replace_substring_regex(texts, r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3")
     for kind in _ISO:
         try:
             return texts.cast(kind)

@@ -26,6 +26,7 @@ TIMES = {
     "time": lambda t, when: when,
     "time of a zone": lambda t, when: when.tz_localize("Europe/Berlin"),
     "ISO": lambda t, when: when.isoformat(),
+    "slashes": lambda t, when: when.strftime("%Y/%m/%d %H:%M"),
     "day first": lambda t, when: when.strftime("%d.%m.%Y %H:%M"),
     "milliseconds": lambda t, when: int(when.timestamp() * 1000),
 }

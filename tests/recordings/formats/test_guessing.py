@@ -60,6 +60,13 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
         ["(speed, load): leave out", "no numbers: next_speed", "no column says where episodes end"],
     ),
+    "with trips of several vans, at other times": (
+        trips(
+            trip=[1] * 6, van=["a", "b", "a", "b", "a", "b"], tick=None, when=[f"2026-03-01 08:0{k}" for k in range(6)]
+        ),
+        "obs=speed,load,van action=command reward=score episode_id=trip t=when propensity=p terminated=last-row",
+        ["obs is all", "a `trip` has rows of several `van`: map episode_id=van,trip if each", "no column says"],
+    ),
     "with trips of several vans": (
         trips(trip=[1] * 6, van=["a", "a", "a", "b", "b", "b"]),
         "obs=speed,load,van action=command reward=score episode_id=van,trip t=tick propensity=p terminated=last-row",
@@ -208,7 +215,7 @@ def test_an_id_that_ends_with_the_flag_is_the_episodes() -> None:
     assert any("each `cycle_id` ends with `done`" in reason for reason in guess.unsure)
     guess = guess_columns(pa.table(mixed | {"done": [False, True, False, False, True, True]}))
     assert "episode_id" not in guess.columns
-    assert any("make an id of `cycle_id`" in reason for reason in guess.unsure)
+    assert any("if rows of different `cycle_id` are mixed" in reason for reason in guess.unsure)
     guess = guess_columns(pa.table(mixed | {"done": [False, False, False, False, True, False]}))
     assert any("map episode_id=cycle_id" in reason for reason in guess.unsure)
 
@@ -251,7 +258,7 @@ def test_rows_of_several_episodes_are_seen_to_be_mixed(key: str, names: Sequence
     table = hourly(key, names)
     guess = guess_columns(pa.table(table))
     assert guess.columns["episode_id"] == "COLUMN"  # so that the words can't be pasted as they are
-    assert f"rows of several `{key}` are mixed" in guess.unsure[0]
+    assert f"rows of different `{key}` are mixed" in guess.unsure[0]
     exp = remedied(table, guess).read()
     assert exp.lengths.tolist() == [24] * 10 * len(names)
     assert exp.segments.terminated.all()
@@ -288,7 +295,7 @@ def test_mixed_rows_are_seen_with(kind: str) -> None:
 def test_mixed_rows_that_break_off_are_told_of() -> None:
     table = {name: values[:-30] for name, values in hourly("station").items()}
     (said,) = (reason for reason in guess_columns(pa.table(table)).unsure if "alone tells episodes apart" in reason)
-    assert "if rows of several `station` are mixed, make an id of" in said
+    assert "if rows of different `station` are mixed, map an episode_id" in said
 
 
 def test_rows_out_of_order_are_to_be_sorted_first() -> None:
@@ -310,7 +317,7 @@ def test_a_flag_that_alone_tells_episodes_apart_is_told_of(key: str, lengths: st
     guess = guess_columns(pa.table(table))
     assert "episode_id" not in guess.columns
     (said,) = (reason for reason in guess.unsure if "`done` alone tells episodes apart" in reason)
-    assert ("make an id of" in said) == (key != "gear")
+    assert ("several machines or people" if key == "gear" else f"different `{key}`") in said
     assert not any("are mixed, and" in reason for reason in guess.unsure)
     del table[key], table["hour"]  # only fractions are left
     assert not any("alone" in reason for reason in guess_columns(pa.table(table)).unsure)

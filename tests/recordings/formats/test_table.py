@@ -327,15 +327,63 @@ def test_without_an_id_episodes_end_at_flags_or_where_t_falls() -> None:
     assert not exp.segments.has_final_obs.any()
 
 
-def test_without_id_and_t_each_row_stands_alone() -> None:
+@pytest.mark.parametrize("kind", ["one table", "files", "arrays"])
+def test_without_id_and_t_rows_go_on_where_their_next_observations_are(kind: str, tmp_path: Path) -> None:
     columns = {"obs": ["speed", "angle"], "action": "command", "terminated": "end"}
-    exp = read(table_of(rows_of([3, 2])), columns | NEXTS)
+    rows = rows_of([6, 5, 4])
+    table: Any = table_of(rows)
+    if kind == "files":
+        for i, part in enumerate((table[:4], table[4:13], table[13:])):
+            pq.write_table(part, tmp_path / f"log-{i}.parquet")
+        table = tmp_path
+    elif kind == "arrays":
+        table = {name: np.asarray(table[name]) for name in table.column_names}
+    exp = read(table, columns | NEXTS)
+    assert exp.lengths.tolist() == [6, 5, 4]
+    assert exp.segments.terminated.tolist() == [bool(rows[last]["end"]) for last in (5, 10, 14)]
+    assert exp.final_obs["obs"][:, 1].tolist() == [6, 5, 4]
+
+
+def test_without_id_and_t_rows_out_of_order_stand_alone() -> None:
+    columns = {"obs": ["speed", "angle"], "action": "command", "terminated": "end"}
+    rows = rows_of([3, 2])[::-1]
+    exp = read(table_of(rows), columns | NEXTS)
     assert exp.lengths.tolist() == [1] * 5
-    assert exp.final_obs["obs"][:, 1].tolist() == [1, 2, 3, 1, 2]
+    assert exp.final_obs["obs"][:, 1].tolist() == [2, 1, 3, 2, 1]
     assert exp.segments.terminated.tolist() == [False, False, True, False, False]
     del columns["terminated"]
+    assert read(table_of(rows_of([3, 2])), columns | NEXTS).lengths.tolist() == [1] * 5
     with pytest.raises(DataError, match="nothing says where episodes begin and end: map `episode_id`"):
         read(table_of(rows_of([3, 2])), columns)
+
+
+def test_what_follows_the_last_step_may_be_empty() -> None:
+    frame = table_of(rows_of([3, 2])).to_pandas().drop(columns=["speed2", "angle2"], errors="ignore")
+    nexts = {"obs": "speed", "action": "command", "episode_id": "trip", "next_obs": "after"}
+    frame["after"] = frame.groupby("trip")["speed"].shift(-1)
+    exp = read(frame, nexts | {"terminated": "last-row"})
+    assert exp.segments.has_final_obs.tolist() == [False, False]
+    assert exp.final_obs["obs"].tolist() == [0, 0]
+    found = Recording.open(Source(frame, nexts | {"truncated": "last-row"}), on_bad=None).validate().problems
+    assert [problem.kind for problem in found] == ["no_final_obs"]
+
+
+def test_text_that_is_different_in_many_rows_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = {"o": [f"{k}.5;{k}" for k in range(200)], "a": [0, 1] * 100, "trip": np.arange(200) // 10}
+    columns = {"obs": "o", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    read(pa.table(rows), columns)
+    assert "`obs` is text with 200 different values in 200 rows, such as '0.5;0'" in caplog.text
+    caplog.clear()
+    read(pa.table(rows | {"o": ["wet", "dry"] * 100}), columns)
+    assert not caplog.text
+
+
+def test_lists_beside_numbers_are_parts_of_their_own() -> None:
+    rows = {"speed": [0.1, 0.2], "lidar": [[1.0, 2.0], [3.0, 4.0]], "a": [0, 1], "trip": [0, 0]}
+    columns = {"obs": ["speed", "lidar"], "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    exp = read(pa.table(rows), columns)
+    assert exp.steps["obs/numbers"].tolist() == [[0.1], [0.2]]
+    assert exp.steps["obs/lidar"].tolist() == [[1, 2], [3, 4]]
 
 
 def test_legacy_done() -> None:
@@ -511,7 +559,7 @@ def test_a_time_that_is_missing_is_named() -> None:
         ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),
         ({"episode_id": None, "agent_id": "who"}, "`agent_id` is mapped, but `episode_id` is not"),
         ({"reward": ["speed", "angle"]}, r"`reward` has rows of shape \[2\], not one number each"),
-        ({"next_obs": "speed2"}, r"`next_obs` has rows of shape \[\] from here on, but \[2\] before"),
+        ({"next_obs": "speed2"}, r"`next_obs` has rows of shape \[\], but `obs` of \[2\]"),
         ({"next_obs/x": "speed2"}, "`next_obs` has the columns"),
     ],
 )
@@ -709,11 +757,13 @@ def test_actions_that_are_fractions_by_type_only_are_told(caplog: pytest.LogCapt
         ([0.0, 1.0, 3.0, None], True),
         ([0.0, 1.5, 3.0], False),
         ([0, 1, 3], False),
+        ([-1, 0, 1], True),
         ([1.0] * 3, False),
     ):
         caplog.clear()
         Recording.open(Source(pa.table({"x": [1.0] * len(actions), "a": actions}), columns))
-        assert ("are whole numbers of type float64 (0, 1, 3), so they are read as continuous" in caplog.text) is is_told
+        assert ("are whole numbers of type" in caplog.text) is is_told
+        assert ("so they are read as continuous" in caplog.text) is is_told
 
 
 def test_the_files_beside_those_of_a_hugging_face_dataset_are_no_rows(tmp_path: Path) -> None:
