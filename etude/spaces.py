@@ -90,26 +90,19 @@ class NamedDiscrete(spaces.Discrete):
         return f"NamedDiscrete({self.n}: {self.listed()})"
 
 
-class NamedBox(spaces.Box):
-    """A Box of vectors whose numbers have names, such as those of the columns of a table.
+class NamedVector:
+    """Base class of spaces of vectors whose numbers have names, such as those of the columns of a table.
 
-    It equals any Box with the same bounds, but no NamedBox with the same names in another order.
-
-    Args:
-        low: The lower bounds, as those of a Box.
-        high: The upper bounds.
-        names: The names of the numbers.
-        dtype: The dtype of the numbers.
-
-    Raises:
-        SpaceError: the names are not one text for each number.
+    Such a space equals the same one without names, but not one that has its names in another order.
     """
 
-    def __init__(self, low: Any, high: Any, names: Sequence[str], dtype: Any = np.float32) -> None:
+    names: tuple[str, ...]
+    """The names of the numbers."""
+
+    def _set_names(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        super().__init__(low, high, (len(self.names),), dtype)
         if isinstance(names, str) or not all(isinstance(name, str) for name in self.names):
-            raise SpaceError(f"the names of a NamedBox are {reprlib.repr(names)}: give a list of texts.")
+            raise SpaceError(f"the names of a {type(self).__name__} are {reprlib.repr(names)}: give a list of texts.")
 
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) and not are_permuted(self, other)
@@ -120,11 +113,56 @@ class NamedBox(spaces.Box):
         return f"{super().__repr__()[:-1]}: {', '.join(self.names[:12])}{', ...' * (len(self.names) > 12)})"
 
 
+class NamedBox(NamedVector, spaces.Box):
+    """A Box of vectors whose numbers have names; see `NamedVector`.
+
+    Args:
+        low: The lower bounds, as those of a Box.
+        high: The upper bounds.
+        names: The names of the numbers.
+        dtype: The dtype of the numbers.
+
+    Raises:
+        SpaceError: a name is not a text.
+    """
+
+    def __init__(self, low: Any, high: Any, names: Sequence[str], dtype: Any = np.float32) -> None:
+        self._set_names(names)
+        super().__init__(low, high, (len(self.names),), dtype)
+
+
+class NamedMultiDiscrete(NamedVector, spaces.MultiDiscrete):
+    """A MultiDiscrete of vectors whose choices have names; see `NamedVector`, and `NamedBox` for the arguments."""
+
+    def __init__(self, nvec: Any, names: Sequence[str], dtype: Any = np.int64, start: Any = None) -> None:
+        self._set_names(names)
+        super().__init__(nvec, dtype, start=start)
+
+
+class NamedMultiBinary(NamedVector, spaces.MultiBinary):
+    """A MultiBinary of vectors whose numbers have names; see `NamedVector`."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._set_names(names)
+        super().__init__(len(self.names))
+
+
+def with_names(space: Space, names: Sequence[str]) -> Space:
+    """``space`` with names of its numbers, if it is a space of vectors of as many numbers; else itself."""
+    if not names or space.shape != (len(names),):
+        return space
+    if isinstance(space, spaces.Box):
+        return NamedBox(space.low, space.high, names, space.dtype.type)
+    if isinstance(space, spaces.MultiDiscrete):
+        return NamedMultiDiscrete(space.nvec, names, space.dtype.type, space.start)
+    return NamedMultiBinary(names) if isinstance(space, spaces.MultiBinary) else space
+
+
 def are_permuted(one: object, other: object) -> bool:
     """Whether two spaces, or two of their parts, have numbers with the same names in another order."""
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return any(are_permuted(part, other.spaces.get(key)) for key, part in one.spaces.items())
-    if not isinstance(one, NamedBox) or not isinstance(other, NamedBox):
+    if not isinstance(one, NamedVector) or not isinstance(other, NamedVector):
         return False
     return one.names != other.names and sorted(one.names) == sorted(other.names)
 
@@ -320,8 +358,8 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [_to_json(sub, room, level + 1) for sub in space.spaces]}
     room.take(space.shape or (), type(space).__name__)
+    names = {"names": list(space.names)} if isinstance(space, NamedVector | NamedDiscrete) else {}
     if isinstance(space, spaces.Box):
-        names = {"names": list(space.names)} if isinstance(space, NamedBox) else {}
         return {
             "type": "Box",
             "dtype": np.dtype(space.dtype).name,
@@ -331,7 +369,6 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
             **names,
         }
     if isinstance(space, spaces.Discrete):
-        names = {"names": list(space.names)} if isinstance(space, NamedDiscrete) else {}
         own = {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
         return own | names
     if isinstance(space, spaces.MultiDiscrete):
@@ -340,9 +377,10 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
             "nvec": space.nvec.tolist(),
             "start": space.start.tolist(),
             "dtype": np.dtype(space.dtype).name,
+            **names,
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape)}
+        return {"type": "MultiBinary", "n": list(space.shape), **names}
     raise SpaceError(f"a {type(space).__name__} space can't be saved.")
 
 
@@ -379,6 +417,13 @@ def space_from_json(data: Any) -> Space:
     return _from_json(data, _Room(), 0)
 
 
+def _named(space: Space, data: Mapping[str, Any]) -> Space:
+    found = with_names(space, data["names"]) if "names" in data else space
+    if isinstance(found, NamedVector) != ("names" in data):
+        raise ValueError(f"there are {len(data['names'])} names for the shape {space.shape}")
+    return found
+
+
 def _from_json(data: Any, room: _Room, level: int) -> Space:
     _check_level(level)
     try:
@@ -387,9 +432,7 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
             dtype, shape = _dtype(data["dtype"], "biuf"), tuple(data["shape"])
             room.take(shape, kind)
             low, high = (_bounds_from_json(data[side], shape, dtype) for side in ("low", "high"))
-            if "names" in data:
-                return NamedBox(low, high, data["names"], dtype.type)
-            return spaces.Box(low, high, shape, dtype.type)
+            return _named(spaces.Box(low, high, shape, dtype.type), data)
         if kind == "Discrete":
             dtype = _dtype(data.get("dtype", "int64"), "iu")
             if "names" not in data:
@@ -400,11 +443,11 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
         if kind == "MultiDiscrete":
             dtype = _dtype(data["dtype"], "iu")
             start = np.asarray(data["start"], dtype) if "start" in data else None
-            return spaces.MultiDiscrete(np.asarray(data["nvec"], dtype), dtype.type, start=start)
+            return _named(spaces.MultiDiscrete(np.asarray(data["nvec"], dtype), dtype.type, start=start), data)
         if kind == "MultiBinary":
             n = data["n"]
             room.take(n, kind)
-            return spaces.MultiBinary(n[0] if len(n) == 1 else n)
+            return _named(spaces.MultiBinary(n[0] if len(n) == 1 else n), data)
         if kind == "Dict":
             return spaces.Dict([(key, _from_json(sub, room, level + 1)) for key, sub in data["spaces"]])
         if kind == "Tuple":

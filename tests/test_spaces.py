@@ -24,8 +24,14 @@ from etude.spaces import (
     outside_bounds,
     space_from_json,
     space_to_json,
+    with_names,
 )
 
+VECTORS = [
+    lambda n: spaces.Box(-1, np.arange(n), (n,), np.float64),
+    lambda n: spaces.MultiDiscrete(np.arange(n) + 1, start=-np.ones(n, np.int64)),
+    spaces.MultiBinary,
+]
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=3)
 
 
@@ -55,7 +61,8 @@ others = st.one_of(
         hnp.arrays(np.int64, hnp.array_shapes(max_dims=2, max_side=3), elements=st.integers(1, 9)),
     ),
     st.builds(
-        lambda names: NamedBox(-1, np.arange(len(names)), names, np.float64),
+        lambda space, names: with_names(space(len(names)), names),
+        st.sampled_from(VECTORS),
         st.lists(st.text(max_size=4), min_size=1, max_size=5),
     ),
     st.builds(spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=2, max_size=3)),
@@ -332,6 +339,13 @@ def test_a_named_box_equals_boxes_and_those_with_other_names_but_none_with_its_n
     for names in ("ab", [1, 2]):
         with pytest.raises(SpaceError, match="the names of a NamedBox are .*: give a list of texts"):
             NamedBox(-1, 1, names)
+    for vector in (make(2) for make in VECTORS):
+        one, other = with_names(vector, ["speed", "load"]), with_names(vector, ["load", "speed"])
+        assert type(one).__name__ == f"Named{type(vector).__name__}"
+        assert one == vector == other != one
+        assert repr(one) == repr(vector)[:-1] + ": speed, load)"
+        assert with_names(vector, ["speed"]) is vector
+        assert space_from_json(space_to_json(one)).names == ("speed", "load")
     data = space_to_json(box) | {"names": ["speed"]}
     with pytest.raises(SpaceError, match="this does not describe a space"):
         space_from_json(data)

@@ -828,8 +828,8 @@ def _is_inferred(member: Described, root: str) -> bool:
 def _leaves(space: Space, root: str) -> dict[str, str]:
     def kind_of(leaf: Space) -> str:
         names = leaf.names if isinstance(leaf, NamedDiscrete) else ""
-        kind = Box if isinstance(leaf, Box) else type(leaf)
-        return f"{kind.__name__} {leaf_shape(leaf)} {leaf_dtype(leaf)} {names}"
+        kind = type(leaf).__name__.removeprefix("" if names else "Named")
+        return f"{kind} {leaf_shape(leaf)} {leaf_dtype(leaf)} {names}"
 
     return {name: kind_of(leaf) for name, leaf in leaves(space, root).items()}
 

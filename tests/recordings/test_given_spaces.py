@@ -479,15 +479,21 @@ HEAT = {"obs": ["temp", "flow"], "action": "a", "reward": "r", "episode_id": "ba
 def heated(seed: int) -> pa.Table:
     rng = np.random.default_rng(seed)
     numbers = {"temp": rng.uniform(0, 80, 40), "flow": rng.random(40), "r": rng.random(40)}
-    return pa.table(numbers | {"a": rng.integers(0, 2, 40), "batch": np.arange(40) // 10, "p": np.full(40, 0.5)})
+    choices = {name: np.append(rng.integers(0, 4, 39), 4) for name in ("iv", "vaso")}
+    return pa.table(numbers | choices | {"a": rng.integers(0, 2, 40), "batch": np.arange(40) // 10})
 
 
-@pytest.mark.parametrize("swapped", ["obs", "action", "parts"])
+@pytest.mark.parametrize("swapped", ["obs", "action", "parts", "choices"])
 def test_columns_in_another_order_are_refused_wherever_a_policy_meets_them(swapped: str, tmp_path: Path) -> None:
-    columns = HEAT | {"obs": ["temp", "a", "flow"], "action": "a"} if swapped == "parts" else dict(HEAT)
-    if swapped == "action":
-        columns |= {"obs": "r", "action": ["temp", "flow"]}
-    other = columns | {swapped.replace("parts", "obs"): columns[swapped.replace("parts", "obs")][::-1]}
+    changed: dict[str, dict[str, Any]] = {
+        "obs": {"obs": ["temp", "flow"]},
+        "parts": {"obs": ["temp", "a", "flow"]},
+        "action": {"obs": "r", "action": ["temp", "flow"]},
+        "choices": {"action": ["iv", "vaso"]},
+    }
+    columns = HEAT | changed[swapped]
+    root = "obs" if swapped in ("obs", "parts") else "action"
+    other = columns | {root: columns[root][::-1]}
     words = pa.array(["x", "y"] * 20)
     tables = [table.drop_columns("a").append_column("a", words) for table in map(heated, (0, 1))]
     right, wrong = Source(tables[1], columns), Source(tables[1], other)
@@ -513,7 +519,7 @@ def test_columns_in_another_order_are_refused_wherever_a_policy_meets_them(swapp
 def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
     """An export that names its columns anew can't be told from one with others."""
     bc = etude.BC(etude.BCConfig(data=Source(heated(0), HEAT), batch_size=8, updates_per_iteration=1))
-    table = heated(1).rename_columns(["TI101", "FI101", "r", "a", "batch", "p"])
+    table = heated(1).rename_columns(["TI101", "FI101", *heated(1).column_names[2:]])
     evaluate_on(bc, Source(table, HEAT | {"obs": ["TI101", "FI101"]}), methods=["wis"], behaviour="fit")
 
 

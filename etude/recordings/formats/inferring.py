@@ -14,7 +14,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.experience.table import KEYS
-from etude.spaces import NamedBox, NamedDiscrete, Space, are_permuted
+from etude.spaces import NamedDiscrete, NamedVector, Space, are_permuted, with_names
 
 MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
@@ -61,13 +61,13 @@ def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Spa
     dtype = dtypes[root]
     if dtype == space.dtype:
         return space
+    names = space.names if isinstance(space, NamedVector) else ()
     if isinstance(space, spaces.Box):
-        low, high = space.low.astype(dtype), space.high.astype(dtype)
-        if isinstance(space, NamedBox):
-            return NamedBox(low, high, space.names, dtype.type)
-        return spaces.Box(low, high, space.shape, dtype.type)
+        wide = spaces.Box(space.low.astype(dtype), space.high.astype(dtype), space.shape, dtype.type)
+        return with_names(wide, names)
     if isinstance(space, spaces.MultiDiscrete) and dtype.kind in "iu":
-        return spaces.MultiDiscrete(space.nvec.astype(dtype), dtype.type, start=space.start.astype(dtype))
+        choices = spaces.MultiDiscrete(space.nvec.astype(dtype), dtype.type, start=space.start.astype(dtype))
+        return with_names(choices, names)
     if isinstance(space, NamedDiscrete) and dtype.kind in "iu":
         return NamedDiscrete(space.names, dtype.type)
     if isinstance(space, spaces.Discrete) and dtype.kind in "iu":
@@ -159,12 +159,10 @@ def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, named(sub, f"{root}{SEPARATOR}{key}", names)) for key, sub in space.spaces.items()])
-    if not isinstance(space, spaces.Box) or space.shape != (len(names.get(root, ())),):
-        return space
-    found = NamedBox(space.low, space.high, names[root], space.dtype.type)
+    found = with_names(space, names.get(root, ()))
     if are_permuted(space, found):
         raise DataError(
-            f"the columns of `{root}` are {', '.join(found.names)}, but the space has them in another order: {space}. "
+            f"the columns of `{root}` are {', '.join(names[root])}, but the space has them in another order: {space}. "
             "Map them in that order."
         )
     return found
@@ -185,6 +183,8 @@ def joint_space(a: Space, b: Space) -> Space | None:
         return spaces.Tuple(found) if len(found) == len(pairs) else None
     if a == b:
         return a
+    if are_permuted(a, b):
+        return None
     if a.shape != b.shape or a.dtype != b.dtype or isinstance(a, NamedDiscrete) or isinstance(b, NamedDiscrete):
         return None
     if isinstance(a, spaces.Discrete) and isinstance(b, spaces.Discrete) and a.start == b.start == 0:
@@ -194,7 +194,8 @@ def joint_space(a: Space, b: Space) -> Space | None:
         and isinstance(b, spaces.MultiDiscrete)
         and not (a.start.any() or b.start.any())
     ):
-        return spaces.MultiDiscrete(np.maximum(a.nvec, b.nvec), a.dtype.type)
+        wide = spaces.MultiDiscrete(np.maximum(a.nvec, b.nvec), a.dtype.type)
+        return with_names(wide, a.names if isinstance(a, NamedVector) else ())
     numbers = [space for space in (a, b) if isinstance(space, spaces.Box)]
     is_choice = [isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in (a, b)]
     return numbers[0] if len(numbers) == 1 and any(is_choice) else None
