@@ -77,6 +77,11 @@ class NamedDiscrete(spaces.Discrete):
         found = np.array(self.names, object)[np.asarray(numbers)]
         return found if isinstance(found, str) else found.astype(str)
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether some names are whole numbers, so that a number in a table may be a name."""
+        return any(name.removeprefix("-").isdecimal() for name in self.names)
+
     def listed(self) -> str:
         """The names for a message; if there are many, the first few."""
         return ", ".join(self.names[:12]) + (", ..." if self.n > 12 else "")

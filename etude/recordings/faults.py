@@ -172,9 +172,9 @@ _REMEDIES: Final = {
     "duplicate of a table": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another "
     "id. If rows in order have the same time, leave `t` out.",
     "after_end": "Two episodes may share an id. Give each its own.",
-    "after_end of a table": "Was a file copied? Or two episodes may share an id. Give each its own: if it is the id of "
-    "a machine or a person with several episodes, make one of it and the number of the episode (docs/your-data.md, "
-    "Mixed rows).",
+    "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
+    "two episodes may share an id. Give each its own: if it is the id of a machine or a person with several episodes, "
+    "make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 

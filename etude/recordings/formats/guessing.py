@@ -5,7 +5,8 @@ The rules, in order; they look at the first `MOST_ROWS` rows:
 
 1. A column is taken for what its name says (`CALLED`, in lower case, with ``_`` between words), if its values fit:
    flags are true or false, propensities are in (0, 1], and so on. Of several, the first in the list is taken. If steps
-   of an episode's id are there twice, but not together with another id or text, both are taken (``van,trip``).
+   of an episode's id are there twice, but not together with another id or text, both are taken (``van,trip``). With
+   an id, the only column of times is taken for ``t``.
 2. Without a column named as an action, it is all columns with a name such as ``action_0`` or ``a1``; else the only text
    column with at most `MOST_CHOICES` different values.
 3. Observations are a column named so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
@@ -220,6 +221,7 @@ class _Guessing:
         """Apply the rules."""
         for role in CALLED:
             self._take_called(role)
+        self._take_time()
         self._take_episode()
         self._take_person()
         entities = self._entities()
@@ -280,6 +282,13 @@ class _Guessing:
         if len(good) > 1:
             self._left = [name for name in self._left if name not in good]
             self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+
+    def _take_time(self) -> None:
+        """Take the only column of times for the step, if none is called so and episodes have an id."""
+        found = [name for name in self._left if is_time(self._columns[name].type)]
+        if len(found) == 1 and col.EPISODE_ID in self._taken and col.T_INDEX not in self._taken:
+            self._take(col.T_INDEX, *found)
+            self._unsure.append(f"`{found[0]}` is the only column of times: rows are put in its order")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there.

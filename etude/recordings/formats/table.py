@@ -735,6 +735,21 @@ def _id_columns(mapped: Mapping[str, str | Sequence[str]]) -> list[str]:
     return [part for own in keys for part in ([own] if isinstance(own, str) else own)]
 
 
+def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str, Sequence[str]]) -> pa.Schema:
+    """The schema in which whole numbers are texts if the given space has such names: `1` beside `none` is a name."""
+    for root, space in ((col.OBS, source.obs_space), (col.ACTION, source.action_space)):
+        found = {} if space is None or source.preset == ETUDE else leaves(space, root)
+        for name in [name for name, leaf in found.items() if isinstance(leaf, NamedDiscrete) and leaf.has_numbers]:
+            part, several = name.rpartition(col.SEPARATOR)[2], mapped.get(root, ())
+            at = several.index(part) if part in several else 0
+            for to in (root, col.NEXT_OBS, col.FINAL_OBS) if root == col.OBS else (root,):
+                own = mapped.get(col.moved(name, root, to)) or mapped.get(to, ())
+                field = schema.field(own[at]) if at < len(own) else None
+                if field is not None and pa.types.is_integer(field.type):
+                    schema = schema.set(schema.get_field_index(field.name), field.with_type(pa.string()))
+    return schema
+
+
 def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
     """Return the contents of a table, whose rows may be known to be in order; see `Table.describe`."""
     files = list(dict.fromkeys(group.file for group in groups if group.file))
@@ -750,6 +765,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         mapped = source.mapped(names)
         schema = joint_schema(groups, _id_columns(mapped))
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
+        schema = _with_names_as_texts(schema, source, mapped)
         plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error

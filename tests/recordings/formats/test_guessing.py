@@ -60,6 +60,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
         ["(speed, load): leave out", "no numbers: next_speed", "no column says where episodes end"],
     ),
+    "with a column of times of another name": (
+        trips(tick=None, charted=[NOON + datetime.timedelta(hours=k) for k in (2, 0, 1, 3, 5, 4)]),
+        "obs=speed,load action=command reward=score episode_id=trip t=charted propensity=p terminated=last-row",
+        ["`charted` is the only column of times: rows are put in its order", "obs is all", "no column says"],
+    ),
     "with trips of several vans, at other times": (
         trips(
             trip=[1] * 6, van=["a", "b", "a", "b", "a", "b"], tick=None, when=[f"2026-03-01 08:0{k}" for k in range(6)]

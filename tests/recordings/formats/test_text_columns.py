@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -389,3 +390,40 @@ def test_a_space_with_names() -> None:
             NamedDiscrete(wrong)
     with pytest.raises(SpaceError, match="2 names, not 3"):
         space_from_json(space_to_json(space) | {"n": 3})
+
+
+HINTS = {"obs": "skill", "action": "hint", "episode_id": "session", "terminated": "last-row"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "pandas", "nullable"])
+@pytest.mark.parametrize("columns", [HINTS, HINTS | {"obs": "hint"}, HINTS | {"obs": ["skill", "hint"]}])
+def test_whole_numbers_are_names_where_the_space_has_them(kind: str, columns: dict[str, Any], tmp_path: Path) -> None:
+    hints = pd.Series([2, 2, 3, 1])
+    first = pa.table({"skill": [0.1, 0.2, 0.3], "hint": ["2", "none", "13"], "session": [0, 0, 0]})
+    spaces_of = Recording.open(Source(pa.concat_tables([first, first.slice(0, 1)]), columns))
+    later = pd.DataFrame({"skill": [0.5] * 4, "hint": hints.replace({1: 13, 3: 13}), "session": [0, 0, 1, 1]})
+    later["after"] = later["hint"]
+    path: Any = tmp_path / f"later.{kind}"
+    if kind == "csv":
+        later.to_csv(path, index=False)
+    elif kind == "parquet":
+        later.to_parquet(path)
+    else:
+        path = later if kind == "pandas" else later.convert_dtypes()
+    given = {"obs_space": spaces_of.obs_space, "action_space": spaces_of.action_space}
+    with_next = columns | ({"next_obs": "after"} if columns["obs"] == "hint" else {})
+    read = Recording.open(Source(path, with_next, **given)).read()
+    assert spaces_of.action_space == NamedDiscrete(["13", "2", "none"])
+    for name in ["action", "obs/hint" if "skill" in columns["obs"] else "obs"][: 1 + ("hint" in columns["obs"])]:
+        assert read.steps[name].tolist() == [1, 1, 0, 0]
+    with pytest.raises(DataError, match="holds '2', which is none of the 2 names"):
+        Recording.open(Source(path, HINTS, action_space=NamedDiscrete(["13", "none"]))).read()
+
+
+def test_numbers_of_a_recording_are_no_names_that_are_numbers(tmp_path: Path) -> None:
+    table = pa.table({"skill": [0.1, 0.2], "hint": [1, 0], "session": [0, 0]})
+    convert(Source(table, HINTS), tmp_path / "later")
+    with pytest.raises(DataError, match="does not fit the space given"):
+        Recording.open(tmp_path / "later", action_space=NamedDiscrete(["0", "1", "none"]))
+    read = Recording.open(tmp_path / "later", action_space=NamedDiscrete(["left", "right", "none"])).read()
+    assert read.steps["action"].tolist() == [1, 0]
