@@ -110,9 +110,7 @@ class NamedVector:
             raise SpaceError(f"the names of a {type(self).__name__} are {reprlib.repr(names)}: give a list of texts.")
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and not are_permuted(self, other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return super().__eq__(other) and not (isinstance(other, NamedVector) and _are_reordered(self, other))
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}: {', '.join(self.names[:12])}{', ...' * (len(self.names) > 12)})"
@@ -163,13 +161,15 @@ def with_names(space: Space, names: Sequence[str]) -> Space:
     return NamedMultiBinary(names) if isinstance(space, spaces.MultiBinary) else space
 
 
-def are_permuted(one: object, other: object) -> bool:
+def are_permuted(one: Space, other: Space) -> bool:
     """Whether two spaces, or two of their parts, have numbers with the same names in another order."""
-    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
-        return any(are_permuted(part, other.spaces.get(key)) for key, part in one.spaces.items())
-    if not isinstance(one, NamedVector) or not isinstance(other, NamedVector):
-        return False
-    return one.names != other.names and sorted(one.names) == sorted(other.names)
+    parts, others = leaves(one, ""), leaves(other, "")
+    both = [(part, others.get(name)) for name, part in parts.items()]
+    return any(_are_reordered(a, b) for a, b in both if isinstance(a, NamedVector) and isinstance(b, NamedVector))
+
+
+def _are_reordered(one: Any, other: Any) -> bool:
+    return bool(one.names != other.names and sorted(one.names) == sorted(other.names))
 
 
 def leaves(space: Space, root: str) -> dict[str, Space]:
@@ -217,6 +217,17 @@ def _remedy(name: str, path: Keys) -> str:
         return f"{turn}."
     drop = f"drop:{SEPARATOR.join(map(str, keys))}"
     return f'{turn}, or leave it out with a connector: connectors=("{drop}",), or --connectors {drop}.'
+
+
+def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
+    """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(
+            [(key, map_leaves(sub, change, f"{root}{SEPARATOR}{key}")) for key, sub in space.spaces.items()]
+        )
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_leaves(sub, change, f"{root}{SEPARATOR}{i}") for i, sub in enumerate(space.spaces)])
+    return change(root, space)
 
 
 def is_handled(space: Space) -> bool:
@@ -297,11 +308,14 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 def alike(space: Space, other: Space) -> bool:
     """Whether two spaces have the same structure, kinds and shapes; bounds of Boxes may differ."""
     parts, others = leaves(space, ""), leaves(other, "")
-    return parts.keys() == others.keys() and all(
-        type(part) is type(others[name])
-        and leaf_shape(part) == leaf_shape(others[name])
-        and (isinstance(part, spaces.Box) or part == others[name])
-        for name, part in parts.items()
+    return (
+        parts.keys() == others.keys()
+        and not are_permuted(space, other)
+        and all(
+            leaf_shape(part) == leaf_shape(others[name])
+            and (isinstance(others[name], spaces.Box) if isinstance(part, spaces.Box) else part == others[name])
+            for name, part in parts.items()
+        )
     )
 
 

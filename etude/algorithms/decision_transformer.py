@@ -16,7 +16,7 @@ from etude.algorithms.config import OfflineConfig
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import Connector, History, ReturnToGo
-from etude.connectors.connector import PREV_ACTION, column, map_leaves, windows
+from etude.connectors.connector import PREV_ACTION, column, windows
 from etude.connectors.history import ATTENTION_MASK, RETURN_TO_GO, T, one_step
 from etude.errors import ModuleError
 from etude.experience import Experience
@@ -25,7 +25,7 @@ from etude.modules import Module, NetworkConfig, Output, make_module
 from etude.modules.distributions import distribution_for
 from etude.modules.network import ObsEncoder
 from etude.settings import FloatAbove0, IntFrom1, Rule, check_rules, settings
-from etude.spaces import Flattener, Space, leaf_shape, leaves
+from etude.spaces import Flattener, Space, leaf_shape, leaves, map_leaves
 
 _WINDOW = f"window{col.SEPARATOR}"
 """Prefix of the columns with the actions of a window, ``[rows, k, ...]``."""

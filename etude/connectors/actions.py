@@ -6,10 +6,10 @@ from gymnasium import spaces
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors.connector import Connector, map_leaves
+from etude.connectors.connector import Connector
 from etude.errors import SpaceError
 from etude.experience.arrays import Array, Constant, clip
-from etude.spaces import Space, leaf_dtype, leaves
+from etude.spaces import Space, leaf_dtype, leaves, map_leaves
 
 
 class BoundedActions(Connector):

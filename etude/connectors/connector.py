@@ -291,17 +291,6 @@ def observations(exp: Experience) -> tuple[Columns, Columns]:
     return host_columns(col.subtree(exp.steps, col.OBS)), host_columns(exp.final_obs)
 
 
-def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
-    """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict(
-            [(key, map_leaves(sub, change, f"{root}{SEPARATOR}{key}")) for key, sub in space.spaces.items()]
-        )
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([map_leaves(sub, change, f"{root}{SEPARATOR}{i}") for i, sub in enumerate(space.spaces)])
-    return change(root, space)
-
-
 def with_parts(obs_space: Space, parts: Mapping[str, Space], who: str) -> Space:
     """The observation space as a Dict with more ``parts``; a space that is not a Dict becomes the part ``obs``.
 
@@ -403,7 +392,7 @@ class PreviousActions(Connector):
     """Base class of connectors that show the module its previous actions, as `ActionCodes`."""
 
     chosen: Space | None = None
-    """During `spaces`: the module's action space, if a connector after this one may change it."""
+    """Set by the pipeline before `spaces`: the module's action space, if a connector after this one may change it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ from etude.connectors.connector import (
     MemoryConnector,
     PreviousActions,
     column,
-    map_leaves,
     observations,
     replace_obs,
     stacked_space,
@@ -29,7 +28,7 @@ from etude.experience.arrays import Array, cast, concat, where_rows
 from etude.experience.experience import without_lookback
 from etude.modules.module import Module
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, map_leaves
 
 RETURN_TO_GO: Final = "return_to_go"
 T: Final = "t"

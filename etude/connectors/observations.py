@@ -19,7 +19,6 @@ from etude.connectors.connector import (
     PreviousActions,
     array_column,
     column,
-    map_leaves,
     observations,
     replace_obs,
     stacked_space,
@@ -34,7 +33,7 @@ from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place,
 from etude.modules.module import Module
 from etude.modules.network import has_pixels
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
-from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, with_channels, without
+from etude.spaces import Space, channels_come_first, leaf_dtype, leaf_shape, leaves, map_leaves, with_channels, without
 from etude.stateful import Stateful
 
 

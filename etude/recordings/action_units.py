@@ -7,11 +7,11 @@ They are part of what actions mean, as their space is: recordings of different u
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces import Box
 
 from etude import columns as col
 from etude.errors import SpaceError
-from etude.spaces import Space, leaf_dtype, leaves, space_from_json, space_to_json
+from etude.spaces import Space, leaf_dtype, leaves, map_leaves, space_from_json
 
 ACTIONS: Final = "actions"
 """The key in ``header.meta`` of a note, if it is not known which units actions are in: one of the following."""
@@ -37,21 +37,29 @@ def are_unsure(space: Space, meta: Mapping[str, Any]) -> bool:
     return is_noted and any(not box.is_bounded() or box != before_mapping(box) for box in boxes)
 
 
+def is_space(data: Any, space: Space) -> bool:
+    """Whether JSON data describes a space, perhaps with names."""
+    try:
+        return space_from_json(data) == space
+    except SpaceError:  # another tool's key of this name
+        return False
+
+
 def units(space: Space, meta: Mapping[str, Any]) -> str:
     """The units of actions of ``space``, in words that are the same for the same units."""
-    if (outside := env_action_space(meta)) not in (None, space_to_json(space)):
+    if (outside := env_action_space(meta)) is not None and not is_space(outside, space):
         return f"as they were before connectors mapped them to {in_words(outside)}"
     return str(meta[ACTIONS]) if are_unsure(space, meta) else AS_THE_ENV_GOT
 
 
 def before_mapping(space: Space) -> Space:
     """The space of actions that RLlib maps to the bounds of ``space``: from -1 to 1 (its ``normalize_actions``)."""
-    if isinstance(space, Dict):
-        return Dict([(key, before_mapping(part)) for key, part in space.spaces.items()])
-    if isinstance(space, Tuple):
-        return Tuple([before_mapping(part) for part in space.spaces])
-    is_mapped = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
-    return Box(-1, 1, space.shape, leaf_dtype(space).type) if is_mapped else space
+
+    def mapped(_: str, leaf: Space) -> Space:
+        is_mapped = isinstance(leaf, Box) and leaf.dtype.kind == "f" and leaf.is_bounded()
+        return Box(-1, 1, leaf.shape, leaf_dtype(leaf).type) if is_mapped else leaf
+
+    return map_leaves(space, mapped, col.ACTION)
 
 
 def in_words(outside: Any) -> str:

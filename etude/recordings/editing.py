@@ -428,9 +428,8 @@ def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple
 def _check_spaces(recordings: Sequence[Recording]) -> None:
     first = recordings[0]
     for other in recordings[1:]:
-        own, wanted = other.header.to_json()["spaces"], first.header.to_json()["spaces"]
         for root, space in other.header.spaces.items():
-            if own[root] != wanted[root]:
+            if space != first.header.spaces[root]:
                 raise DataError(
                     f"{other.path}: its `{root}` space is {space}, but that of {first.path} is "
                     f"{first.header.spaces[root]}. Only recordings of equal spaces can be merged."

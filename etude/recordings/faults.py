@@ -156,8 +156,7 @@ _ROUNDED: Final = 1e-3
 part of their distance."""
 
 _REMEDIES: Final = {
-    "nan": "Correct it where it comes from (an empty reward may mean 0), or leave it out: on_bad='repair' "
-    "(--on-bad repair).",
+    "nan": "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair).",
     "out_of_space": "Was it recorded with another space? Correct these rows, or leave them out.",
     "forbidden_action": "Does the mask belong to the observation in which the action was chosen, and does 1 mean "
     "allowed? Correct it, or leave these steps out: on_bad='repair' (--on-bad repair).",
@@ -173,8 +172,8 @@ _REMEDIES: Final = {
     "id. If rows in order have the same time, leave `t` out.",
     "after_end": "Two episodes may share an id. Give each its own.",
     "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
-    "two episodes may share an id. Give each its own: if it is the id of a machine or a person with several episodes, "
-    "make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
+    "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "
+    "episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
@@ -191,7 +190,8 @@ def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
     row, count = int(fault.rows[0]), len(fault.rows)
     place = units.place(k, row, exp)
     more = f" ({count:,} rows like it)" if count > 1 else ""
-    remedy = _REMEDIES[fault.kind].replace("{root}", fault.column.partition(col.SEPARATOR)[0])
+    remedy = "If nothing was earned there, write 0. " * (fault.kind == "nan" and fault.column == col.REWARD)
+    remedy += _REMEDIES[fault.kind].replace("{root}", fault.column.partition(col.SEPARATOR)[0])
     text = f"{place.words}: column `{fault.column}` {fault.what}{more}. {remedy}"
     return Problem(fault.kind, text, place.file, place.row, fault.column, count, True, place.row_group, fault.harmless)
 

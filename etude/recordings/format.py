@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 def follow(obs: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether the next observations of rows are the observations of the rows behind them; NaN follows NaN.
+    """Whether the next observations of rows are the observations of the rows after them; NaN follows NaN.
 
     Args:
         obs: ``[rows, ...]``: the observations.

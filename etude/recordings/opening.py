@@ -21,7 +21,7 @@ from etude.experience.arrays import describe
 from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, Systems, expanded, relative, shown
 from etude.recordings import footers
-from etude.recordings.action_units import ACTIONS, BY_RLLIB, REWRITTEN, before_mapping, env_action_space
+from etude.recordings.action_units import ACTIONS, BY_RLLIB, REWRITTEN, before_mapping, env_action_space, is_space
 from etude.recordings.files import DataFile, data_files, has_own_columns, open_files, recordings_in
 from etude.recordings.format import Contents, FileFormat, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import foreign, format_of, format_of_folder, minari, of_files, usable
@@ -344,8 +344,8 @@ def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env:
 def _is_env_of(units: Units, root: str, space: Space) -> bool:
     """Whether actions are recorded as chosen, and ``space`` is that of the env to which connectors mapped them."""
     found = env_action_space(units.header.meta) if root == col.ACTION else None
-    own = space_to_json(space)
-    return found is not None and (found == own or (isinstance(found, Mapping) and own in found.values()))
+    several = found.values() if isinstance(found, Mapping) else ()
+    return any(is_space(one, space) for one in (found, *several))
 
 
 def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] | None) -> list[Described]:

@@ -285,9 +285,8 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem 
             "it as a table, with a Source that says which column is what."
         )
         return _problem("foreign_file", file, what)
-    own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
     for root in (col.OBS, col.ACTION):
-        if own[root] != other[root]:
+        if file.header.spaces[root] != wanted.spaces[root]:
             what = (
                 f"its `{root}` space is {file.header.spaces[root]}, but the recording's is {wanted.spaces[root]}. "
                 "Recordings of different envs can't be in one folder: move this file to its own."

@@ -268,7 +268,7 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
                 f"{there.path}: does not state its spaces: another tool has rewritten it. Convert the folder with "
                 "`etude data convert A B --env ENV`, and append to the new one; or choose another folder."
             )
-        if there.header.to_json()["spaces"] != header.to_json()["spaces"]:
+        if there.header.spaces != header.spaces:
             raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
         if there.header.units != header.units:
             raise DataError(

@@ -531,3 +531,29 @@ def test_a_column_that_is_not_known_before_the_action_is_told_of(caplog: pytest.
     caplog.clear()
     Recording.open(Source(heated(0), HEAT))
     assert not caplog.text
+
+
+def test_what_learned_from_columns_plays_and_goes_with_recordings_of_the_env(tmp_path: Path) -> None:
+    ppo = etude.PPO(etude.PPOConfig(env="CartPole-v1", seed=0, num_envs=1))
+    ppo.record(tmp_path / "played", num_episodes=4, seed=0, explore=True)
+    exp = Recording.open(tmp_path / "played").read()
+    names = ["x", "v", "angle", "w"]
+    table = pa.table({name: exp.steps["obs"][:, i] for i, name in enumerate(names)}).append_column(
+        "a", pa.array(exp.steps["action"])
+    )
+    table = table.append_column("r", pa.array(exp.steps["reward"]))
+    table = table.append_column("ep", pa.array(exp.segment_of_step()))
+    columns = {"obs": names, "action": "a", "reward": "r", "episode_id": "ep", "terminated": "last-row"}
+    config = etude.BCConfig(data=Source(table, columns), env="CartPole-v1", batch_size=8, updates_per_iteration=1)
+    bc = etude.BC(dataclasses.replace(config, evaluation=etude.EvaluationConfig(interval=1, episodes=1)))
+    bc.train()
+    assert bc.evaluate(2).episodes == 2
+    bc.record(tmp_path / "cloned", num_episodes=2, seed=0)
+    spaced = Source(table, columns, obs_space=ppo.spaces["main"][0], action_space=ppo.spaces["main"][1])
+    convert(spaced, tmp_path / "table")
+    assert Recording.open(tmp_path / "table").obs_space.names == tuple(names)  # type: ignore[attr-defined]
+    merged = merge_recordings([tmp_path / "played", tmp_path / "cloned", tmp_path / "table"], tmp_path / "all")
+    assert merged is not None
+    assert Recording.open(tmp_path / "all").num_episodes == 10
+    with pytest.raises(DataError, match="in another order"):
+        etude.BC(dataclasses.replace(config, data=Recording.open(Source(table, columns | {"obs": names[::-1]}))))

@@ -75,8 +75,7 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
         opened(tmp_path, "strict")
     assert str(caught.value) == (
         f"{tmp_path}/part-00000.parquet, row group 2, row 44: column `obs` holds NaN in component 1 (3 rows like it). "
-        "Correct it where it comes from (an empty reward may mean 0), or leave it out: on_bad='repair' "
-        "(--on-bad repair). "
+        "Correct it where it comes from, or leave it out: on_bad='repair' (--on-bad repair). "
         f"`etude data validate {shlex.quote(str(tmp_path))}` lists all problems. Repair with --on-bad=repair, leave it "
         "out with --on-bad=skip, or fix the file."
     )

@@ -87,6 +87,11 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
 """Common column names in the field, the most specific ones first."""
 PEOPLE: Final = ("user_id", "user", "customer_id", "customer", "client_id", "member_id", "patient_id", "subject_id")
 """Names of columns of people, whose rows are an episode if a flag says where it ends, once for each."""
+_MACHINE: Final = (
+    r"(vehicle|van|car|truck|bus|robot|machine|device|sensor|station|site|plant|line|building|store|shop|zone|unit)"
+    r"(_\w+)?"
+)
+"""Names of columns of what may count its own episodes."""
 _ID: Final = r"(^|_)(id|uuid)$"
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
@@ -560,25 +565,26 @@ class _Guessing:
         keys = [*tracks, t]
         if not self._are_repeated(keys):
             return
-        several = f"`{'`, `'.join(keys)}` are the same in several rows"
+        several = f"several rows have the same `{'`, `'.join(keys)}`"
         for name in self._entities():
             if self._is_named(name) and not self._are_repeated([name, *keys]):
                 self._taken[col.EPISODE_ID] = (name, episode)
-                self._unsure.append(f"{several}, but not of one `{name}`: both are taken for the episode's id")
+                self._unsure.append(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
                 return
         self._unsure.append(f"{several}: a step would be there twice")
 
     def _check_counted(self, episode: str) -> None:
-        """Say that whose rows are may be a part of an episode's id that is a count, such as of the trips of a van."""
+        """Say that a machine may be a part of an episode's id that is a count, such as of the trips of a van."""
         if not pa.types.is_integer(self._columns[episode].type):
             return
         codes = _codes(self._columns[episode])
         for name in self._entities():
             other = _codes(self._columns[name])
             order = np.lexsort((other, codes))
-            if self._is_named(name) and ((np.diff(codes[order]) == 0) & (np.diff(other[order]) != 0)).any():
-                both = f"episode_id={name},{episode}"
-                self._unsure.append(f"a `{episode}` has rows of several `{name}`: map {both} if each counts its own")
+            may_count = re.fullmatch(f"{_MACHINE}|.*{_ID}", _plain_name(name)) or _is_person(name)
+            if may_count and ((np.diff(codes[order]) == 0) & (np.diff(other[order]) != 0)).any():
+                both = f"map episode_id={_word((name, episode))} if each counts its own"
+                self._unsure.append(f"rows of one `{episode}` have different `{name}`: {both}")
                 return
 
     def _are_repeated(self, names: Sequence[str]) -> bool:

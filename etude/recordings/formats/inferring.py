@@ -14,7 +14,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.experience.table import KEYS
-from etude.spaces import NamedDiscrete, NamedVector, Space, are_permuted, with_names
+from etude.spaces import NamedDiscrete, NamedVector, Space, are_permuted, map_leaves, with_names
 
 MOST_CHOICES: Final = 65_536
 """Integers from 0 to below this number are treated as choices; larger ones as numbers."""
@@ -54,11 +54,10 @@ def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Spa
     Raises:
         DataError: a dtype does not fit the space; the message names the column, but no file.
     """
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict([(k, widened(sub, f"{root}{SEPARATOR}{k}", dtypes)) for k, sub in space.spaces.items()])
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([widened(sub, f"{root}{SEPARATOR}{i}", dtypes) for i, sub in enumerate(space.spaces)])
-    dtype = dtypes[root]
+    return map_leaves(space, lambda name, leaf: _widened(leaf, name, dtypes[name]), root)
+
+
+def _widened(space: Space, root: str, dtype: np.dtype[Any]) -> Space:
     if dtype == space.dtype:
         return space
     names = space.names if isinstance(space, NamedVector) else ()
@@ -157,13 +156,11 @@ def named(space: Space, root: str, names: Mapping[str, Sequence[str]]) -> Space:
     Raises:
         DataError: a vector has these names already, in another order.
     """
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict([(key, named(sub, f"{root}{SEPARATOR}{key}", names)) for key, sub in space.spaces.items()])
-    found = with_names(space, names.get(root, ()))
+    found = map_leaves(space, lambda name, leaf: with_names(leaf, names.get(name, ())), root)
     if are_permuted(space, found):
         raise DataError(
-            f"the columns of `{root}` are {', '.join(names[root])}, but the space has them in another order: {space}. "
-            "Map them in that order."
+            f"the columns of `{root}` are those of {found}, but the space has them in another order: {space}. Map them "
+            "in that order."
         )
     return found
 

@@ -20,7 +20,6 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.experience.arrays import where_rows, zeros
 from etude.experience.table import shape_of
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
@@ -163,7 +162,7 @@ class TableColumns:
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         self._look()
-        self._warn_of_known(groups)
+        self._warn_of_unknown(groups)
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
             self.action_space = self._space(col.ACTION, source.action_space)
@@ -357,15 +356,14 @@ class TableColumns:
                 for name, leaf in wanted.items()
             }
             space = widened(given, root, dtypes)
-        several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
-        space = named(space, root, several)
+        space = named(space, root, self._plan.mapped)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
                 self._named[name] = leaf
         return space
 
-    def _warn_of_known(self, groups: Sequence[Group]) -> None:
+    def _warn_of_unknown(self, groups: Sequence[Group]) -> None:
         """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
         observed = {n for name in col.under(self._plan.mapped, col.OBS) for n in self._plan.mapped[name]}
         for root in (col.ACTION, col.REWARD):
@@ -510,8 +508,8 @@ class TableColumns:
     def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
         """A column as one array; whole numbers become fractions where some are missing and nothing says otherwise."""
         array = one_array(column)
-        is_fraction = name in (col.REWARD, col.LOGP) and array.null_count and pa.types.is_integer(array.type)
-        return array.cast(pa.float64()) if is_fraction else array
+        may_be = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
+        return array.cast(pa.float64()) if may_be and array.null_count and pa.types.is_integer(array.type) else array
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
@@ -553,10 +551,14 @@ class TableColumns:
                 f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])} from here on, but "
                 f"{list(shape)} before. All rows must have one shape."
             )
+        values = values.reshape(len(values), *shape)
         if dtype.kind == "O" or values.dtype == dtype:
-            return values.reshape(len(values), *shape)
-        with np.errstate(invalid="ignore"):  # nothing may be known of what follows a terminated step
-            return values.reshape(len(values), *shape).astype(dtype)
+            return values
+        is_whole = dtype.kind != "f" and values.dtype.kind == "f"
+        if is_whole and col.is_under(name, col.NEXT_OBS) and np.isnan(values).any():
+            return values  # empty where an episode ends; see `TableRows.read`
+        with np.errstate(invalid="ignore"):
+            return values.astype(dtype)
 
 
 def _numbers_in(array: pa.Array) -> pa.Array:
@@ -624,23 +626,36 @@ class _Common(NamedTuple):
         """Whether each row goes on where the row before it ended, if next observations are known; else None.
 
         It matters, and is looked up, only where neither an episode's id nor ``t`` says which rows belong together, but
-        a flag says where episodes end. If fewer than three in four go on, as in a shuffled table, none does.
+        a flag says where episodes end. If fewer than three in four go on, as in a shuffled table, none does; a warning
+        says so.
         """
         if not self.has_next:
             return None
-        goes_on, num_ends = np.zeros(int(self.first[-1]), bool), 0
+        goes_on, told, right = np.zeros(int(self.first[-1]), bool), 0, 0
         if {col.EPISODE_ID, col.T_INDEX} & {*keys} or not keys:
             return goes_on
         pairs = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in col.under(self.columns.steps, col.OBS)}
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
-            num_ends += np.logical_or(*ends_of(flags, num, self.groups[g].place)).sum()
+            ends = np.logical_or(*ends_of(flags, num, self.groups[g].place))
+            if ends.all():  # nothing goes on anyway
+                last = {}
+                continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
             rows = {name: np.concatenate([last.get(name, values[:0]), values]) for name, values in found.items()}
             same = np.all([follow(rows[obs], rows[after]) for obs, after in pairs.items()], axis=0)
             goes_on[self.first[g + 1] - len(same) : self.first[g + 1]] = same
+            # Where observations stay as they are, rows out of order follow each other, too.
+            changes = ~np.all([follow(found[obs], found[obs]) for obs in pairs], axis=0) & ~ends[:-1]
+            told, right = told + changes.sum(), right + (changes & same[-len(changes) :]).sum()
             last = {name: values[-1:] for name, values in found.items()}
-        return goes_on if 4 * goes_on.sum() >= 3 * (len(goes_on) - num_ends) else np.zeros_like(goes_on)
+        if 4 * right >= 3 * told:
+            return goes_on
+        _log.warning(
+            f"{self.where}: `{col.NEXT_OBS}` is the `{col.OBS}` of the next row in only {right:,} of {told:,} rows, so "
+            f"each row stands alone. If the rows are of whole episodes, map `{col.EPISODE_ID}` or `{col.T_INDEX}`."
+        )
+        return np.zeros_like(goes_on)
 
     def place(self, row: int) -> Place:
         """Locate a row of the table."""
@@ -685,7 +700,13 @@ class TableRows(Format):
         for name in obs:
             if common.has_next:
                 final = found[after[name]][last]
-                final_obs[name] = where_rows(~known, zeros(len(last), final), final)
+                final[~known] = 0
+                if (dtype := found[name].dtype) != final.dtype:  # of whole numbers, some of which are empty
+                    if (gaps := np.isnan(final).reshape(len(last), -1).any(axis=1)).any():
+                        where = common.words(int(start + last[gaps.argmax()]))
+                        raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
+                    final = final.astype(dtype)
+                final_obs[name] = final
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
             final[goes_on] = found[name][last[goes_on] + 1]

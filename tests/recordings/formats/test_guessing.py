@@ -70,12 +70,12 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
             trip=[1] * 6, van=["a", "b", "a", "b", "a", "b"], tick=None, when=[f"2026-03-01 08:0{k}" for k in range(6)]
         ),
         "obs=speed,load,van action=command reward=score episode_id=trip t=when propensity=p terminated=last-row",
-        ["obs is all", "a `trip` has rows of several `van`: map episode_id=van,trip if each", "no column says"],
+        ["obs is all", "rows of one `trip` have different `van`: map episode_id=van,trip if each", "no column says"],
     ),
     "with trips of several vans": (
         trips(trip=[1] * 6, van=["a", "a", "a", "b", "b", "b"]),
         "obs=speed,load,van action=command reward=score episode_id=van,trip t=tick propensity=p terminated=last-row",
-        ["obs is all", "are the same in several rows, but not of one `van`: both are taken", "no column says"],
+        ["obs is all", "have the same `trip`, `tick`, but never of the same `van`: both", "no column says"],
     ),
     "an uneven count of seconds": (
         trips(tick=[3, 10, 90, 5, 6, 31]),
