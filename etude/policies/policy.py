@@ -490,11 +490,13 @@ def _from_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
 
 def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     """A part of an observation as an array of numbers."""
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
-        raise SpaceError(
-            f"`{name}` is a {type(value).__name__}, whose column names are not looked at: give an array of the columns "
-            "in the order of the observation, such as table[[...]].to_numpy()."
-        )
+    if hasattr(value, "to_numpy"):  # of pandas or polars
+        labels = getattr(value, "columns", getattr(value, "index", ()))
+        if hasattr(value, "columns") or (not callable(labels) and any(isinstance(label, str) for label in labels)):
+            raise SpaceError(
+                f"`{name}` is a {type(value).__name__}, whose names of columns are not looked at: give an array of the "
+                "columns in the order of the observation, such as table[[...]].to_numpy()."
+            )
     try:
         array = np.asarray(value)
         if array.dtype.kind in "UO" and isinstance(leaf, NamedDiscrete):

@@ -164,7 +164,7 @@ def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
         for values in exp.final_obs.values():
             sums[col.FINAL_OBS] += _sum(values[ends])
     figures, num, clock = table.figures, len(table), [_united(np.concatenate(clock))]
-    returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
+    returns = figures.get(RETURN, np.full(num, np.nan)) if num else np.array([np.nan])
     return {
         "episodes": num,
         "agents": sorted(agent for agent in table.agents if agent is not None),

@@ -157,7 +157,8 @@ class Recording(Screened):
         self._units.header = dataclasses.replace(self.header, env=self.env or env)
 
     def warn_of_mapped_actions(self) -> None:
-        """Warn if RLlib's episodes state the env's bounds, but may hold actions before they are mapped to them."""
+        """Warn if actions may be as a policy chose them, before they were mapped to the env's bounds: RLlib's episodes
+        say so; in other data, none of the first actions is beyond [-1, 1], but some are there."""
         found = leaves(self.action_space, col.ACTION).values()
         boxes = [leaf for leaf in found if isinstance(leaf, spaces.Box) and leaf.is_bounded()]
         others = [box for box in boxes if not ((box.low == -1).all() and (box.high == 1).all())]
@@ -168,6 +169,15 @@ class Recording(Screened):
                 "data=Recording.open(path, action_space=%s) and add the connector `rescale_action`.",
                 *(self.path, others[0], _without_dtypes(before_mapping(self.action_space))),
             )
+        elif others and col.ACTION in self.given and self.num_parts and isinstance(self.action_space, spaces.Box):
+            most = abs(self.part(0, [col.ACTION]).steps[col.ACTION]).max(initial=0)
+            if (self.action_space.high > 1).all() and 0.98 < most <= 1:
+                _log.warning(
+                    "%s: actions go up to 1, but the env's bounds are %s. Are they as a policy chose them, before they "
+                    "were mapped to the bounds, as in replay buffers of Stable-Baselines3? Then write "
+                    "data=Recording.open(path, action_space=%s) and add the connector `rescale_action`.",
+                    *(self.path, self.action_space, _without_dtypes(before_mapping(self.action_space))),
+                )
 
     # -- what it is ------------------------------------------------------------------------------------------
 

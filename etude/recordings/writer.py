@@ -485,6 +485,9 @@ class RecordingWriter:
                 "one. A recording has the same columns everywhere: record other data in a folder of its own."
             )
         leaves = self.header.leaves()
+        if np.ndim(exp.steps.get(col.REWARD, np.zeros(1))) != 1:
+            shape = list(exp.steps[col.REWARD].shape[1:])
+            raise DataError(f"`{col.REWARD}` has rows of shape {shape}, not one number each: flatten it.")
         for name in described:
             if reserved(name):
                 raise DataError(

@@ -555,5 +555,14 @@ def test_what_learned_from_columns_plays_and_goes_with_recordings_of_the_env(tmp
     merged = merge_recordings([tmp_path / "played", tmp_path / "cloned", tmp_path / "table"], tmp_path / "all")
     assert merged is not None
     assert Recording.open(tmp_path / "all").num_episodes == 10
-    with pytest.raises(DataError, match="in another order"):
-        etude.BC(dataclasses.replace(config, data=Recording.open(Source(table, columns | {"obs": names[::-1]}))))
+
+
+@pytest.mark.parametrize(("most", "is_told"), [(0.999, True), (1.7, False), (0.4, False)])
+def test_actions_that_were_scaled_before_they_were_stored_are_told_of(
+    most: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replay buffers of Stable-Baselines3 hold the actions of SAC and TD3 in [-1, 1]."""
+    actions = np.random.default_rng(0).uniform(-most, most, (60, 1)).astype(np.float32)
+    actions[7] = most
+    etude.BC(etude.BCConfig(data=npz(tmp_path / "a.npz", actions=actions), env="Pendulum-v1", batch_size=8))
+    assert ("actions go up to 1, but the env's bounds are" in caplog.text) is is_told

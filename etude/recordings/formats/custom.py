@@ -255,6 +255,8 @@ class Fitter:
                 raise DataError(f"gave `{key}` as a single number, not one for each step")
             if key in self.leaves:
                 columns[key] = self._cast(key, column, "column")
+        if col.REWARD in columns:
+            columns[col.REWARD] = _one_each(columns[col.REWARD])
         num = len(next(iter(actions.values())))
         final = self._final(given, columns, num)
         ends: dict[str, Any] = {
@@ -372,6 +374,13 @@ def _step(value: Any) -> int:
     if not 0 <= number < 2**62:
         raise _refused("t_start", value, "the number of the first step, from 0")
     return number
+
+
+def _one_each(rewards: NDArray[Any]) -> NDArray[Any]:
+    """Rewards as ``[T]``, also from ``[T, 1]``."""
+    if rewards.size != len(rewards):
+        raise DataError(f"gave `{col.REWARD}` with rows of shape {list(rewards.shape[1:])}, not one number each")
+    return rewards.reshape(-1)
 
 
 def _flag(name: str, value: Any, num: int) -> bool:

@@ -162,6 +162,8 @@ class TableColumns:
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         self._look()
+        if source.obs_space is None:
+            self._widen()
         self._warn_of_unknown(groups)
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
@@ -204,7 +206,7 @@ class TableColumns:
             if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
                 t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
                 found[col.T_INDEX] = pa.chunked_array([t])
-            elif self._has_number_times:
+            elif col.T_INDEX in own and self._has_number_times:
                 kind = self._schema.field(own[col.T_INDEX]).type
                 t = number_times(one_array(found[col.T_INDEX]).cast(kind, safe=False), group.place)
                 found[col.T_INDEX] = pa.chunked_array([t])
@@ -295,6 +297,19 @@ class TableColumns:
             else:
                 self._found |= {path: (values.shape[1:], values.dtype) for path, values in found.items()}
         self._drop_incomplete()
+
+    def _widen(self) -> None:
+        """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
+        for name in [name for name in col.under(self._found, col.OBS) if name in self._plan.mapped]:
+            shape, dtype = self._found[name]
+            others = [
+                self._plan.mapped.get(col.moved(name, col.OBS, root), ()) for root in (col.NEXT_OBS, col.FINAL_OBS)
+            ]
+            after = [part for own in others for part in own]
+            kinds = {str(self._schema.field(part).type) for part in (*self._plan.mapped[name], *after)}
+            if dtype.kind in "iu" and len(kinds) > 1 and self._lies_in(after, dtype):
+                wide = np.dtype(np.int64) if self._lies_in(after, np.dtype(np.int64)) is None else np.dtype(np.float64)
+                self._found[name] = shape, wide
 
     def _drop_incomplete(self) -> None:
         """Drop extras that can't be kept because of what comes after the first group.
@@ -447,8 +462,14 @@ class TableColumns:
         for name, own in self._plan.mapped.items():
             if col.is_under(name, root) or (root == col.OBS and col.is_under(name, col.NEXT_OBS)):
                 for g in range(len(self._groups)):
-                    widen(ranges, self._raw(g, name, own))
+                    widen(ranges, {path: self._whole(path, values) for path, values in self._raw(g, name, own).items()})
         return ranges
+
+    def _whole(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """The numbers of a next observation that are there, whole where observations are."""
+        dtype = self._found[col.as_obs(name)][1] if col.is_under(name, col.NEXT_OBS) else values.dtype
+        is_whole = dtype.kind in "iu" and values.dtype.kind == "f" and values.ndim == 1
+        return values[~np.isnan(values)].astype(dtype) if is_whole else values
 
     def _fit(self) -> None:
         """Make rewards scalar floats, and next observations like observations."""
@@ -756,6 +777,24 @@ def _id_columns(mapped: Mapping[str, str | Sequence[str]]) -> list[str]:
     return [part for own in keys for part in ([own] if isinstance(own, str) else own)]
 
 
+def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Group]) -> None:
+    """Warn if most ids of a file are also in the files before it, as where each file counts its episodes."""
+    seen: set[Any] = set()
+    own: dict[Any, set[Any]] = {}
+    for group, (_, keys) in zip(groups, columns.keys([col.EPISODE_ID]), strict=True):
+        own.setdefault(group.file, set()).update(pc.unique(keys[col.EPISODE_ID]).to_pylist())
+    for file, ids in own.items():
+        if 2 * len(ids & seen) > len(ids):
+            _log.warning(
+                f"{where}: {len(ids & seen):,} of {len(ids):,} episode ids in {file} are also in files before it, and "
+                f"their rows are read as one episode. If each file has its own episodes, give them ids that differ: a "
+                f"folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
+                "Source of its own, keep them apart."
+            )
+            return
+        seen |= ids
+
+
 def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str, Sequence[str]]) -> pa.Schema:
     """The schema in which whole numbers are texts if the given space has such names: `1` beside `none` is a name."""
     for root, space in ((col.OBS, source.obs_space), (col.ACTION, source.action_space)):
@@ -791,6 +830,8 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source)
+    if LAST_ROW in plan.ends.values() and len(files) > 1 and col.EPISODE_ID in plan.mapped:
+        _warn_of_shared_ids(where, columns, groups)
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)

@@ -133,8 +133,16 @@ def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -
         keys = reader.read(rows, columns)
         episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
+        back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
+        if len(back) and midnight is None and not reader.is_time_of_day and _RARE * len(back) <= rows:
+            midnight = int(back[0])
+            _log.warning(
+                "%s: the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order "
+                "of time. If the clock was set back, as in autumn, map times in UTC, or leave `t` out.",
+                place(first + midnight),
+            )
         if reader.is_time_of_day and midnight is None:
-            midnight = _goes_back(track, keys[col.T_INDEX])
+            midnight = int(back[0]) if len(back) else None
             if midnight is not None:
                 _log.warning(
                     "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that "
@@ -145,11 +153,14 @@ def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -
         first += rows
 
 
-def _goes_back(track: Ints, t: Ints) -> int | None:
-    """The first row whose time is before that of the row before it in its track; None: there is none."""
+_RARE: Final = 20
+"""A time that goes back once in so many rows is one of rows in order."""
+
+
+def _goes_back(track: Ints, t: Ints) -> Ints:
+    """The rows whose time is before that of the row before them in their track."""
     order = np.argsort(track, kind="stable")
-    back = np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0))
-    return int(order[back[0] + 1]) if len(back) else None
+    return order[np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0)) + 1]
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]

@@ -166,6 +166,19 @@ def test_a_tuple_has_as_many_parts_as_its_space(parts: tuple[Any, ...]) -> None:
         fitter.fitted({"obs": parts, "action": [0]}, "e")
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 2)])
+def test_rewards_of_one_number_each_are_flat(shape: tuple[int, ...], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("first")
+    episode = {"obs": np.zeros((3, 2)), "action": np.zeros(3, np.int64), "reward": np.ones(shape), "terminated": True}
+    box = spaces.Box(-1, 1, (2,), np.float64)
+    source = read_text(tmp_path / "a", lambda _: episode, obs_space=box, action_space=CHOICES)
+    if shape == (3, 2):
+        with pytest.raises(DataError, match=r"gave `reward` with rows of shape \[2\], not one number each"):
+            everything(source)
+    else:
+        assert everything(source).returns().tolist() == [3]
+
+
 def test_ids_are_texts_and_none_is_no_id() -> None:
     given = {**GOOD, "episode_id": None, "agent_id": 3, "module_id": None, "t_start": np.int32(5)}
     (exp,) = Fitter(NUMBERS, CHOICES).fitted(given, "e")

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
@@ -366,6 +367,74 @@ def test_what_follows_the_last_step_may_be_empty() -> None:
     assert exp.final_obs["obs"].tolist() == [0, 0]
     found = Recording.open(Source(frame, nexts | {"truncated": "last-row"}), on_bad=None).validate().problems
     assert [problem.kind for problem in found] == ["no_final_obs"]
+
+
+@pytest.mark.parametrize("last", [7, 300, 70.5, 2.0**40])
+@pytest.mark.parametrize("kind", ["next_obs", "final_obs"])
+def test_observations_are_as_wide_as_those_that_follow(kind: str, last: float, tmp_path: Path) -> None:
+    follows: list[Any] = [2, 3, last] if kind == "next_obs" else [None, None, last]
+    frame = pd.DataFrame({"x": np.array([1, 2, 3], np.int8), "y": np.int8(0), "after": follows, "same": [0, 0, 0]})
+    frame = frame.assign(a=0, trip=0)
+    frame.to_parquet(tmp_path / "log.parquet")
+    columns = {"obs": ["x", "y"], "action": "a", "episode_id": "trip", "truncated": "last-row"}
+    exp = read(tmp_path, columns | {kind: ["after", "same"]})
+    assert exp.final_obs["obs"].tolist() == [[last, 0]]
+    assert exp.steps["obs"].tolist() == [[1, 0], [2, 0], [3, 0]]
+    exp = read(tmp_path, columns | {"obs": "x", kind: "after"})
+    assert exp.final_obs["obs"].tolist() == [last]
+
+
+@pytest.mark.parametrize("kind", ["float64", "Int64"])
+def test_whole_numbers_that_follow_may_be_empty_at_the_end(kind: str) -> None:
+    frame = pd.DataFrame({"x": [0, 1, 2, 0, 1], "y": [-1, 0, 1, 0, 1], "a": 0, "trip": [0, 0, 0, 1, 1]})
+    for name in "xy":
+        frame[f"{name}2"] = frame.groupby("trip")[name].shift(-1).astype(kind)
+    columns = {"action": "a", "episode_id": "trip", "terminated": "last-row"}
+    for obs in ("x", ["x", "y"]):
+        exp = read(frame, columns | {"obs": obs, "next_obs": "x2" if obs == "x" else ["x2", "y2"]})
+        assert exp.segments.has_final_obs.tolist() == [False, False]
+        assert not exp.final_obs["obs"].any()
+    frame["y2"] = frame["y2"].fillna(5)
+    with pytest.raises(DataError, match="row 2: `next_obs` is empty in a part"):
+        read(frame, columns | {"obs": ["x", "y"], "next_obs": ["x2", "y2"]})
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_files_that_count_their_own_episodes_are_told_of(
+    is_shared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    for k in range(2):
+        own = np.arange(12) // 3 + (0 if is_shared else 3 * k)  # one trip goes on in the next file
+        pd.DataFrame({"x": np.arange(12.0), "a": 0, "trip": own}).to_csv(tmp_path / f"log-{k}.csv", index=False)
+    Recording.open(Source(tmp_path, columns))
+    assert ("4 of 4 episode ids in" in caplog.text) is is_shared
+    caplog.clear()
+    each = [Source(path, columns) for path in sorted(tmp_path.iterdir())]
+    assert Recording.open(each).num_episodes == 8
+    assert not caplog.text
+
+
+def test_a_clock_that_was_set_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    times = pd.Timestamp("2026-10-25 00:00:02") + pd.to_timedelta(np.arange(40) * 15, unit="min")
+    back = times.where(np.arange(40) < 12, times - pd.Timedelta(minutes=60, seconds=1))
+    columns = {"obs": "x", "action": "a", "episode_id": "day", "t": "time", "terminated": "last-row"}
+    frame = pd.DataFrame({"x": np.arange(40.0), "a": 0, "day": 0, "time": back})
+    read(frame, columns)
+    assert "row 12: the time in `t` goes back there, in an episode that is in order otherwise" in caplog.text
+    caplog.clear()
+    assert read(frame.assign(time=times).sample(frac=1, random_state=0), columns).steps["obs"].tolist() == [*range(40)]
+    assert not caplog.text
+
+
+def test_rows_of_which_few_go_on_stand_alone_and_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Random transitions between states that hardly change follow each other by chance."""
+    rng = np.random.default_rng(0)
+    state, after = (rng.random((2, 400)) < 0.04).astype(int)
+    rows = {"x": state, "after": after, "a": state, "end": rng.random(400) < 0.1}
+    exp = read(pa.table(rows), {"obs": "x", "action": "a", "next_obs": "after", "terminated": "end"})
+    assert exp.num_segments == 400
+    assert "so each row stands alone. If the rows are of whole episodes, map `episode_id` or `t`" in caplog.text
 
 
 def test_text_that_is_different_in_many_rows_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -1110,11 +1179,11 @@ def test_whole_numbers_take_the_dtype_of_the_given_space(caplog: pytest.LogCaptu
     assert (found.obs_space, found.read().steps["obs"].dtype) == (pixels, np.uint8)
     np.testing.assert_array_equal(found.read().steps["obs"], [[1, 0], [2, 7], [255, 9]])
     assert not caplog.records
-    for column, values in (("x", [1, -1, 3]), ("nx", [2.0, 256.0, 3.0])):
+    for column, values in (("x", [1, -1, 3]), ("nx", [2.0, 256.0, np.nan])):
         large = table.set_column(table.schema.get_field_index(column), column, pa.array(values))
         wide = Recording.open(Source(large, names, obs_space=pixels))
         assert (wide.obs_space.dtype, wide.read().steps["obs"].dtype) == (np.int64, np.int64)
-        assert "`obs` has numbers that do not fit in the uint8" in caplog.records[-1].getMessage()
+        assert "`obs` has numbers that do not fit in the uint8" in caplog.text
     fractions = table.set_column(table.schema.get_field_index("nx"), "nx", pa.array([2.0, 1.5, None]))
     with pytest.raises(DataError, match="column `nx` has fractions from 1.5 to 2.0, which do not fit in the int64"):
         Recording.open(Source(fractions, names, obs_space=pixels))
