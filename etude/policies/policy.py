@@ -24,6 +24,7 @@ from etude.policies.export import TracedPolicy, export
 from etude.spaces import (
     Flattener,
     NamedDiscrete,
+    NamedVector,
     Nester,
     Space,
     alike,
@@ -490,12 +491,17 @@ def _from_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
 
 def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     """A part of an observation as an array of numbers."""
-    if hasattr(value, "to_numpy"):  # of pandas or polars
-        labels = getattr(value, "columns", getattr(value, "index", ()))
-        if hasattr(value, "columns") or (not callable(labels) and any(isinstance(label, str) for label in labels)):
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        raise SpaceError(
+            f"`{name}` is a {type(value).__name__}, whose column names are not looked at: give an array of the columns "
+            "in the order of the observation, such as table[[...]].to_numpy()."
+        )
+    if isinstance(leaf, NamedVector) and hasattr(value, "to_numpy"):  # a row of pandas
+        labels = tuple(getattr(value, "index", ()))
+        if labels != leaf.names and {*labels} == {*leaf.names}:
             raise SpaceError(
-                f"`{name}` is a {type(value).__name__}, whose names of columns are not looked at: give an array of the "
-                "columns in the order of the observation, such as table[[...]].to_numpy()."
+                f"`{name}` has its numbers in the order {', '.join(labels)}, but the policy learned from "
+                f"{', '.join(leaf.names)}: write row[{list(leaf.names)}]."
             )
     try:
         array = np.asarray(value)

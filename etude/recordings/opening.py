@@ -712,8 +712,9 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         fits(leaf_shape(leaf), leaf_shape(wanted[name]))
         and (leaf_dtype(leaf).kind != "f" or leaf_dtype(wanted[name]).kind == "f")
         and (leaf_dtype(leaf) != np.uint8 or len(leaf_shape(leaf)) < 2 or leaf_dtype(wanted[name]).kind != "f")
-        and (not isinstance(leaf, NamedDiscrete) or leaf == wanted[name])
-        and (isinstance(leaf, NamedDiscrete) or not getattr(wanted[name], "has_numbers", False))
+        and (
+            leaf == wanted[name] if isinstance(leaf, NamedDiscrete) else not getattr(wanted[name], "has_numbers", False)
+        )
         and not are_permuted(leaf, wanted[name])
         for name, leaf in stored.items()
     )

@@ -170,8 +170,9 @@ class Recording(Screened):
                 *(self.path, others[0], _without_dtypes(before_mapping(self.action_space))),
             )
         elif others and col.ACTION in self.given and self.num_parts and isinstance(self.action_space, spaces.Box):
-            most = abs(self.part(0, [col.ACTION]).steps[col.ACTION]).max(initial=0)
-            if (self.action_space.high > 1).all() and 0.98 < most <= 1:
+            first = self.part(0, [col.ACTION]).steps[col.ACTION]
+            is_from_0 = first.dtype.kind != "f" or first.min(initial=0) >= 0  # what is scaled is on both sides of 0
+            if (self.action_space.high > 1).all() and not is_from_0 and 0.98 < abs(first).max(initial=0) <= 1:
                 _log.warning(
                     "%s: actions go up to 1, but the env's bounds are %s. Are they as a policy chose them, before they "
                     "were mapped to the bounds, as in replay buffers of Stable-Baselines3? Then write "

@@ -19,6 +19,7 @@ from etude.errors import SettingsError, SpaceError
 from etude.modules import make_module
 from etude.modules.network import NetworkConfig
 from etude.policies import Policy
+from etude.spaces import NamedBox
 
 KINDS: dict[str, Any] = {
     "plain": {},
@@ -479,6 +480,11 @@ def test_rows_of_tables_are_told_how_to_be_given() -> None:
         policy.act(table.iloc[0][["a", "b", "c"]])
     assert policy.act(table.iloc[0][["a", "b", "c"]].astype(float)) in (0, 1)
     assert policy.act(table[["a", "b", "c"]].to_numpy()).shape == (2,)
+    named = Policy(make_module(None, NamedBox(-1, 1, ["a", "b", "c"]), spaces.Discrete(2)))
+    row = table[["a", "b", "c"]].iloc[0]
+    assert named.act(row) == named.act(row.to_numpy())
+    with pytest.raises(SpaceError, match="in the order b, a, c, but the policy learned from a, b, c"):
+        named.act(row[["b", "a", "c"]])
 
 
 def test_a_noisy_policy_acts_greedily_in_one_thread_and_explores_in_another() -> None:

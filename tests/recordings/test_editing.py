@@ -192,9 +192,11 @@ def test_columns_that_differ(tmp_path):
         f"left out the column `logp`, which {tmp_path / 'b'} does not have",
         f"left out the column `value`, which {tmp_path / 'a'} does not have",
     )
-    record(tmp_path / "c", b.with_steps(reward=np.zeros((5, 2))))
-    with pytest.raises(DataError, match=r"c: column `reward` is float64\[2\], but float32 in .*a. Convert one"):
-        merge_recordings([Recording.open(tmp_path / name) for name in "ac"], tmp_path / "n")
+    record(tmp_path / "c", a.with_steps(value=np.zeros((4, 2))))
+    with pytest.raises(DataError, match=r"c: column `value` is float64\[2\], but float32 in .*b. Convert one"):
+        merge_recordings([Recording.open(tmp_path / name) for name in "bc"], tmp_path / "n")
+    with pytest.raises(DataError, match=r"`reward` has rows of shape \[2\], not one number each: flatten it"):
+        record(tmp_path / "d", b.with_steps(reward=np.zeros((5, 2))))
 
 
 def test_other_spaces_are_refused_by_name(tmp_path):

@@ -291,7 +291,10 @@ class _Guessing:
     def _take_time(self) -> None:
         """Take the only column of times for the step, if none is called so and episodes have an id."""
         found = [name for name in self._left if is_time(self._columns[name].type)]
-        if len(found) == 1 and col.EPISODE_ID in self._taken and col.T_INDEX not in self._taken:
+        if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
+            return
+        episode = self._one(col.EPISODE_ID)
+        if episode is not None and self._num_different([episode, *found]) > self._num_different([episode]):
             self._take(col.T_INDEX, *found)
             self._unsure.append(f"`{found[0]}` is the only column of times: rows are put in its order")
 
@@ -589,8 +592,12 @@ class _Guessing:
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
         """Whether several rows have the same values of columns."""
+        return self._num_different(names) < self._rows
+
+    def _num_different(self, names: Sequence[str]) -> int:
+        """The number of different values of columns together."""
         table = pa.table({name: self._columns[name] for name in names})
-        return bool(table.group_by(list(names)).aggregate([]).num_rows < self._rows)
+        return int(table.group_by(list(names)).aggregate([]).num_rows)
 
     def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
         """Leave out ``t`` if most of its rises are of several steps, as of a time.

@@ -49,7 +49,16 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, ends_of, index_of, tracks_of
+from etude.recordings.formats.table_index import (
+    Ints,
+    TableIndex,
+    ended_at_last_rows,
+    ends_of,
+    index_of,
+    is_time,
+    key_codes,
+    tracks_of,
+)
 from etude.recordings.formats.table_inputs import (
     BROKEN,
     Group,
@@ -371,7 +380,8 @@ class TableColumns:
                 for name, leaf in wanted.items()
             }
             space = widened(given, root, dtypes)
-        space = named(space, root, self._plan.mapped)
+        several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
+        space = named(space, root, several)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
@@ -467,7 +477,7 @@ class TableColumns:
 
     def _whole(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """The numbers of a next observation that are there, whole where observations are."""
-        dtype = self._found[col.as_obs(name)][1] if col.is_under(name, col.NEXT_OBS) else values.dtype
+        _, dtype = self._found.get(col.as_obs(name), ((), values.dtype))
         is_whole = dtype.kind in "iu" and values.dtype.kind == "f" and values.ndim == 1
         return values[~np.isnan(values)].astype(dtype) if is_whole else values
 
@@ -530,7 +540,12 @@ class TableColumns:
         """A column as one array; whole numbers become fractions where some are missing and nothing says otherwise."""
         array = one_array(column)
         may_be = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
-        return array.cast(pa.float64()) if may_be and array.null_count and pa.types.is_integer(array.type) else array
+        if not may_be or not array.null_count or not pa.types.is_integer(array.type):
+            return array
+        try:
+            return array.cast(pa.float64())
+        except pa.ArrowInvalid:  # more digits than a fraction has: that some are missing is an error
+            return array
 
     def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
@@ -659,17 +674,17 @@ class _Common(NamedTuple):
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
             ends = np.logical_or(*ends_of(flags, num, self.groups[g].place))
-            if ends.all():  # nothing goes on anyway
-                last = {}
+            if ends.all() and not last:  # nothing goes on anyway
                 continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
             rows = {name: np.concatenate([last.get(name, values[:0]), values]) for name, values in found.items()}
             same = np.all([follow(rows[obs], rows[after]) for obs, after in pairs.items()], axis=0)
             goes_on[self.first[g + 1] - len(same) : self.first[g + 1]] = same
             # Where observations stay as they are, rows out of order follow each other, too.
-            changes = ~np.all([follow(found[obs], found[obs]) for obs in pairs], axis=0) & ~ends[:-1]
-            told, right = told + changes.sum(), right + (changes & same[-len(changes) :]).sum()
-            last = {name: values[-1:] for name, values in found.items()}
+            is_end = np.append(False, ends[:-1]) if last else ends[:-1]
+            changes = ~np.all([follow(rows[obs], rows[obs]) for obs in pairs], axis=0) & ~is_end
+            told, right = told + changes.sum(), right + (changes & same).sum()
+            last = {} if ends[-1] else {name: values[-1:] for name, values in found.items()}
         if 4 * right >= 3 * told:
             return goes_on
         _log.warning(
@@ -777,22 +792,36 @@ def _id_columns(mapped: Mapping[str, str | Sequence[str]]) -> list[str]:
     return [part for own in keys for part in ([own] if isinstance(own, str) else own)]
 
 
-def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Group]) -> None:
-    """Warn if most ids of a file are also in the files before it, as where each file counts its episodes."""
+def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Group], keys: Sequence[str]) -> None:
+    """Warn if most ids of a file are also in the files before it, as where each file counts its episodes.
+
+    With times, episodes must also follow each other in each file: else they may go on in the next one. With a counting
+    ``t``, steps that are there twice are an error anyway.
+    """
+    own: dict[Any, dict[Any, tuple[Any, Any]]] = {}
+    for group, (num, found) in zip(groups, columns.keys(keys), strict=True):
+        t = one_array(found.get(col.T_INDEX, pa.chunked_array([np.zeros(num, "datetime64[us]")])))
+        if not is_time(t.type) or t.null_count:
+            return
+        t = t.cast(pa.int64() if t.type.bit_width == 64 else pa.int32())
+        codes, ids = key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
+        spans = pa.table({"id": codes, "t": t}).group_by("id").aggregate([("t", "min"), ("t", "max")]).to_pylist()
+        for row in spans:
+            first, last = own.setdefault(group.file, {}).get(ids[row["id"]], (row["t_min"], row["t_max"]))
+            own[group.file][ids[row["id"]]] = min(first, row["t_min"]), max(last, row["t_max"])
     seen: set[Any] = set()
-    own: dict[Any, set[Any]] = {}
-    for group, (_, keys) in zip(groups, columns.keys([col.EPISODE_ID]), strict=True):
-        own.setdefault(group.file, set()).update(pc.unique(keys[col.EPISODE_ID]).to_pylist())
-    for file, ids in own.items():
-        if 2 * len(ids & seen) > len(ids):
+    for file, episodes in own.items():
+        spans = sorted(episodes.values())
+        shared = len(seen & episodes.keys())
+        if 2 * shared > len(episodes) and all(last <= first for (_, last), (first, _) in itertools.pairwise(spans)):
             _log.warning(
-                f"{where}: {len(ids & seen):,} of {len(ids):,} episode ids in {file} are also in files before it, and "
-                f"their rows are read as one episode. If each file has its own episodes, give them ids that differ: a "
-                f"folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
+                f"{where}: {shared:,} of {len(episodes):,} episode ids in {file} are also in files before it, and the "
+                "rows of each id are read as one episode. If each file has its own episodes, give them other ids: "
+                f"a folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
                 "Source of its own, keep them apart."
             )
             return
-        seen |= ids
+        seen |= episodes.keys()
 
 
 def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str, Sequence[str]]) -> pa.Schema:
@@ -805,7 +834,15 @@ def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str,
             for to in (root, col.NEXT_OBS, col.FINAL_OBS) if root == col.OBS else (root,):
                 own = mapped.get(col.moved(name, root, to)) or mapped.get(to, ())
                 field = schema.field(own[at]) if at < len(own) else None
-                if field is not None and pa.types.is_integer(field.type):
+                kind = getattr(field.type, "value_type", field.type) if field is not None else None
+                if field is None or is_list(field.type):
+                    continue
+                if pa.types.is_floating(kind) or pa.types.is_struct(kind):
+                    raise DataError(
+                        f"column `{field.name}` is of type {kind}, but `{name}` has names that are whole numbers: "
+                        "convert it to these, or to text."
+                    )
+                if pa.types.is_integer(kind):
                     schema = schema.set(schema.get_field_index(field.name), field.with_type(pa.string()))
     return schema
 
@@ -831,7 +868,8 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source)
     if LAST_ROW in plan.ends.values() and len(files) > 1 and col.EPISODE_ID in plan.mapped:
-        _warn_of_shared_ids(where, columns, groups)
+        ids = [name for name in (col.EPISODE_ID, col.T_INDEX) if name in plan.mapped]
+        _warn_of_shared_ids(where, columns, groups, ids)
     keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)

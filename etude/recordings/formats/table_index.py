@@ -134,25 +134,22 @@ def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -
         episode, *agent = _tracks(keys)
         track = episode << 32 | agent[0] if agent else episode
         back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
-        if len(back) and midnight is None and not reader.is_time_of_day and _RARE * len(back) <= rows:
+        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
+        if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
             midnight = int(back[0])
-            _log.warning(
-                "%s: the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order "
-                "of time. If the clock was set back, as in autumn, map times in UTC, or leave `t` out.",
-                place(first + midnight),
-            )
-        if reader.is_time_of_day and midnight is None:
-            midnight = int(back[0]) if len(back) else None
-            if midnight is not None:
-                _log.warning(
-                    "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that "
-                    "those after midnight come first: if episodes run past midnight, map a column of date and time.",
-                    place(first + midnight),
-                )
+            _log.warning(_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK, place(first + midnight))
         yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
 
 
+_PAST_MIDNIGHT: Final = (
+    "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
+    "midnight come first: if episodes run past midnight, map a column of date and time."
+)
+_SET_BACK: Final = (
+    "%s: the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
+    "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
+)
 _RARE: Final = 20
 """A time that goes back once in so many rows is one of rows in order."""
 

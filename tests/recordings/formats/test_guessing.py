@@ -65,6 +65,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=charted propensity=p terminated=last-row",
         ["`charted` is the only column of times: rows are put in its order", "obs is all", "no column says"],
     ),
+    "with a time of the trip": (
+        trips(tick=None, begun=[NOON] * 3 + [NOON + datetime.timedelta(days=1)] * 3),
+        "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
+        ["obs is all", "left out of obs", "rows are taken as they stand", "no column says"],
+    ),
     "with trips of several vans, at other times": (
         trips(
             trip=[1] * 6, van=["a", "b", "a", "b", "a", "b"], tick=None, when=[f"2026-03-01 08:0{k}" for k in range(6)]
@@ -182,7 +187,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "two could be": (
         trips(choice=["x", "y"] * 3, done=[False, False, True] * 2, tick=[0, 1, 1, 0, 1, 2]),
         "obs=speed,load action=command reward=score episode_id=trip t=tick done=done propensity=p",
-        ["action could also be `choice`", "`trip`, `tick` are the same in several rows"],
+        ["action could also be `choice`", "several rows have the same `trip`, `tick`"],
     ),
     "actions of several columns": (
         {"x1": [0.5, 1.5], "Action 1": [0.1, 0.2], "Action 2": [1.0, 2.0], "reward": [1.0, 0.0], "done": [False, True]},

@@ -399,20 +399,29 @@ def test_whole_numbers_that_follow_may_be_empty_at_the_end(kind: str) -> None:
         read(frame, columns | {"obs": ["x", "y"], "next_obs": ["x2", "y2"]})
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [("own", True), ("own, with times", True), ("one goes on", False), ("all go on", False), ("steps", False)],
+)
 def test_files_that_count_their_own_episodes_are_told_of(
-    is_shared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     columns = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    columns |= {"t": "when"} if "times" in kind or kind in ("all go on", "steps") else {}
     for k in range(2):
-        own = np.arange(12) // 3 + (0 if is_shared else 3 * k)  # one trip goes on in the next file
-        pd.DataFrame({"x": np.arange(12.0), "a": 0, "trip": own}).to_csv(tmp_path / f"log-{k}.csv", index=False)
+        rows = np.arange(12)
+        trips = rows % 4 if kind == "all go on" else rows // 3 + (3 * k if kind == "one goes on" else 0)
+        frame = pd.DataFrame({"x": rows * 1.0, "a": 0, "trip": trips})
+        times = pd.Timestamp("2026-03-01") + pd.to_timedelta(rows + 12 * k, unit="h")
+        frame["when"] = rows % 3 + 3 * k if kind == "steps" else times
+        frame.to_csv(tmp_path / f"log-{k}.csv", index=False)
     Recording.open(Source(tmp_path, columns))
-    assert ("4 of 4 episode ids in" in caplog.text) is is_shared
+    assert ("4 of 4 episode ids in" in caplog.text) is is_told
     caplog.clear()
-    each = [Source(path, columns) for path in sorted(tmp_path.iterdir())]
-    assert Recording.open(each).num_episodes == 8
-    assert not caplog.text
+    if is_told:
+        each = [Source(path, columns) for path in sorted(tmp_path.iterdir())]
+        assert Recording.open(each).num_episodes == 8
+        assert not caplog.text
 
 
 def test_a_clock_that_was_set_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -435,6 +444,23 @@ def test_rows_of_which_few_go_on_stand_alone_and_are_told_of(caplog: pytest.LogC
     exp = read(pa.table(rows), {"obs": "x", "action": "a", "next_obs": "after", "terminated": "end"})
     assert exp.num_segments == 400
     assert "so each row stands alone. If the rows are of whole episodes, map `episode_id` or `t`" in caplog.text
+
+
+def test_episodes_go_on_over_the_borders_of_groups(tmp_path: Path) -> None:
+    rows = rows_of([10] * 6 + [1])
+    pq.write_table(table_of(rows), tmp_path / "log.parquet", row_group_size=9)
+    columns = {"obs": ["speed", "angle"], "action": "command", "terminated": "end"}
+    assert read(tmp_path, columns | NEXTS).lengths.tolist() == [10] * 6 + [1]
+    for i, row in enumerate(rows[:30]):
+        pq.write_table(table_of([row]), tmp_path / f"row-{i}.parquet")
+    (tmp_path / "log.parquet").unlink()
+    assert read(tmp_path, columns | NEXTS).lengths.tolist() == [10] * 3
+
+
+def test_next_observations_of_other_parts_are_named() -> None:
+    table = pa.table({"x": [0, 1], "n": [{"a": 1, "b": 2}] * 2, "a": [0, 1], "end": [False, True]})
+    with pytest.raises(DataError, match="`next_obs` has the columns"):
+        read(table, {"obs": "x", "next_obs": "n", "action": "a", "terminated": "end"})
 
 
 def test_text_that_is_different_in_many_rows_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -395,7 +395,7 @@ def test_a_space_with_names() -> None:
 HINTS = {"obs": "skill", "action": "hint", "episode_id": "session", "terminated": "last-row"}
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "pandas", "nullable"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "pandas", "nullable", "category"])
 @pytest.mark.parametrize("columns", [HINTS, HINTS | {"obs": "hint"}, HINTS | {"obs": ["skill", "hint"]}])
 def test_whole_numbers_are_names_where_the_space_has_them(kind: str, columns: dict[str, Any], tmp_path: Path) -> None:
     hints = pd.Series([2, 2, 3, 1])
@@ -409,13 +409,18 @@ def test_whole_numbers_are_names_where_the_space_has_them(kind: str, columns: di
     elif kind == "parquet":
         later.to_parquet(path)
     else:
-        path = later if kind == "pandas" else later.convert_dtypes()
+        path = later.convert_dtypes() if kind == "nullable" else later
+        path = later.astype({"hint": "category"}) if kind == "category" else path
     given = {"obs_space": spaces_of.obs_space, "action_space": spaces_of.action_space}
     with_next = columns | ({"next_obs": "after"} if columns["obs"] == "hint" else {})
     read = Recording.open(Source(path, with_next, **given)).read()
     assert spaces_of.action_space == NamedDiscrete(["13", "2", "none"])
     for name in ["action", "obs/hint" if "skill" in columns["obs"] else "obs"][: 1 + ("hint" in columns["obs"])]:
         assert read.steps[name].tolist() == [1, 1, 0, 0]
+    later["after"] = [2.0, np.nan, 2.0, 3.0]
+    if columns["obs"] == "hint":
+        with pytest.raises(DataError, match="`after` is of type double, but `obs` has names that are whole numbers"):
+            Recording.open(Source(later, with_next, **given))
     with pytest.raises(DataError, match="holds '2', which is none of the 2 names"):
         Recording.open(Source(path, HINTS, action_space=NamedDiscrete(["13", "none"]))).read()
 
