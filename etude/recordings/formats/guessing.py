@@ -227,6 +227,7 @@ class _Guessing:
         for role in CALLED:
             self._take_called(role)
         self._take_time()
+        self._take_count()
         self._take_episode()
         self._take_person()
         entities = self._entities()
@@ -297,6 +298,22 @@ class _Guessing:
         if episode is not None and self._num_different([episode, *found]) > self._num_different([episode]):
             self._take(col.T_INDEX, *found)
             self._unsure.append(f"`{found[0]}` is the only column of times: rows are put in its order")
+
+    def _take_count(self) -> None:
+        """Take what is called an action, but counts the rows of each episode, for the step."""
+        episode, action = self._one(col.EPISODE_ID), self._one(col.ACTION)
+        if episode is None or action is None or col.T_INDEX in self._taken:
+            return
+        array, order = self._columns[action], np.argsort(_codes(self._columns[episode]), kind="stable")
+        if not pa.types.is_integer(array.type) or array.null_count or self._distinct[episode] == self._rows:
+            return
+        goes_on = np.diff(_codes(self._columns[episode])[order]) == 0
+        counts = np.asarray(array, np.float64)[order]
+        is_told = goes_on.sum() > 3  # fewer may be choices
+        if is_told and (np.diff(counts)[goes_on] == 1).all() and np.ptp(counts[np.append(True, ~goes_on)]) == 0:
+            del self._taken[col.ACTION]
+            self._take(col.T_INDEX, action)
+            self._unsure.append(f"`{action}` counts the rows of each `{episode}`: taken for the step, not the action")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there.

@@ -361,7 +361,9 @@ class TableColumns:
         else:
             wanted = leaves(given, root)
             if set(wanted) != set(names):
-                raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.")
+                texts = [name for name in self._texts if name in names and name not in wanted]
+                why = "".join(f" `{name}` is text, such as {min(self._texts[name])[:40]!r}." for name in texts)
+                raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.{why}")
             for name, leaf in wanted.items():
                 if not fits(self._found[name][0], leaf_shape(leaf)):
                     raise DataError(
@@ -926,7 +928,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     if index.is_clock:
         inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
     if col.EPISODE_ID not in plan.mapped:
-        inferred[col.EPISODE_ID] = "the table has none: numbered"
+        inferred[col.EPISODE_ID] = "none is mapped: numbered"
     for name, found in (("inferred", inferred), ("dropped", columns.dropped)):
         if found:
             meta[name] = found

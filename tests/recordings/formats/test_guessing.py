@@ -65,6 +65,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=charted propensity=p terminated=last-row",
         ["`charted` is the only column of times: rows are put in its order", "obs is all", "no column says"],
     ),
+    "with a count that is called like an action": (
+        trips(tick=None, command=None, decision=[0, 1, 2] * 2, route=["go", "stop", "go", "stop", "go", "go"]),
+        "obs=speed,load action=route reward=score episode_id=trip t=decision propensity=p terminated=last-row",
+        ["`decision` counts the rows of each `trip`: taken for the step", "no column is called", "obs is", "no column"],
+    ),
     "with a time of the trip": (
         trips(tick=None, begun=[NOON] * 3 + [NOON + datetime.timedelta(days=1)] * 3),
         "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",

@@ -432,3 +432,12 @@ def test_numbers_of_a_recording_are_no_names_that_are_numbers(tmp_path: Path) ->
         Recording.open(tmp_path / "later", action_space=NamedDiscrete(["0", "1", "none"]))
     read = Recording.open(tmp_path / "later", action_space=NamedDiscrete(["left", "right", "none"])).read()
     assert read.steps["action"].tolist() == [1, 0]
+
+
+def test_a_number_that_became_text_in_later_data_is_named() -> None:
+    columns = HINTS | {"obs": ["skill", "speed"]}
+    rows = {"skill": [0.1, 0.2], "speed": [1.0, 2.0], "hint": ["a", "b"], "session": [0, 0]}
+    first = Recording.open(Source(pa.table(rows), columns))
+    later = pa.table(rows | {"speed": ["1.0", "-"]})
+    with pytest.raises(DataError, match="but its space has .* `obs/speed` is text, such as '-'"):
+        Recording.open(Source(later, columns, obs_space=first.obs_space, action_space=first.action_space))
