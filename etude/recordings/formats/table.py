@@ -309,16 +309,27 @@ class TableColumns:
 
     def _widen(self) -> None:
         """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
-        for name in [name for name in col.under(self._found, col.OBS) if name in self._plan.mapped]:
+        for name in col.under(self._found, col.OBS):
             shape, dtype = self._found[name]
-            others = [
-                self._plan.mapped.get(col.moved(name, col.OBS, root), ()) for root in (col.NEXT_OBS, col.FINAL_OBS)
-            ]
-            after = [part for own in others for part in own]
-            kinds = {str(self._schema.field(part).type) for part in (*self._plan.mapped[name], *after)}
-            if dtype.kind in "iu" and len(kinds) > 1 and self._lies_in(after, dtype):
-                wide = np.dtype(np.int64) if self._lies_in(after, np.dtype(np.int64)) is None else np.dtype(np.float64)
+            if dtype.kind in "iu" and self._misfits(name, dtype):
+                wide = np.dtype(np.float64 if self._misfits(name, np.dtype(np.int64)) else np.int64)
                 self._found[name] = shape, wide
+
+    def _misfits(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Whether numbers that follow an observation, which have another type, do not fit in ``dtype``."""
+        mapped, later = self._plan.mapped, col.moved(name, col.OBS, col.NEXT_OBS)
+        if name in mapped:
+            after = [part for own in (later, col.moved(name, col.OBS, col.FINAL_OBS)) for part in mapped.get(own, ())]
+            kinds = {str(self._schema.field(part).type) for part in (*mapped[name], *after)}
+            return len(kinds) > 1 and self._lies_in(after, dtype) is not None
+        if self._found.get(later, self._found[name])[1] == self._found[name][1]:
+            return False
+        for g in range(len(self._groups)):  # a member of a struct
+            values = self._raw(g, col.NEXT_OBS, mapped[col.NEXT_OBS]).get(later, np.zeros(0))
+            values = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+            if not np.array_equal(values.astype(dtype), values):
+                return True
+        return False
 
     def _drop_incomplete(self) -> None:
         """Drop extras that can't be kept because of what comes after the first group.

@@ -382,6 +382,11 @@ def test_observations_are_as_wide_as_those_that_follow(kind: str, last: float, t
     assert exp.steps["obs"].tolist() == [[1, 0], [2, 0], [3, 0]]
     exp = read(tmp_path, columns | {"obs": "x", kind: "after"})
     assert exp.final_obs["obs"].tolist() == [last]
+    if kind == "next_obs":
+        nested = pa.table({"o": [{"p": k} for k in (1, 2, 3)], "n": [{"p": value} for value in follows]})
+        nested = nested.append_column("a", pa.array([0, 1, 0])).append_column("trip", pa.array([0, 0, 0]))
+        exp = read(nested, columns | {"obs": "o", "next_obs": "n"})
+        assert exp.final_obs["obs/p"].tolist() == [last]
 
 
 @pytest.mark.parametrize("kind", ["float64", "Int64"])
