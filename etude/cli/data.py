@@ -109,14 +109,16 @@ class Info(ReadCommand):
 
     def execute(self) -> int:
         """Count and print."""
-        from etude.recordings import TableError
+        from etude.recordings import TableError, guess_columns
 
         try:
             recording = self.recording()
             found = recording.info()
         except TableError as error:
-            found = {"path": error.path, "table": error.guess.to_json()}
-            tell(found, _of_table(self.path, error.guess), as_json=self.json)
+            guess = error.guess
+            with contextlib.suppress(DataError):  # it is of the first of several folders
+                guess = guess_columns(_one_or_many(self.path))
+            tell({"path": error.path, "table": guess.to_json()}, _of_table(self.path, guess), as_json=self.json)
             return 0
         except DataError as error:
             if self.on_bad == "strict" and "--on-bad" not in str(error):

@@ -486,7 +486,7 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
         )
     elif (error := _error_of_weight(figures)) and abs(weight - 1) > max(_UNLIKELY * error, 0.02):
         why = (
-            "the recorded probabilities are too small"
+            "the recorded probabilities are too small, or the policy learned from these episodes"
             if weight > 1
             else "the policy takes actions that were never played, or the recorded probabilities are too large"
         )

@@ -206,8 +206,9 @@ def _columns(data: Recording | Experience, connectors: Pipeline, config: OffPoli
     if config.weighs and config.behaviour == "recorded" and col.LOGP not in names:
         raise DataError(
             f"{where(data)}: there is no column `logp`, the log-probability of each action under the policy that "
-            "played, which the importance weights need. Record with Etude or another tool that stores it; or let the "
-            "policy be estimated (behaviour='fit'); or evaluate by dm and fqe only."
+            "played, which the importance weights need. Record with Etude or another tool that stores it, or map the "
+            "column of a table: `propensity` or `logp`; or let the policy be estimated (behaviour='fit', --behaviour "
+            "fit); or evaluate by dm and fqe only."
         )
     if any(overrides(c, "offline") and not type(c).__module__.startswith("etude.") for c in connectors.connectors):
         return list(names)

@@ -201,3 +201,13 @@ def test_actions_without_names() -> None:
     algo = etude.PPO(etude.PPOConfig(env="CartPole-v1"))
     with pytest.raises(etude.EtudeError, match=r"the actions Discrete\(2\) have no names: leave names=True out"):
         algo.policy.act(np.zeros(4, np.float32), names=True)
+
+
+def test_info_of_several_folders_is_of_all(log: Path, tmp_path: Path, capsys: Said) -> None:
+    rows = log.read_text().splitlines(keepends=True)
+    for name, own in (("a", rows[1:100]), ("b", rows[100:150])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.csv").write_text("".join([rows[0], *own]))
+    for paths in ([str(tmp_path / "*")], [str(tmp_path / "a"), str(tmp_path / "b")]):
+        assert main(["data", "info", *paths, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["table"]["rows"] == 149

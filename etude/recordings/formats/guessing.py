@@ -434,13 +434,19 @@ class _Guessing:
         """How to tell apart the episodes of each value of a column."""
         if not self._has_several(name):
             return f"map episode_id={name}"
-        t, key = self._one(col.T_INDEX), _of_pandas(name)
+        t, key, whose = self._one(col.T_INDEX), _of_pandas(name), f"`{name}`"
+        if t is not None and self._are_repeated([name, t]):  # of several within one, such as a store's articles
+            others = (one for one in self._entities() if one != name and self._is_named(one))
+            other = next((one for one in others if not self._are_repeated([one, name, t])), None)
+            if other is not None:
+                whose = f"`{other}`, `{name}`"
+                key = f'({_of_pandas(other)}.astype(str) + "/" + {key}.astype(str))'
         order, _ = self._by_episode(name)
         is_sorted = (order == np.lexsort((_codes(self._columns[name]),))).all()
         when = "" if t is None or is_sorted else f", sorted by `{t}`"
         end = " | ".join(self._flag_of_pandas(flag) for flag in flags)
         return (
-            f"make an id of `{name}` and the number of its episode, with pandas{when}: end = {end}; "
+            f"make an id of {whose} and the number of its episode, with pandas{when}: end = {end}; "
             f'df["episode"] = {key}.astype(str) + "-" + (end.groupby({key}).cumsum() - end).astype(str); then map '
             "episode_id=episode"
         )

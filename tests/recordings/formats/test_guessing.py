@@ -307,6 +307,25 @@ def test_mixed_rows_are_seen_with(kind: str) -> None:
     assert (~finished).sum() <= 3  # at most one for each station
 
 
+def test_mixed_rows_of_articles_in_stores_have_an_id_of_both() -> None:
+    """Day by day, each of four stores writes a row for each of two articles; a week is an episode."""
+    days, rng = np.repeat(np.arange(70), 8), np.random.default_rng(0)
+    table = {
+        "time": [NOON + datetime.timedelta(days=int(day)) for day in days],
+        "store_id": np.tile([1, 1, 2, 2, 3, 3, 4, 4], 70),
+        "article_id": np.tile([7, 8], 280),
+        "level": rng.normal(size=560),
+        "action": rng.integers(0, 3, 560),
+        "reward": rng.normal(size=560),
+        "done": days % 7 == 6,
+    }
+    guess = guess_columns(pa.table(table))
+    assert guess.columns["episode_id"] == "COLUMN"
+    exp = remedied(table, guess).read()
+    assert exp.lengths.tolist() == [7] * 80
+    assert exp.segments.terminated.all()
+
+
 def test_mixed_rows_that_break_off_are_told_of() -> None:
     table = {name: values[:-30] for name, values in hourly("station").items()}
     (said,) = (reason for reason in guess_columns(pa.table(table)).unsure if "alone tells episodes apart" in reason)
