@@ -139,8 +139,8 @@ class Feed:
             DataError: there are none left.
         """
         for i in range(num):
-            if self.pipeline is not None and self.pipeline.depth is not None:
-                self._depths.append(self.pipeline.depth)
+            if self.pipeline is not None and (depth := self.pipeline.depth) is not None:
+                self._depths.append(depth)
             begin = time.perf_counter()
             batch: Any = self._next()
             if batch is _END:
@@ -210,7 +210,7 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
     if depths:
         figures["queue"] = sum(depths) / len(depths)
     shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
-    slowest = max(shared, key=lambda layer: shared[layer])
+    slowest = max(shared, key=shared.__getitem__)
     return figures, "update" if waited <= _FEW * seconds else slowest
 
 

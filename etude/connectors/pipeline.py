@@ -351,11 +351,14 @@ class Pipeline(Connector):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of all connectors, with their names in front: ``normalize_obs/count``."""
-        found = [(f"{c.name}/{name}", value) for c in self.connectors for name, value in c.metrics().items()]
-        for name, value in found:
-            if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
-                raise SettingsError(f"the metric `{name}` of a connector is {str(value)[:80]!r}, not a number.")
-        return {name: np.asarray(value).item() for name, value in found}
+        figures: dict[str, float] = {}
+        for connector in self.connectors:
+            for own_name, value in connector.metrics().items():
+                name, number = f"{connector.name}/{own_name}", np.asarray(value)
+                if number.ndim or number.dtype.kind not in "biuf":
+                    raise SettingsError(f"the metric `{name}` of a connector is {str(value)[:80]!r}, not a number.")
+                figures[name] = number.item()
+        return figures
 
     def state_dict(self) -> dict[str, Any]:
         """``connectors``: the name and the state of each, in order."""

@@ -293,7 +293,10 @@ def test_the_best_of_evaluations_online_earned_its_score(tmp_path: Path) -> None
 
 
 def test_an_evaluation_that_never_ends_leaves_its_checkpoint_without_a_score(played: str, tmp_path: Path) -> None:
-    algorithm, kept = erratic(played, updates_per_iteration=1, evaluate_beside=True), Checkpoints(tmp_path)
+    algorithm, kept = (
+        erratic(played, updates_per_iteration=1, evaluation_interval=1, evaluate_beside=True),
+        Checkpoints(tmp_path),
+    )
     kept.save(algorithm, result := algorithm.train())
     algorithm.close()
     assert (result.evaluation, result.evaluating) == ({}, 1)

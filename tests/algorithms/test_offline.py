@@ -565,6 +565,7 @@ class Counted(Echo):
 
 def test_evaluations_play_in_the_same_envs_and_as_if_these_were_new(echo: str) -> None:
     same: Any = {"data": echo, "env": Counted, "evaluation_episodes": 4, "seed": 0, "updates_per_iteration": 10}
+    same["evaluation_interval"] = 1
     algorithm = BC(BCConfig(**same, connectors=("normalize_obs",)))
     assert Counted.made == 4
     for _ in range(3):
@@ -619,20 +620,23 @@ def test_a_goal_that_was_met_is_not_taken_back_by_the_evaluation_that_still_runs
     algorithm.close()
 
 
+BESIDE: Any = {"evaluate_beside": True, "evaluation_interval": 1}
+
+
 class Broken(Echo):
     def reset(self, **options: Any) -> Any:
         raise RuntimeError("out of order")
 
 
 def test_an_evaluation_that_fails_beside_training_is_told(echo: str) -> None:
-    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, updates_per_iteration=1, **BESIDE))
     algorithm.train()
     with pytest.raises(Exception, match="out of order"):
         algorithm.train()
 
 
 def test_the_last_evaluation_beside_training_may_fail_once_the_weights_are_saved(echo: str, tmp_path: Path) -> None:
-    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, updates_per_iteration=1, **BESIDE))
     with pytest.raises(Exception, match="out of order"):
         algorithm.fit(etude.Stop(updates=1), out=tmp_path / "run")
     assert etude.load(tmp_path / "run", env=Echo).updates == 1
@@ -674,7 +678,7 @@ class Hanging(Broken):
 
 def test_an_evaluation_that_hangs_beside_training_is_left_behind(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etude.algorithms.play.PATIENCE", 0.1)
-    algorithm = BC(BCConfig(data=echo, env=Hanging, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    algorithm = BC(BCConfig(data=echo, env=Hanging, seed=0, updates_per_iteration=1, **BESIDE))
     algorithm.train()
     algorithm.close()
     Hanging.gate.set()
@@ -686,8 +690,7 @@ class Leaving(etude.Callback):
 
 
 def test_an_evaluation_beside_training_ends_no_program(echo: str) -> None:
-    beside: Any = {"evaluate_beside": True, "callbacks": (Leaving,)}
-    algorithm = BC(BCConfig(data=echo, env=Echo, seed=0, updates_per_iteration=1, **beside))
+    algorithm = BC(BCConfig(data=echo, env=Echo, seed=0, updates_per_iteration=1, callbacks=(Leaving,), **BESIDE))
     algorithm.train()
     with pytest.raises(EtudeError, match="ended by SystemExit"):
         algorithm.train()

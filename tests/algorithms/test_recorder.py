@@ -272,6 +272,7 @@ def test_evaluations_of_what_learns_offline(beside: bool, tmp_path: Path) -> Non
         batch_size=32,
         evaluation_episodes=2,
         evaluate_beside=beside,
+        evaluation_interval=1,
         seed=1,
         record=RecordConfig(path=str(tmp_path / "r")),
     )

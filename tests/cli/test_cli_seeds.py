@@ -177,7 +177,7 @@ def test_a_failed_sweep_names_the_command_that_continues_it(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_trials_of_which_seeds_have_no_figure_come_last(tmp_path, capsys):
-    words = [*SWEEP, "--space.clip", "0.1,0.2", "--space.num-steps", "16,18,200", "--num-envs", "1", "--seeds", "4"]
+    words = [*SWEEP, "--space.num-steps", "2,12,200", "--num-envs", "1", "--seeds", "3"]
     assert main([*words, "--stop.updates", "1", "--quiet", "--json", "--out", str(tmp_path / "sweep")]) == 0
     found = json.loads(capsys.readouterr().out)
     with (tmp_path / "sweep" / "sweep.csv").open() as file:
@@ -186,9 +186,9 @@ def test_trials_of_which_seeds_have_no_figure_come_last(tmp_path, capsys):
     for row in ranked:
         metas = [load_meta(path) for path in Path(row["path"]).glob("seed-*")]
         without[row["trial"]] = sum(not math.isfinite(meta["result"]["return_mean"] or math.nan) for meta in metas)
-        assert len(metas) == 4
+        assert len(metas) == 3
     assert [int(row["without"]) for row in ranked] == [without[row["trial"]] for row in ranked]
-    assert any(0 < count < 4 for count in without.values())  # the others' scores are not those of the trial
+    assert any(0 < count < 3 for count in without.values())  # the others' scores are not those of the trial
     assert [count > 0 for count in without.values()] == sorted(count > 0 for count in without.values())
     assert without[str(found["best"])] == 0
 

@@ -168,7 +168,7 @@ def test_a_later_part_of_the_policys_side_may_reach_the_values_layers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
-@pytest.mark.parametrize("how", [{"accumulate": 2}, {"compile": True}])
+@pytest.mark.parametrize("how", [{"accumulate": 2}, pytest.param({"compile": True}, marks=pytest.mark.slow)])
 def test_parts_that_come_too_late_are_refused(how: dict[str, Any]) -> None:
     optimizer = OptimizerConfig(grad_clip=LIMIT, accumulate=how.get("accumulate", 1))
     compute = ComputeConfig(compile=how.get("compile", False))

@@ -393,6 +393,7 @@ def test_parts_that_not_every_minibatch_has() -> None:
     assert update.losses == {"first": 1.0, "second": 2.0}  # the second in steps 1 and 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_a_compiled_loss_sees_numbers_that_change() -> None:
     class Scaled:
@@ -424,6 +425,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_compiled_loss_sees_what_else_changes(name: str) -> None:
@@ -447,6 +449,7 @@ def test_a_compiled_loss_sees_what_else_changes(name: str) -> None:
         setattr(phased, name, CHANGES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_network_sees_what_changes() -> None:
     class Acts(nn.Module):

@@ -16,12 +16,14 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import etude
 from etude.errors import DataError, SettingsError, SpaceError
-from etude.evaluation import evaluate_on
+from etude.evaluation import FQEConfig, evaluate_on
 from etude.recordings import Recording, Source, convert, merge_recordings, validate
 
 ENV = gym.make("Pendulum-v1")
 OBS, ACTION = ENV.observation_space, ENV.action_space
 SPACES = {"obs_space": OBS, "action_space": ACTION}
+QUICKLY: Any = {"methods": ("dm",), "fqe": FQEConfig(members=2, steps=5)}
+"""How policies are evaluated where only what is read matters."""
 
 
 def arrays(rows: int = 60, *, episode: int = 20, scale: float = 2.0, seed: int = 0) -> dict[str, Any]:
@@ -321,9 +323,9 @@ def test_off_policy_evaluation_takes_actions_that_rllib_maps_for_no_others(
     convert(npz(tmp_path / "a.npz", actions=arrays(scale=1)["actions"]), tmp_path / "table", "rllib-table")
     ppo = etude.PPO(etude.PPOConfig(env="Pendulum-v1", seed=0))
     with pytest.raises(DataError, match=r"Box\(-1\.0, 1\.0"):
-        etude.evaluate_on(ppo, str(tmp_path / "table"), methods=("dm",))
+        evaluate_on(ppo, str(tmp_path / "table"), **QUICKLY)
     with caplog.at_level(logging.WARNING, "etude.recordings"):
-        etude.evaluate_on(ppo, str(episodes(tmp_path / "b")), methods=("dm",))
+        evaluate_on(ppo, str(episodes(tmp_path / "b")), **QUICKLY)
     assert "RLlib maps actions" in caplog.text
 
 
@@ -503,9 +505,9 @@ def test_columns_in_another_order_are_refused_wherever_a_policy_meets_them(swapp
     convert(right, tmp_path / "right")
     convert(wrong, tmp_path / "wrong")
     for good, bad in ((right, wrong), (str(tmp_path / "right"), str(tmp_path / "wrong"))):
-        evaluate_on(bc, good, methods=["wis"], behaviour="fit")
+        evaluate_on(bc, good, **QUICKLY)
         with pytest.raises(DataError, match=r"in another order|Map the columns in the same order"):
-            evaluate_on(bc, bad, methods=["wis"], behaviour="fit")
+            evaluate_on(bc, bad, **QUICKLY)
         etude.load(tmp_path / "run", data=good).train()
         with pytest.raises(DataError, match=r"in another order|Map the columns in the same order"):
             etude.load(tmp_path / "run", data=bad).train()
@@ -520,7 +522,7 @@ def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
     """An export that names its columns anew can't be told from one with others."""
     bc = etude.BC(etude.BCConfig(data=Source(heated(0), HEAT), batch_size=8, updates_per_iteration=1))
     table = heated(1).rename_columns(["TI101", "FI101", *heated(1).column_names[2:]])
-    evaluate_on(bc, Source(table, HEAT | {"obs": ["TI101", "FI101"]}), methods=["wis"], behaviour="fit")
+    evaluate_on(bc, Source(table, HEAT | {"obs": ["TI101", "FI101"]}), **QUICKLY)
 
 
 def test_a_column_that_is_not_known_before_the_action_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

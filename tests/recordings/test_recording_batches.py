@@ -177,16 +177,16 @@ def test_ctrl_c_does_not_wait_for_the_reader(at):
     wait = "taken.wait()" if at == "the second item" else "pass"
     code = (
         "import os, signal, threading\nfrom etude.recordings.batches import Prefetched\n"
-        # the main thread may not wait for the reader yet: then once more
         "def interrupt(signum, frame):\n"
-        "    while frame is not None and not frame.f_code.co_filename.endswith('batches.py'):\n"
-        "        frame = frame.f_back\n"
-        "    if frame is not None:\n        raise KeyboardInterrupt\n"
-        "    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    called = []\n"
+        "    while frame is not None:\n        called.append(frame.f_code.co_name)\n        frame = frame.f_back\n"
+        "    if 'result' in called:\n"  # the main thread waits for the reader
+        "        signal.signal(signal.SIGINT, signal.SIG_IGN)\n        raise KeyboardInterrupt\n"
         "signal.signal(signal.SIGINT, interrupt)\n"  # ignored where the tests run in the background
         "taken = threading.Event()\n"
-        f"def items():\n    yield 1\n    {wait}\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    threading.Event().wait()\n"
+        # Again and again: a signal just before Python begins to wait is only seen after the wait.
+        f"def items():\n    yield 1\n    {wait}\n"
+        "    while not threading.Event().wait(0.01):\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "ahead = Prefetched(items(), 1)\n"
         "try:\n    next(ahead)\n    taken.set()\n    next(ahead)\n"
         "except KeyboardInterrupt:\n    print('interrupted', list(ahead), flush=True)\n    os._exit(3)"
