@@ -124,7 +124,8 @@ def quantile_loss(quantiles: Tensor, target: Tensor) -> Tensor:
     """
     num = quantiles.shape[1]
     midpoints = (torch.arange(num, device=quantiles.device) + 0.5) / num
-    errors = target.unsqueeze(1) - quantiles.unsqueeze(2)
-    shares = (midpoints.unsqueeze(1) - (errors < 0).float()).abs()
-    huber = F.smooth_l1_loss(errors, torch.zeros_like(errors), reduction="none")
+    midpoints = midpoints.unsqueeze(1)
+    errors = quantiles.unsqueeze(2) - target.unsqueeze(1)
+    shares = torch.where(errors > 0, 1 - midpoints, midpoints)
+    huber = F.smooth_l1_loss(errors, errors.new_zeros(()).expand_as(errors), reduction="none")
     return (shares * huber).mean(2).sum(1)

@@ -26,7 +26,7 @@ from etude.learners.optim import Adam, MakeOptimizer, OptimizerConfig, Optimizer
 from etude.modules import Module
 from etude.modules.module import load_weights
 from etude.settings import IntFrom1, settings
-from etude.threads import SMALL, StepThreads, for_acting, held
+from etude.threads import SMALL, StepThreads, for_acting, held, keep_freed_memory
 
 T = TypeVar("T")
 
@@ -176,6 +176,8 @@ class ModuleLearner:
         self.precision, self.compile = compute.precision, compute.compile
         check_device(compute.device)
         self.device = torch.device(compute.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.threads = StepThreads(compute.threads if self.device.type == "cpu" else for_acting(compute.threads))
         """The CPU threads of gradient steps."""
         self.on_gradients, self.after_step = on_gradients, after_step
@@ -526,6 +528,14 @@ class ModuleLearner:
         if self.after_step is not None:
             with torch.no_grad():
                 self.after_step(self.module)
+        self._note(results)
+
+    def _note(self, results: list[BatchResult]) -> None:
+        """Note the results of a step. Those of a GPU become numbers at the end of the update, together."""
+        if self.device.type == "cpu":
+            # Small tensors that stay keep the memory allocator from using what lies between them again: steps with
+            # large intermediate tensors would take new memory each time.
+            move_to_host(results)
         self._made += results
 
     def _compiled_step(self, batch: Batch) -> Iterable[str]:
@@ -549,7 +559,7 @@ class ModuleLearner:
         if self.after_step is not None:
             with torch.no_grad():
                 self.after_step(self.module)
-        self._made.append(BatchResult(batch.size, done.parts, done.figures))
+        self._note([BatchResult(batch.size, done.parts, done.figures)])
         return done.parts
 
     def _skip(self, parts: Figures, batch: Batch) -> None:

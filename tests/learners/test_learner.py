@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several modules that learn side by side."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -102,3 +105,35 @@ def test_state_goes_on_with_an_optimizer_of_ones_own() -> None:
     for learner in learners:
         learner.update(exp, minibatch_size=5)
     assert torch.equal(weights(learners[0]), weights(learners[1]))
+
+
+FAULTS = """
+import resource, sys
+import torch
+from etude.learners import Loss, ModuleLearner
+from etude.modules import NetworkConfig, make_module
+from gymnasium.spaces import Box, Discrete
+
+def loss(module, batch):
+    wide = module(batch.obs).dist_inputs.sum(-1).unsqueeze(-1) + torch.zeros(2**14)  # 2 MB, as are several others
+    return Loss(wide=(wide * wide).mean()).log(mean=wide.mean())
+
+module = make_module(None, Box(-1, 1, (3,)), Discrete(2), NetworkConfig(hidden=(8,)))
+learner = ModuleLearner(module, loss)
+batches = [{"obs": torch.ones(32, 3)}] * 50
+learner.update_from(batches)
+first = resource.getrusage(resource.RUSAGE_SELF)
+learner.update_from(batches)
+second = resource.getrusage(resource.RUSAGE_SELF)
+print((second.ru_minflt - first.ru_minflt) / 50)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how memory is kept depends on the C library")
+@pytest.mark.parametrize("returns_it", [False, True])
+def test_steps_use_the_memory_of_those_before_them(returns_it: bool) -> None:
+    """Unless the environment says that it is to be returned to the system."""
+    env = {name: value for name, value in os.environ.items() if name != "MALLOC_TRIM_THRESHOLD_"}
+    env |= {"MALLOC_TRIM_THRESHOLD_": "131072"} if returns_it else {}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    assert (float(done.stdout) > 500) is returns_it  # pages of 4 KiB that a step takes anew
