@@ -272,7 +272,7 @@ ACTING = {"env": Walk, "num_envs": 2, "num_steps": 32}
 ON_POLICY = ACTING | {"epochs": 1, "minibatch_size": 16}
 REPLAY = ACTING | {"num_steps": 8, "iteration_steps": 32, "learning_starts": 8, "batch_size": 8, "capacity": 200}
 REPLAY |= {"updates_per_step": 0.25}
-OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
+OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2, "evaluation_interval": 1}
 
 ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.PPO: ON_POLICY,

@@ -436,6 +436,7 @@ def test_evaluations_of_offline_training_number_their_episodes_from_0(tmp_path: 
     numbers: list[int] = []
     PPO(config()).record(tmp_path, 4, seed=1)
     given: Any = {"env": Duel, "modules": ("first", "last"), "module_of": by_number, "evaluation_episodes": 3}
+    given["evaluation_interval"] = 1
     algorithm = etude.BC(etude.BCConfig(data=str(tmp_path), updates_per_iteration=2, batch_size=16, seed=0, **given))
     found = []
     for _ in range(3):
