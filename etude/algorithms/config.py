@@ -384,8 +384,8 @@ class OfflineConfig(AlgorithmConfig):
     sequences: SegmentConfig = SegmentConfig()
     """How segments are cut, for losses over sequences and for recurrent modules."""
 
-    evaluation: EvaluationConfig = EvaluationConfig(interval=10)
-    """Evaluations during training, if an `env` is given. Default: after every 1,000 gradient steps."""
+    evaluation: EvaluationConfig = EvaluationConfig(interval=1)
+    """Evaluations during training, if an `env` is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
