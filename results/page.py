@@ -27,9 +27,10 @@ is named, it was run with the same settings on the same machine.
 - *Return*: the mean over seeds. Each seed's return is the mean of 20 evaluation episodes after training.
 - *Interval*: the 95 % interval of the interquartile mean over seeds, by the bootstrap
   ([Agarwal et al. 2021](https://arxiv.org/abs/2108.13264)). With two or three seeds, it is only a rough guide.
-- *CPU minutes*: the time of one run with one thread, including evaluation. The speed of the machine changed by up to a
-  factor of two between runs, so small differences mean nothing; the [benchmarks](benchmarks.md) compare speed in one
-  run. Etude's runs of SAC, TD3, IQL, TD3+BC and CQL compile the gradient step (`compute.compile`).
+- *CPU minutes*: the time of one run with one thread, including evaluation; without runs that were interrupted. The
+  speed of the machine changed by up to a factor of two between runs, so small differences mean nothing; the
+  [benchmarks](benchmarks.md) compare speed in one run. Etude's runs of SAC, TD3, IQL, TD3+BC and CQL
+  compile the gradient step (`compute.compile`).
 - *sb3-contrib*: its recurrent networks have its default width of 256, those of the preset 64.
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
@@ -118,9 +119,16 @@ def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, A
     reached = {}
     for (name, by, _), runs in groups.items():
         if by == "etude" and runs[0].get("data") in (None, "medium"):  # sources report what they reached from `medium`
-            returns, seconds = [run["return"] for run in runs], statistics.fmean(run["cpu_seconds"] for run in runs)
-            reached[name] = {"returns": returns, **runs[0]["stop"], "seconds": round(seconds)}
+            returns, seconds = [run["return"] for run in runs], _seconds(runs)
+            seconds = None if seconds is None else round(seconds)
+            reached[name] = {"returns": returns, **runs[0]["stop"], "seconds": seconds}
     REACHED.write_text(json.dumps(reached, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean CPU time of those runs that were not interrupted; None if all were."""
+    known = [run["cpu_seconds"] for run in runs if run["cpu_seconds"] is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
@@ -129,14 +137,14 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
     head[3:3] = ["return in the data"] * is_offline
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for preset, by, runs in sorted(own, key=lambda one: _place(*one)):
-        minutes = statistics.fmean(run["cpu_seconds"] for run in runs) / 60
+        seconds = _seconds(runs)
         cells = (
             _task(preset),
             _label(f"`{preset.algorithm}`", by, runs),
             _trained_for(preset, runs),
             *[f"{run['data_return']:,.1f}" for run in runs[:1] if is_offline],
             _reached(runs),
-            f"{minutes:,.1f}",
+            "unknown" if seconds is None else f"{seconds / 60:,.1f}",
             preset.published.partition(" after")[0] if by == "etude" else "",
         )
         lines.append("| " + " | ".join(cells) + " |")

@@ -74,14 +74,14 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
     Returns:
         What it reached: ``return``, the mean of `EPISODES` episodes without exploration; ``curve``, pairs of a clock
         and the mean return of training; ``cpu_seconds`` of training and evaluating; offline, ``data_return``, the mean
-        return of the episodes in the recording.
+        return of the episodes in the recording. Where the run went on from a checkpoint, ``cpu_seconds`` is None.
     """
     preset, stop = preset_of(planned)
     data, of_data = None, {}
     if planned.data is not None:
         data = recording(FOLDER / "data" / preset.env, preset.env, planned.data, DATA_STEPS)
         of_data["data_return"] = round(etude.Recording.open(data).info()["return_mean"], 1)
-    made_data = _cpu_seconds()
+    made_data, goes_on = _cpu_seconds(), False
     if planned.by in ("etude", "defaults"):
         kind = etude.ALGORITHMS[preset.algorithm]
         config = preset.config() if planned.by == "etude" else kind.Config(env=preset.env)
@@ -90,7 +90,9 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
             evaluation = dataclasses.replace(config.evaluation, interval=every, episodes=10)
             config = dataclasses.replace(config, data=data, evaluation=evaluation)
         name = preset.name if planned.data is None else f"{preset.name}-{planned.data}"
-        reached, curve = _with_etude(kind, config, stop, seed, FOLDER / planned.by / name / f"seed-{seed}")
+        folder = FOLDER / planned.by / name / f"seed-{seed}"
+        goes_on = (folder / "checkpoint.json").exists()
+        reached, curve = _with_etude(kind, config, stop, seed, folder)
     else:
         from results import peers  # their packages are there for results only
 
@@ -102,7 +104,7 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         "stop": stop,
         "data": planned.data,
         "return": round(reached, 3),
-        "cpu_seconds": round(_cpu_seconds() - made_data),
+        "cpu_seconds": None if goes_on else round(_cpu_seconds() - made_data),
         "machine": platform.machine(),
         "curve": thinned(curve),
         **of_data,

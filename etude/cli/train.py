@@ -312,4 +312,5 @@ def _preset_row(preset: Preset) -> tuple[str, ...]:
     returns = reached["returns"]
     mean, spread = statistics.fmean(returns), statistics.pstdev(returns)
     short = "" if reached[unit] >= size else f" after {reached[unit]:,}"
-    return (*what, f"{mean:,.0f} ± {spread:,.0f}{short}", str(len(returns)), f"{reached['seconds'] / 60:.0f}")
+    minutes = "" if reached["seconds"] is None else f"{reached['seconds'] / 60:.0f}"
+    return (*what, f"{mean:,.0f} ± {spread:,.0f}{short}", str(len(returns)), minutes)
