@@ -57,6 +57,8 @@ def test_a_run_that_is_made_again_trains_no_further(tmp_path, monkeypatch):
     assert first["curve"][-1][0] == 8192
     again = runs.run(planned, 1)
     assert (again["return"], again["curve"]) == (first["return"], first["curve"])
+    assert first["cpu_seconds"] is not None
+    assert again["cpu_seconds"] is None  # it is the time of a part of the run only
     with closing(etude.load(runs.FOLDER / "etude" / PPO.preset / "seed-1")) as algorithm:
         assert algorithm.evaluate(runs.EPISODES, seed=1001).return_mean == pytest.approx(first["return"], abs=1e-3)
 
@@ -94,6 +96,16 @@ def test_the_page_has_means_beside_those_of_peers_and_says_what_was_run_for_less
     reached = json.loads(page.REACHED.read_text())
     assert reached["ppo-CartPole-v1"] == {"returns": [100.0, 300.0], "env_steps": 100_000, "seconds": 90}
     assert set(reached) == {"ppo-CartPole-v1", "sac-Hopper-v5", "iql-Hopper-v5"}
+
+
+def test_interrupted_runs_are_left_out_of_the_time(there):
+    broken = line(seed=3, reached=200.0) | {"cpu_seconds": None}
+    page.write([line(seed=1), broken, line(preset="ppo-Acrobot-v1") | {"cpu_seconds": None}])
+    rows = [row for row in page.PAGE.read_text().splitlines() if row.startswith("| ") and "`ppo`" in row]
+    assert ["| unknown |" in row for row in rows] == [True, False]
+    assert "2 | 1.0 |" in rows[1]
+    reached = json.loads(page.REACHED.read_text())
+    assert [reached[f"ppo-{env}-v1"]["seconds"] for env in ("Acrobot", "CartPole")] == [None, 60]
 
 
 def test_defaults_stand_beside_presets_in_a_table_of_their_own(there):
