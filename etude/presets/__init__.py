@@ -42,8 +42,8 @@ class Preset:
     published: str = ""
     """What its source reports for them."""
     reached: Mapping[str, Any] | None = None
-    """What they reached here: ``returns`` of each seed, over ``env_steps``, in ``seconds`` each (None:
-    not known). None: not run."""
+    """What they reached here: ``returns`` of each seed, over ``env_steps``, in ``seconds`` each, None if
+    not known. None: not run."""
 
     def __repr__(self) -> str:
         return short(self, self.algorithm, env=self.env)

@@ -489,7 +489,7 @@ class Prefetched(Iterator[Item]):
     def __next__(self) -> Item:
         if not self._end.alive:
             raise StopIteration
-        first = self._ahead[0]  # taken away below, so that Ctrl-C before the wait loses no item
+        first = self._ahead.popleft()
         try:
             item = first.result()
         except BaseException as error:
@@ -506,7 +506,6 @@ class Prefetched(Iterator[Item]):
                 f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
                 "must raise an Exception instead, and may not call sys.exit."
             ) from error
-        self._ahead.popleft()
         self._ahead.append(self._thread.submit(self._make))
         if item is _END:
             self.close()

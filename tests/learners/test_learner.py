@@ -108,7 +108,7 @@ def test_state_goes_on_with_an_optimizer_of_ones_own() -> None:
 
 
 FAULTS = """
-import resource, sys
+import resource
 import torch
 from etude.learners import Loss, ModuleLearner
 from etude.modules import NetworkConfig, make_module
