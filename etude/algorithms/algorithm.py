@@ -521,21 +521,33 @@ class Algorithm(Generic[C]):
         interval = self.config.evaluation.interval
         if self.config.env is not None and interval and self.iteration % interval == 0:
             with self.untimed(), self.timed("evaluate"):
-                evaluation, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
-                is_done = evaluation is not None and evaluation.updates == self.updates
-                self._evaluating = None if is_done else self.updates
-                self.take_evaluation(evaluation, finished)
+                self._evaluate()
+
+    def _evaluate(self) -> None:
+        evaluation, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
+        is_done = evaluation is not None and evaluation.updates == self.updates
+        self._evaluating = None if is_done else self.updates
+        self.take_evaluation(evaluation, finished)
 
     @interruptible
     def with_last_evaluation(self, result: Result, stop: Stop) -> Result:
-        """The last result of training, with the evaluation that still runs beside it, which is waited for.
+        """The result; if training ends with it, and there are evaluations, with one of its own weights.
 
-        It is ``result`` itself if none runs, or if it meets the goal of ``stop``: figures of later weights might not.
+        An evaluation that runs beside training is waited for. If the goal of ``stop`` is met, the result stays as it
+        is: figures of later weights might not meet it.
         """
-        if self._evaluating is None or (stop.return_mean is not None and stop.goals_met(result)):
+        config, is_met = self.config, stop.return_mean is not None and stop.goals_met(result)
+        if config.env is None or not config.evaluation.interval or is_met or not stop.budget_used(result):
             return result
-        self.take_evaluation(*self.engine.last_evaluation())
-        self._evaluating = None
+        if self._evaluating is None and self.evaluation.get("updates") == self.updates:
+            return result
+        self.histograms, self.media = {}, {}
+        with self.threads_held(), self.untimed():
+            if self._evaluating != self.updates:
+                self._evaluate()
+            if self._evaluating is not None:
+                self.take_evaluation(*self.engine.last_evaluation())
+                self._evaluating = None
         return dataclasses.replace(
             result, **self.figures.fields(), episodes=self.episodes, evaluation=self.evaluation, evaluating=None
         )
@@ -603,7 +615,8 @@ class Algorithm(Generic[C]):
     ) -> Result:
         """Train until ``stop`` is met, and return the last result.
 
-        If a budget ends training while an evaluation runs beside it, the last result waits for that evaluation.
+        If a budget ends training, and `evaluation.interval` is not 0, the last result has an evaluation of the last
+        weights, even if none is due.
 
         With ``out``, the run writes what ``etude train`` writes: metrics, and a checkpoint from which
         ``etude.load(out)`` resumes it. On Ctrl-C it then finishes the iteration, saves, and raises KeyboardInterrupt. A
@@ -736,8 +749,8 @@ class Algorithm(Generic[C]):
                         result = self.with_last_evaluation(result, stop)
                     except Exception as error:  # noqa: BLE001  raised once the weights are saved
                         failure = error
-                    if result is not before:  # whose evaluation is in its line, so this is another
-                        logs.write(result, {}, {})
+                    if result is not before:  # whose line may have an evaluation of earlier weights, so this is another
+                        logs.write(result, self.histograms, self.media)
                         view.show(result)
             with signals.concluding():
                 if is_whole:

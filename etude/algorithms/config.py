@@ -384,7 +384,7 @@ class OfflineConfig(AlgorithmConfig):
     sequences: SegmentConfig = SegmentConfig()
     """How segments are cut, for losses over sequences and for recurrent modules."""
 
-    evaluation: EvaluationConfig = EvaluationConfig(interval=1)
+    evaluation: EvaluationConfig = EvaluationConfig(interval=10)
     """Evaluations during training, if an `env` is given."""
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
-from etude.algorithms.nested import ModuleLike, TargetConfig
+from etude.algorithms.nested import EvaluationConfig, ModuleLike, TargetConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import NStep
 from etude.errors import ModuleError, SettingsError
@@ -139,6 +139,9 @@ class OfflineCriticConfig(OfflineConfig):
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
+
+    evaluation: EvaluationConfig = EvaluationConfig(interval=1)
+    """Evaluations during training, if an `env` is given."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics, and of the value function where there is one. Default: as in the papers."""

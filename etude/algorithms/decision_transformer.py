@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.nested import ModuleLike
+from etude.algorithms.nested import EvaluationConfig, ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import Connector, History, ReturnToGo
 from etude.connectors.connector import PREV_ACTION, column, windows
@@ -86,6 +86,9 @@ class DecisionTransformerConfig(OfflineConfig):
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
+
+    evaluation: EvaluationConfig = EvaluationConfig(interval=1)
+    """Evaluations during training, if an `env` is given."""
 
     unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (

@@ -69,8 +69,8 @@ class EvaluationConfig:
     }
 
     interval: IntFrom0 = 0
-    """Iterations between evaluations, at least 0; 0 never evaluates. Results report their figures beside those of
-    training. Offline algorithms evaluate only if an `env` is given."""
+    """Iterations between evaluations, at least 0; 0 never evaluates. Training that a budget ends also ends with one.
+    Results report their figures beside those of training. Offline algorithms evaluate only if an `env` is given."""
 
     episodes: IntFrom1 = 20
     """Episodes in an evaluation, at least 1."""

@@ -336,16 +336,16 @@ def log_trained(metrics: Metrics, before: Counts, now: Counts) -> None:
 
 def parameter_counts(modules: Mapping[str, Module]) -> dict[str, float]:
     """Numbers of trainable and frozen parameters of all modules, and of each one if there are several."""
-    counts = {"parameters/trainable": 0, "parameters/frozen": 0}
+    counts = {"parameters/trainable": 0.0, "parameters/frozen": 0.0}
     for name, module in modules.items():
-        own = {"parameters/trainable": 0, "parameters/frozen": 0}
+        own = {"parameters/trainable": 0.0, "parameters/frozen": 0.0}
         for parameter in module.parameters():
             own["parameters/trainable" if parameter.requires_grad else "parameters/frozen"] += parameter.numel()
         for kind, count in own.items():
             counts[kind] += count
             if len(modules) > 1:
                 counts[f"{name}/{kind}"] = count
-    return {name: float(count) for name, count in counts.items()}
+    return counts
 
 
 def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:

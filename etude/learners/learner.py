@@ -2,6 +2,7 @@
 """ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with its own learner."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -47,7 +48,7 @@ class Update(NamedTuple):
     skipped because the loss or its gradients were not finite; ``threads`` of the CPU."""
 
 
-def mean_of(updates: Sequence[Update] | Sequence[BatchResult], steps: Sequence[int] | None = None) -> Update:
+def mean_of(updates: Sequence[Update | BatchResult], steps: Sequence[int] | None = None) -> Update:
     """Merge several updates: the mean of each figure over the updates that have it.
 
     ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
@@ -57,12 +58,15 @@ def mean_of(updates: Sequence[Update] | Sequence[BatchResult], steps: Sequence[i
         updates: The updates.
         steps: The gradient steps of each, by which means are weighted; None: all have as many.
     """
-    weights = [1] * len(updates) if steps is None else steps
+    losses, metrics = defaultdict[str, _Weighted](list), defaultdict[str, _Weighted](list)
+    for i, update in enumerate(updates):
+        for found, figures in (losses, update.losses), (metrics, update.metrics):
+            for name, value in figures.items():
+                found[name].append((value, 1 if steps is None else steps[i]))
     mean = Update({}, {})
-    for name, pairs in _weighted([update.losses for update in updates], weights).items():
-        pairs = [pair for pair in pairs if not math.isnan(pair[0])] or pairs
-        mean.losses[name] = _mean(pairs)
-    for name, pairs in _weighted([update.metrics for update in updates], weights).items():
+    for name, pairs in losses.items():
+        mean.losses[name] = _mean([pair for pair in pairs if not math.isnan(pair[0])] or pairs)
+    for name, pairs in metrics.items():
         if name == "skipped_steps":
             mean.metrics[name] = sum(value for value, _ in pairs)
         elif name == "threads":
@@ -72,16 +76,11 @@ def mean_of(updates: Sequence[Update] | Sequence[BatchResult], steps: Sequence[i
     return mean
 
 
-def _weighted(figures: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, list[tuple[float, int]]]:
-    """The values of each name, each with the weight of the mapping that it is from."""
-    found: dict[str, list[tuple[float, int]]] = {}
-    for own, weight in zip(figures, weights, strict=True):
-        for name, value in own.items():
-            found.setdefault(name, []).append((value, weight))
-    return found
+_Weighted = list[tuple[float, int]]
+"""Values of one name, each with the weight of the update that it is from."""
 
 
-def _mean(pairs: Sequence[tuple[float, int]]) -> float:
+def _mean(pairs: _Weighted) -> float:
     return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -385,7 +386,7 @@ class Sides:
             owners = [self.names[0] if owner == "all" else owner for owner in owners]
         slices: dict[str, list[slice]] = {}
         start = 0
-        for owner, members in groupby(zip(owners, self._group.sizes, strict=True), key=lambda pair: pair[0]):
+        for owner, members in groupby(zip(owners, self._group.sizes, strict=True), key=itemgetter(0)):
             size = sum(own for _, own in members)
             slices.setdefault(owner, []).append(slice(start, start + size))
             start += size

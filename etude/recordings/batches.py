@@ -190,8 +190,8 @@ def batches_of(
         raise ValueError(f"epochs must be a whole number of at least 0, or None for endless batches, not {epochs!r}.")
     first, skip = divmod(int(start * batch_size), max(1, groups.num_trained())) if start else (0, 0)
     blocks = _epochs(groups, pool, math.ceil(batch_size), buffer_size if shuffle else 0, seed, first, epochs)
-    batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, start, skip)
-    return batches if shuffle else (_copied(batch) for batch in batches)
+    blocks = blocks if ahead is None else ahead(blocks)
+    return _rebatched(blocks, pool, batch_size, start, skip, views=not shuffle)
 
 
 def rows_of(batch: Columns | Experience) -> int:
@@ -267,12 +267,14 @@ def _in_order(parts: Iterable[T], pool: type[Pool], batch_size: int) -> Iterator
 
 
 def _rebatched(
-    blocks: Iterable[T], pool: type[Pool], batch_size: float, number: int, skip: int
+    blocks: Iterable[T], pool: type[Pool], batch_size: float, number: int, skip: int, *, views: bool
 ) -> Generator[T, None, None]:
     """Regroup ``blocks`` without the first ``skip`` items into batches of ``batch_size``; the last may be smaller.
 
     ``number`` is the index of the first batch. If ``batch_size`` is a fraction, the sizes of batches depend on theirs.
+    Blocks that are ``views`` of something larger are copied.
     """
+    own: Callable[[T], T] = _copied if views else lambda batch: batch
     rest: T | None = None
     for block in blocks:
         count = pool.count(block)
@@ -285,11 +287,15 @@ def _rebatched(
         number += len(ends) - 1
         parts: list[T] = pool.cut(block, np.maximum(ends + first - held, first).tolist())
         if rest is not None and held:
-            parts[0] = pool.concat([rest, parts[0]])
+            joined = pool.concat([rest, parts.pop(0)])
+            if not parts:
+                rest = joined
+                continue
+            yield joined
         rest = parts.pop()
-        yield from parts
+        yield from map(own, parts)
     if rest is not None and pool.count(rest):
-        yield rest
+        yield own(rest)
 
 
 def _copied(batch: Any) -> Any:

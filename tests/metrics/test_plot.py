@@ -98,9 +98,9 @@ def test_an_evaluation_is_a_second_curve(tmp_path):
     _, _, (mean, evaluation) = _curves(tmp_path / "a", "a")
     assert (mean.label, evaluation.label) == ("a", "a, evaluation")
     assert mean.x[-1] == 5 * 32
-    assert evaluation.x.tolist() == [2 * 32, 4 * 32]
+    assert evaluation.x.tolist() == [2 * 32, 4 * 32, 5 * 32]  # the last one when training ends
     rows = read_jsonl(tmp_path / "a" / "metrics.jsonl")
-    assert evaluation.value.tolist() == [rows[i]["evaluation"]["return_mean"] for i in (1, 3)]
+    assert evaluation.value.tolist() == [rows[i]["evaluation"]["return_mean"] for i in (1, 3, 5)]
     plot_runs([tmp_path / "a"], tmp_path / "c.png")
 
 
