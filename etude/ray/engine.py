@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.engine import Engine, Learned, OfflineUpdate
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
@@ -37,7 +36,8 @@ class RayEngine(Engine):
         algorithm: The `ActingAlgorithm` or `OfflineAlgorithm` that owns the runners and learners.
 
     Raises:
-        SettingsError: the learners' device needs GPUs, but they have none.
+        SettingsError: the learners' device needs GPUs, but they have none; or evaluations that runners are to play have
+            callbacks or are recorded, which these runners can't do.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -54,6 +54,12 @@ class RayEngine(Engine):
             raise SettingsError(
                 f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
                 "`ray.gpus_per_learner` to use GPUs."
+            )
+        watches = config.callbacks or config.record.path is not None
+        if settings.num_evaluation_runners and isinstance(algorithm, OfflineAlgorithm) and watches:
+            raise SettingsError(
+                "`callbacks` and `record` of evaluations do not work with `ray.num_evaluation_runners`, which play "
+                "elsewhere without either: leave these runners out, so that this process plays the evaluations."
             )
 
     # -- acting -------------------------------------------------------------------------------------------------
@@ -170,24 +176,13 @@ class RayEngine(Engine):
 
     @cached_property
     def evaluators(self) -> "EvaluationRunners | None":
-        """Runners that play evaluations during training, started on first use; None if there are none.
-
-        Raises:
-            SettingsError: evaluations have callbacks or are recorded, which these runners can't do.
-        """
+        """Runners that play evaluations during training, started on first use; None if there are none."""
         if not self.settings.num_evaluation_runners:
             return None
         from etude.ray.runners import EvaluationRunners
 
-        algorithm: Algorithm[Any] = self._algorithm
-        config = algorithm.config
-        if isinstance(algorithm, OfflineAlgorithm) and (config.callbacks or config.record.path is not None):
-            raise SettingsError(
-                "`callbacks` and `record` of evaluations do not work with `ray.num_evaluation_runners`, which play "
-                "elsewhere without either: leave these runners out, so that this process plays the evaluations."
-            )
         self._start()
-        return self._kept(EvaluationRunners(algorithm, self.settings))
+        return self._kept(EvaluationRunners(self._algorithm, self.settings))
 
     def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """Play whole episodes. With evaluation runners, this returns the results of the previous call."""
