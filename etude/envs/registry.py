@@ -5,11 +5,13 @@ import contextlib
 import ctypes.util
 import functools
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -205,11 +207,26 @@ def _spec(name: str) -> EnvSpec:
             _register(package, name)
             if name in gym.registry:
                 return gym.spec(name)
-        near = nearest(name, gym.registry)
+        near, theirs = nearest(name, gym.registry), _in_pettingzoo(name)
         raise EnvError(
-            f"no env {name!r} is registered ({error}). {f'Nearest: {near!r}. ' if near else ''}If a package registers "
-            f"it, name the package too: 'package:{name}'. A function that makes an env is named 'module:function'."
+            f"no env {name!r} is registered ({error}). {f'Nearest: {near!r}. ' if near else ''}"
+            f"{f'PettingZoo has {theirs!r}. ' if theirs else ''}If a package registers it, name the package too: "
+            f"'package:{name}'. A function that makes an env is named 'module:function'."
         ) from None
+
+
+def _in_pettingzoo(name: str) -> str | None:
+    """The full name of PettingZoo's env ``name``, such as ``pursuit_v5`` or ``sisl/pursuit-v5``; None if it has none or
+    is not installed."""
+    own = re.fullmatch(r"(?:\w+/)?(\w+)[-_](v\d+)", name)
+    found = importlib.util.find_spec("pettingzoo") if own else None
+    if own is None or found is None:
+        return None
+    for folder in found.submodule_search_locations or ():
+        for path in Path(folder).glob(f"*/{own[1]}_{own[2]}.py"):
+            factory = "parallel_env" if "parallel_env" in path.read_text(encoding="utf-8") else "env"
+            return f"pettingzoo.{path.parent.name}.{path.stem}:{factory}"
+    return None
 
 
 def _package_of(name: str) -> _Package | None:
