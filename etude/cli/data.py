@@ -497,4 +497,5 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
         **meta,
         **({"filter": "learned statistics of the connectors"} if "filter" in meta else {}),
     }
-    return "\n".join(printable(f"{name:<11}{text}") for name, text in rows.items())
+    width = max(map(len, rows)) + 1
+    return "\n".join(printable(f"{name:<{width}}{text}") for name, text in rows.items())

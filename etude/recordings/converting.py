@@ -236,6 +236,9 @@ def _last_obs(exp: Experience) -> dict[str, NDArray[Any]]:
 FORMATS: Final = ("etude", *WRITERS)
 
 
+_FILES: Final = (".csv", ".tsv", ".json", ".jsonl", ".npz", ".hdf5", ".h5", ".arrow")
+
+
 def convert(
     recording: "Recording | DataLike", path: str | os.PathLike[str], format: str = "etude", *, fps: int | None = None
 ) -> Recording:
@@ -253,13 +256,20 @@ def convert(
     Raises:
         DataError: something can't be read; ``path`` is not empty, or lies in what is read; there is nothing to write;
             or the format can't hold the data, such as several agents, incomplete episodes, or a space.
-        SettingsError: the format is unknown; or ``fps`` is less than 1, or given for another format.
+        SettingsError: the format is unknown; ``path`` is named like a file of another kind, such as ``x.csv``; or
+            ``fps`` is less than 1, or given for another format.
     """
     if format not in FORMATS:
         known = f"known are {', '.join(FORMATS)}.{suggestion(format, FORMATS)}"
         raise SettingsError(f"format is {format!r}; {known}")
     if fps is not None and (format != "lerobot" or fps < 1):
         raise SettingsError(f"fps is {fps} for the format {format}; it must be at least 1, and is for lerobot only.")
+    kind = os.path.splitext(str(path))[1].lower()
+    if kind in _FILES:
+        raise SettingsError(
+            f"{redacted(str(path))}: is named like a {kind} file, but a folder is written. Choose a name without "
+            f"`{kind}`; what pandas.read_parquet reads from the folder can be written as any file."
+        )
     recording = recording_of(recording)
     if format != "etude":
         return _for_others(recording, path, format, fps)

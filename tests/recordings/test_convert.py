@@ -50,6 +50,14 @@ def test_an_unknown_format(tmp_path: Path) -> None:
         converted(tmp_path, "rllib-episode", numbered([3]))
 
 
+@pytest.mark.parametrize("format", ["etude", "minari"])
+def test_what_is_named_like_a_file_is_no_folder(format: str, tmp_path: Path) -> None:
+    record(tmp_path / "own", numbered([3]))
+    with pytest.raises(SettingsError, match=r"x.csv: is named like a .csv file, but a folder is written"):
+        convert(tmp_path / "own", tmp_path / "x.csv", format=format)
+    assert not (tmp_path / "x.csv").exists()
+
+
 @pytest.mark.parametrize("format", OTHERS)
 def test_where_it_can_not_be_written(tmp_path: Path, format: str) -> None:
     record(tmp_path / "own", numbered([3]))
