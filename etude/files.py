@@ -680,6 +680,19 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
     return list(found)
 
 
+def above_glob(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
+    """The folder above the first name that a glob leaves open; None if ``where`` is no glob."""
+    text = None if isinstance(where, RemotePath) else os.fspath(where)
+    if text is None or not glob.has_magic(path_in(text)):
+        return None
+    place = located(where, filesystem, known)
+    if (isinstance(place, Path) or "*" not in text) and place.exists():
+        return None
+    while glob.has_magic(place.inner if isinstance(place, RemotePath) else str(place)):
+        place = place.parent
+    return place
+
+
 def _globbed(place: RemotePath) -> list[AnyPath]:
     names: list[str] = []
     base = place

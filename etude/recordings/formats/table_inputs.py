@@ -17,7 +17,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, relative, shown, visible_files
+from etude.files import AnyPath, RemotePath, Systems, above_glob, expanded, input_file, relative, shown, visible_files
 from etude.recordings import cache, footers
 from etude.recordings.format import Problem, most_rows
 from etude.recordings.formats import text_tables
@@ -181,8 +181,8 @@ def groups_of(
 ) -> Sequence[Group]:
     """Return the rows of ``data``: a path, URL, glob, folder, or list of them, in ``filesystem``; or a table in memory.
 
-    Below a folder, names of folders such as ``date=2026-03-01`` are columns too. A column of ``ids`` that is text in
-    one CSV file is text in all of them, so that 007 is nowhere 7.
+    Below a folder, or the fixed part of a glob, names of folders such as ``date=2026-03-01`` are columns too. A column
+    of ``ids`` that is text in one CSV file is text in all of them, so that 007 is nowhere 7.
 
     Tables are pyarrow's, or of any library that exports Arrow data (``__arrow_c_stream__`` as in pandas and polars,
     ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as in a Ray dataset, whose rows are all loaded into
@@ -264,20 +264,21 @@ def in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
 def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, str, dict[str, str]]]:
     """The files with their kinds, and what the names of their folders say."""
     found: list[tuple[AnyPath, str, dict[str, str]]] = []
+    top = above_glob(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         if path.is_dir():
             inside = visible_files(path)
             of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
             kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
-            found += [(file, kind, in_names(path, file)) for file, kind in kinds.items() if kind]
+            found += [(file, kind, in_names(top or path, file)) for file, kind in kinds.items() if kind]
         elif path.is_file():
             if (kind := _kind(path)) is None:
                 raise DataError(
                     f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}. Other formats need no "
                     "Source: Recording.open(path) detects them, and takes `obs_space` and `action_space` too."
                 )
-            found.append((path, kind, {}))
+            found.append((path, kind, {} if top is None else in_names(top, path)))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"

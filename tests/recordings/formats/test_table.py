@@ -732,6 +732,22 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     assert day.read().steps["obs"].tolist() == [2, 2, 10]
 
 
+@pytest.mark.parametrize("pattern", ["day=*", "day=*/ep=*/*.parquet", "**/*.parquet", "day=[12]*/"])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_names_of_folders_in_a_glob_are_columns(
+    tmp_path: Path, pattern: str, is_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"ep": ["b", "b", "a"], "day": [2, 2, 10], "x": [0.1, 0.2, 0.3], "a": [0, 1, 0]})
+    pq.write_to_dataset(rows, tmp_path / "year=7" / "logs", partition_cols=["day", "ep"])
+    monkeypatch.chdir(tmp_path / "year=7")
+    columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
+    where = f"file://{tmp_path}/year=7/logs/{pattern}" if is_remote else f"logs/{pattern}"
+    exp = Recording.open(Source(where, columns)).read()
+    assert exp.segments.episode_id.tolist() == ["b", "a"]
+    assert exp.steps["day"].tolist() == [2, 2, 10]
+    assert "year" not in exp.steps  # above the glob
+
+
 @pytest.mark.parametrize("mark", [".", "/"])
 def test_members_of_structs_are_columns(tmp_path: Path, mark: str) -> None:
     rows = [
