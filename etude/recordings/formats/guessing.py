@@ -96,6 +96,8 @@ _ID: Final = r"(^|_)(id|uuid)$"
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
+_RISES: Final = 10
+"""How often a total so far must rise further to be taken for one."""
 _CHANCE: Final = 0.01
 """How likely flags may be in the last row of each value of a column by chance."""
 
@@ -239,6 +241,7 @@ class _Guessing:
             self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
         self._check_mixed(entities)
         self._end_episodes()
+        self._check_total()
         self._check_values()
         if self._is_mixed:
             self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
@@ -484,6 +487,22 @@ class _Guessing:
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
         self._unsure.append(f"no column is called as an action: {why}")
+
+    def _check_total(self) -> None:
+        """Say so if the rewards look like a score so far: in no episode do they fall, but they often rise further."""
+        episode, reward = self._one(col.EPISODE_ID), self._one(col.REWARD)
+        if (
+            episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count
+        ):  # may be several columns
+            return
+        order, is_last = self._by_episode(episode)
+        so_far = np.asarray(self._columns[reward], np.float64)[order]
+        change = np.diff(so_far)[~is_last[:-1]]
+        if (change >= 0).all() and (change[so_far[:-1][~is_last[:-1]] > 0] > 0).sum() >= _RISES:
+            self._unsure.append(
+                f"`{reward}` never falls within an episode: if it is the total so far, the reward of a row is its "
+                "difference to the row before"
+            )
 
     def _check_values(self) -> None:
         """Say which of the columns taken hold values that are an error."""

@@ -3,7 +3,7 @@
 
 import datetime
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -393,6 +393,27 @@ def test_a_person_with_several_ends_is_no_episode() -> None:
     assert not any("`user_id` are mixed" in reason for reason in guess.unsure)  # each user's rows are together
     source = Source(by_user, {name: own for name, own in guess.columns.items() if name != "obs"} | {"obs": "level"})
     assert Recording.open(source).read().lengths.tolist() == [24] * 30
+
+
+@pytest.mark.parametrize(
+    ("score", "is_total"),
+    [
+        (lambda k: 2.0 * (k % 10), True),
+        (lambda k: float(k % 10 // 5), False),  # a goal reached, and held
+        (lambda k: float(k % 10 == 9), False),
+        (lambda k: 1.0, False),
+        (lambda k: float(k * 7 % 10), False),
+    ],
+)
+def test_a_total_is_told_from_rewards(score: Callable[[int], float], is_total: bool) -> None:
+    table = {
+        "game_id": [k // 10 for k in range(60)],
+        "obs": np.arange(60) * 0.5,
+        "action": np.arange(60) % 2,
+        "score": [score(k) for k in range(60)],
+    }
+    unsure = guess_columns(pa.table(table)).unsure
+    assert any("`score` never falls within an episode: if it is" in each for each in unsure) is is_total
 
 
 def test_rows_of_a_person_are_put_in_order_of_times_as_text() -> None:
