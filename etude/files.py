@@ -686,7 +686,7 @@ def above_glob(where: Any, filesystem: Any = None, known: Systems | None = None)
     if text is None or not glob.has_magic(path_in(text)):
         return None
     place = located(where, filesystem, known)
-    if (isinstance(place, Path) or "*" not in text) and place.exists():
+    if os.path.lexists(place) if isinstance(place, Path) else "*" not in text and place.exists():
         return None
     while glob.has_magic(place.inner if isinstance(place, RemotePath) else str(place)):
         place = place.parent

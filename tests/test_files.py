@@ -15,7 +15,18 @@ import pytest
 from pyarrow import fs
 
 from etude.errors import DataError
-from etude.files import RemotePath, aside_of, expanded, located, publish_at, relative, replace, shown, write_atomically
+from etude.files import (
+    RemotePath,
+    above_glob,
+    aside_of,
+    expanded,
+    located,
+    publish_at,
+    relative,
+    replace,
+    shown,
+    write_atomically,
+)
 from etude.recordings import Recording
 from etude.recordings.footers import footer
 
@@ -129,6 +140,20 @@ def test_globs_that_find_nothing(tree):
         expanded(str(tree / "none*"))
     with pytest.raises(DataError, match=r"memory://box/none\*: no file or folder matches this glob"):
         expanded("memory://box/none*")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "above"),
+    [("a/b*/c", "a"), ("a/[bc]/**/d.csv", "a"), ("*/x", "."), ("a/b", None), ("odd [1]", None), ("odd [2]/x", ".")],
+)
+def test_the_folder_above_a_glob(
+    pattern: str, above: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd [1]").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert above_glob(pattern) == (None if above is None else Path(above))
+    assert above_glob(str(tmp_path / pattern)) == (None if above is None else tmp_path / above)
+    assert above_glob("[" + 300 * "a" + "]") == Path()  # too long for a name
 
 
 def test_file_systems_that_are_passed_in(tmp_path):

@@ -61,6 +61,12 @@ class ActingAlgorithm(Algorithm[C]):
         """Make the envs and the runner if there are none yet; a loaded run continues where it was saved."""
         if self._runner is not None:
             return
+        env, interval = self.config.env, self.config.evaluation.interval
+        if interval and env is not None and self.in_use(env):
+            raise SettingsError(
+                f"`evaluation.interval` is {interval}, but `env` is one {type(env).__name__} object, which training "
+                "uses: give a function that makes envs, or no interval."
+            )
         try:
             if not self.engine.has_envs:
                 self._fit_to(self._spaces_there())

@@ -529,27 +529,48 @@ class Algorithm(Generic[C]):
         self._evaluating = None if is_done else self.updates
         self.take_evaluation(evaluation, finished)
 
-    @interruptible
-    def with_last_evaluation(self, result: Result, stop: Stop) -> Result:
-        """The result; if training ends with it, and there are evaluations, with one of its own weights.
+    def lacks_evaluation(self, result: Result, stop: Stop) -> bool:
+        """Whether a budget ended training with ``result``, and its weights are still to be evaluated.
 
-        An evaluation that runs beside training is waited for. If the goal of ``stop`` is met, the result stays as it
-        is: figures of later weights might not meet it.
+        If the goal is met, they are not: figures of later weights might not meet it.
         """
         config, is_met = self.config, stop.return_mean is not None and stop.goals_met(result)
-        if config.env is None or not config.evaluation.interval or is_met or not stop.budget_used(result):
-            return result
-        if self._evaluating is None and self.evaluation.get("updates") == self.updates:
-            return result
-        self.histograms, self.media = {}, {}
-        with self.threads_held(), self.untimed():
-            if self._evaluating != self.updates:
+        if config.env is None or not config.evaluation.interval or not result.iteration or is_met:
+            return False
+        return stop.budget_used(result) and result.evaluation.get("updates") != result.updates
+
+    @interruptible
+    def last_evaluations(self, result: Result, stop: Stop) -> Iterator[Result]:
+        """Results like the last one of training: with the evaluation that still runs beside it, if there is one, and
+        with one of its own weights. There are none unless it `lacks_evaluation`."""
+        if not self.lacks_evaluation(result, stop):
+            return
+        self._pull()
+        if self._evaluating is not None:
+            yield self._with_evaluation(result)
+        if self.evaluation.get("updates") != self.updates:
+            self.histograms, self.media = {}, {}
+            with self.threads_held(), self.untimed():
                 self._evaluate()
-            if self._evaluating is not None:
-                self.take_evaluation(*self.engine.last_evaluation())
+            yield self._with_evaluation(result)
+
+    def _with_evaluation(self, result: Result) -> Result:
+        if self._evaluating is not None:
+            try:
+                with self.untimed():
+                    played = self.engine.last_evaluation()
+            except Exception:
                 self._evaluating = None
+                raise
+            self._evaluating = None
+            self.take_evaluation(*played)
         return dataclasses.replace(
-            result, **self.figures.fields(), episodes=self.episodes, evaluation=self.evaluation, evaluating=None
+            result,
+            **self.figures.fields(),
+            updates=self.updates,
+            episodes=self.episodes,
+            evaluation=self.evaluation,
+            evaluating=None,
         )
 
     def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
@@ -642,10 +663,9 @@ class Algorithm(Generic[C]):
             with closing(self.view(stop, quiet=not progress)) as view:
                 for result in self.iterate(stop):
                     view.show(result)
-                whole = self.with_last_evaluation(result, stop)
-                if whole is not result:
-                    view.show(whole)
-            return whole
+                for evaluated in self.last_evaluations(result, stop):
+                    view.show(result := evaluated)
+            return result
         folder = run.folder_of(out).absolute()  # an env may change the current folder
         run.check_logs(log)
         with Signals(quiet=not progress, kill=kill_workers) as signals, run.claimed(folder):
@@ -657,7 +677,7 @@ class Algorithm(Generic[C]):
                 run.clear(folder)
             view = self.view(stop, quiet=not progress)
             result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
-        if signals.is_set() and not stop.now(result):
+        if signals.is_set() and (not stop.now(result) or self.lacks_evaluation(result, stop)):
             raise KeyboardInterrupt(f"the run is saved in {folder}")
         return result
 
@@ -743,15 +763,16 @@ class Algorithm(Generic[C]):
                         saved = time.monotonic()
                         took = saved - begin
                 is_whole = True
-                if not signals.is_set():
-                    before = result
+                if self.lacks_evaluation(result, stop) and not signals.is_set():
+                    save_between()  # evaluations may take long
                     try:
-                        result = self.with_last_evaluation(result, stop)
+                        for evaluated in self.last_evaluations(result, stop):
+                            logs.write(result := evaluated, self.histograms, self.media)
+                            view.show(result)
+                            if checkpoints is not None:
+                                checkpoints.take_late(result)
                     except Exception as error:  # noqa: BLE001  raised once the weights are saved
                         failure = error
-                    if result is not before:  # whose line may have an evaluation of earlier weights, so this is another
-                        logs.write(result, self.histograms, self.media)
-                        view.show(result)
             with signals.concluding():
                 if is_whole:
                     save()

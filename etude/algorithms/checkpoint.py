@@ -368,7 +368,7 @@ class Checkpoints:
 
     def would_be_best(self, result: Result) -> bool:
         """Whether a checkpoint with this result would be among the best, or might be: if its evaluation began now."""
-        self._take_late(result)
+        self.take_late(result)
         if self.keep_best and self._will_be_scored(result, result.updates):
             return True
         score = self._score(vars(result), result.updates)
@@ -398,7 +398,7 @@ class Checkpoints:
                 stacklevel=3,
             )
         self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path, result.updates)
-        self._take_late(result)
+        self.take_late(result)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
         stays = {*newest, *self.ranked()[: self.keep_best]}
         for kept in set(self._kept.values()) - stays:
@@ -424,7 +424,7 @@ class Checkpoints:
         """Whether an evaluation of weights after so many gradient steps is running."""
         return result.evaluating == updates and self._is_evaluated(vars(result))
 
-    def _take_late(self, result: Result) -> None:
+    def take_late(self, result: Result) -> None:
         """Give a checkpoint the score of an evaluation that ran beside training and has ended."""
         updates = int(result.evaluation.get("updates", result.updates))
         score = self._score(vars(result), updates)

@@ -360,7 +360,8 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
     job = replace(job, out=job.out.absolute())  # an env may change the current folder
 
     def outcome(result: Result) -> Outcome:
-        return Outcome(result, is_interrupted=signals.is_set() and not job.stop.now(result))
+        is_whole = job.stop.now(result) and not algorithm.lacks_evaluation(result, job.stop)
+        return Outcome(result, is_interrupted=signals.is_set() and not is_whole)
 
     def concluded(result: Result) -> int:
         sender.send(outcome(result))

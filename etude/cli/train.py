@@ -168,7 +168,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
     def report(result: Result) -> int:
         met = stop.goals_met(result)
-        cut = signals.is_set() and not stop.now(result)
+        cut = signals.is_set() and (not stop.now(result) or algorithm.lacks_evaluation(result, stop))
         if not options.quiet:
             streams.say(_ending(algorithm, shown, result, stop, cut=cut))
         if options.json:

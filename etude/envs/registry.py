@@ -219,7 +219,9 @@ def _in_pettingzoo(name: str) -> str | None:
     """The full name of PettingZoo's env ``name``, such as ``pursuit_v5`` or ``sisl/pursuit-v5``; None if it has none or
     is not installed."""
     own = re.fullmatch(r"(?:\w+/)?(\w+)[-_](v\d+)", name)
-    found = importlib.util.find_spec("pettingzoo") if own else None
+    found = None
+    with contextlib.suppress(ValueError):  # a module of that name was made by hand
+        found = importlib.util.find_spec("pettingzoo") if own else None
     if own is None or found is None:
         return None
     for folder in found.submodule_search_locations or ():

@@ -55,8 +55,9 @@ class RayEngine(Engine):
                 f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
                 "`ray.gpus_per_learner` to use GPUs."
             )
+        evaluates = config.env is not None and config.evaluation.interval and settings.num_evaluation_runners
         watches = config.callbacks or config.record.path is not None
-        if settings.num_evaluation_runners and isinstance(algorithm, OfflineAlgorithm) and watches:
+        if evaluates and watches and isinstance(algorithm, OfflineAlgorithm):
             raise SettingsError(
                 "`callbacks` and `record` of evaluations do not work with `ray.num_evaluation_runners`, which play "
                 "elsewhere without either: leave these runners out, so that this process plays the evaluations."

@@ -85,7 +85,8 @@ class Trainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Run one iteration; it is the last one if the goal is reached or a budget is used up."""
         algorithm = self._algorithm()
-        self.newest = result = algorithm.with_last_evaluation(next(self.results), self.goal)
+        result = next(self.results)
+        self.newest = result = [result, *algorithm.last_evaluations(result, self.goal)][-1]
         is_due = time.monotonic() - self.saved >= self.interval
         if result.evaluation:  # Tune keeps checkpoints by figures that must be of their own weights
             is_due &= result.updates in (result.evaluation["updates"], result.evaluating)

@@ -368,7 +368,8 @@ class RowPool:
     @staticmethod
     def concat(blocks: Sequence[Columns]) -> Columns:
         """Concatenate several blocks."""
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        joined = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+        return {name: np.ascontiguousarray(column) for name, column in joined.items()}
 
     def _taken(self, pieces: list[NDArray[Any]], index: NDArray[np.int64]) -> NDArray[Any]:
         if len(pieces) == 1:

@@ -236,7 +236,7 @@ def _last_obs(exp: Experience) -> dict[str, NDArray[Any]]:
 FORMATS: Final = ("etude", *WRITERS)
 
 
-_FILES: Final = (".csv", ".tsv", ".json", ".jsonl", ".npz", ".hdf5", ".h5", ".arrow")
+_FILES: Final = (".csv", ".tsv", ".json", ".jsonl", ".npz", ".hdf5", ".h5", ".arrow", ".feather")
 
 
 def convert(
@@ -264,7 +264,7 @@ def convert(
         raise SettingsError(f"format is {format!r}; {known}")
     if fps is not None and (format != "lerobot" or fps < 1):
         raise SettingsError(f"fps is {fps} for the format {format}; it must be at least 1, and is for lerobot only.")
-    kind = os.path.splitext(str(path))[1].lower()
+    kind = os.path.splitext(str(path).rstrip("/"))[1].lower()
     if kind in _FILES:
         raise SettingsError(
             f"{redacted(str(path))}: is named like a {kind} file, but a folder is written. Choose a name without "

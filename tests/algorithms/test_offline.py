@@ -3,7 +3,11 @@
 
 import itertools
 import json
+import os
+import signal
 import threading
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -605,8 +609,56 @@ def test_what_a_budget_ends_waits_for_the_evaluation_beside_it(echo: str, writes
         assert getattr(second, name) == getattr(first, name)
     assert second.evaluation["updates"] == 50  # of the last weights, though none is due
     if out is not None:
-        assert read_jsonl(out / "metrics.jsonl")[-1]["evaluation"] == second.evaluation
+        rows = read_jsonl(out / "metrics.jsonl")
+        assert rows[-1]["evaluation"] == second.evaluation
+        assert [row["evaluation"].get("updates") for row in rows] == [None, None, None, 20, 20, 40, 50]
+    again = beside.fit(stop, out=out)
+    assert (again.evaluation, again.episodes) == (second.evaluation, second.episodes)  # nothing is left to evaluate
     beside.close()
+
+
+def test_without_an_interval_nothing_is_evaluated_at_the_end(echo: str) -> None:
+    with closing(BC(BCConfig(data=echo, env=Echo, updates_per_iteration=1, evaluation_interval=0))) as algorithm:
+        assert algorithm.fit(etude.Stop(updates=1)).evaluation == {}
+    with closing(BC(BCConfig(data=echo, updates_per_iteration=1))) as algorithm:  # nor without an env
+        assert algorithm.fit(etude.Stop(updates=1)).evaluation == {}
+
+
+class Sometimes(Echo):
+    works = False
+
+    def reset(self, **options: Any) -> Any:
+        if not self.works:
+            raise RuntimeError("out of order")
+        return super().reset(**options)
+
+
+def test_an_evaluation_that_failed_at_the_end_is_made_by_the_next_fit(
+    echo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = etude.Stop(updates=1)
+    with closing(BC(BCConfig(data=echo, env=Sometimes, seed=0, updates_per_iteration=1, **BESIDE))) as algorithm:
+        with pytest.raises(Exception, match="out of order"):
+            algorithm.fit(stop)
+        monkeypatch.setattr(Sometimes, "works", True)
+        assert algorithm.fit(stop).evaluation["updates"] == 1
+
+
+class Lasting(Echo):
+    def reset(self, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_last_evaluation_saves_the_run_and_is_told(echo: str, tmp_path: Path) -> None:
+    algorithm = BC(BCConfig(data=echo, env=Lasting, seed=0, updates_per_iteration=1))
+    with closing(algorithm), pytest.raises(KeyboardInterrupt, match="the run is saved in"):
+        algorithm.fit(etude.Stop(updates=1), out=tmp_path / "run")
+    resumed = etude.load(tmp_path / "run", env=Echo)
+    with closing(resumed):
+        result = resumed.fit(etude.Stop(updates=1), out=tmp_path / "run")
+    assert (result.updates, result.evaluation["updates"]) == (1, 1)
 
 
 def test_a_goal_that_was_met_is_not_taken_back_by_the_evaluation_that_still_runs(echo: str) -> None:

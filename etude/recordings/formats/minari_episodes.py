@@ -333,9 +333,16 @@ class Hdf5Episodes:
         try:
             attribute = h5py.h5a.open(group, name)
         except KeyError:
+            if h5py.h5a.exists(group, name):  # raises if it is damaged
+                raise
             return None
         dtype = self._opener.dtype_of(attribute)
-        if dtype.kind not in "iu" or attribute.get_storage_size() != dtype.itemsize:  # its shape takes longer to find
+        try:
+            if (
+                dtype.kind not in "iu" or attribute.get_storage_size() != dtype.itemsize
+            ):  # finding its shape takes longer
+                return None
+        except RuntimeError:  # it is empty
             return None
         value = np.zeros((), np.int64)
         attribute.read(value, h5py.h5t.NATIVE_INT64)

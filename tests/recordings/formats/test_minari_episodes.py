@@ -84,3 +84,27 @@ def test_layouts_and_widths_may_differ_between_episodes(dataset: Path, options: 
     for name, column in before.steps.items():
         np.testing.assert_array_equal(column, after.steps[name])
     np.testing.assert_array_equal(before.final_obs["obs"], after.final_obs["obs"])
+
+
+@pytest.mark.parametrize("odd", [np.array([7, 8]), np.array([1, 1], np.int8), "x", h5py.Empty("i8"), 3.0])
+def test_attributes_that_are_no_number_are_as_if_absent(dataset: Path, odd: Any) -> None:
+    """The rewards tell how many steps there are."""
+    whole = Recording.open(dataset).read()
+    with h5py.File(next(dataset.rglob("*.hdf5")), "r+") as file:
+        file["episode_0"].attrs["total_steps"] = odd
+        file["episode_0"].attrs["seed"] = odd
+    found = Recording.open(dataset)
+    assert "0" not in found.meta.get("seeds", {})
+    np.testing.assert_array_equal(found.read().steps["obs"], whole.steps["obs"])
+
+
+@pytest.mark.parametrize("name", [b"total_steps", b"seed"])
+def test_a_damaged_attribute_is_no_absent_one(dataset: Path, name: bytes) -> None:
+    path = next(dataset.rglob("*.hdf5"))
+    with h5py.File(path, "r+") as file:
+        file["episode_0"].attrs["seed"] = 7
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(name + b"\0") + (len(name) + 8) // 8 * 8 + 4] ^= 0x3C  # its type, after its padded name
+    path.write_bytes(whole)
+    with pytest.raises(DataError, match="can't be read as HDF5 .* Restore it from a copy"):
+        Recording.open(path)
