@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import DQN, PPO, SAC, TD3
@@ -11,6 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 import etude
@@ -125,6 +127,17 @@ def _sac(config: Any, steps: int) -> dict[str, Any]:
     return _replay(config) | {"tau": config.tau}
 
 
+def _td3(config: Any, steps: int) -> dict[str, Any]:
+    shape = gym.make(config.env).action_space.shape
+    return _replay(config) | {
+        "tau": config.tau,
+        "action_noise": NormalActionNoise(np.zeros(shape), np.full(shape, config.action_noise)),
+        "policy_delay": config.policy_delay,
+        "target_policy_noise": config.target_noise,
+        "target_noise_clip": config.target_noise_clip,
+    }
+
+
 def _recurrent_ppo(*args: Any, **settings: Any) -> BaseAlgorithm:
     from sb3_contrib import RecurrentPPO
 
@@ -134,7 +147,7 @@ def _recurrent_ppo(*args: Any, **settings: Any) -> BaseAlgorithm:
 _recurrent_ppo.__name__ = "RecurrentPPO"
 _POLICIES: Final = {"RecurrentPPO": "MlpLstmPolicy"}
 _ACTIVATIONS: Final = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
-_SETTINGS: Final = {"ppo": _ppo, "dqn": _dqn, "sac": _sac, "td3": _sac}
+_SETTINGS: Final = {"ppo": _ppo, "dqn": _dqn, "sac": _sac, "td3": _td3}
 _KINDS: Final = {"ppo": PPO, "dqn": DQN, "sac": SAC, "td3": TD3}
 
 
