@@ -100,6 +100,7 @@ def _ppo(config: Any, steps: int) -> dict[str, Any]:
         "ent_coef": config.entropy_weight,
         "vf_coef": config.value_weight,
         "max_grad_norm": config.optimizer.grad_clip,
+        "target_kl": config.kl_target,
     }
 
 
