@@ -88,6 +88,17 @@ _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episod
 _log = logging.getLogger("etude.algorithms")
 
 
+def lacks_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> bool:
+    """Whether a budget ended training with ``result``, and its weights are still to be evaluated.
+
+    If the goal is met, they are not: figures of later weights might not meet it.
+    """
+    is_met = stop.return_mean is not None and stop.goals_met(result)
+    if config.env is None or not config.evaluation.interval or not result.iteration or is_met:
+        return False
+    return stop.budget_used(result) and result.evaluation.get("updates") != result.updates
+
+
 class Algorithm(Generic[C]):
     """Base class of all algorithms: modules, how they learn, and where they act.
 
@@ -529,21 +540,11 @@ class Algorithm(Generic[C]):
         self._evaluating = None if is_done else self.updates
         self.take_evaluation(evaluation, finished)
 
-    def lacks_evaluation(self, result: Result, stop: Stop) -> bool:
-        """Whether a budget ended training with ``result``, and its weights are still to be evaluated.
-
-        If the goal is met, they are not: figures of later weights might not meet it.
-        """
-        config, is_met = self.config, stop.return_mean is not None and stop.goals_met(result)
-        if config.env is None or not config.evaluation.interval or not result.iteration or is_met:
-            return False
-        return stop.budget_used(result) and result.evaluation.get("updates") != result.updates
-
     @interruptible
     def last_evaluations(self, result: Result, stop: Stop) -> Iterator[Result]:
         """Results like the last one of training: with the evaluation that still runs beside it, if there is one, and
         with one of its own weights. There are none unless it `lacks_evaluation`."""
-        if not self.lacks_evaluation(result, stop):
+        if not lacks_evaluation(self.config, result, stop):
             return
         self._pull()
         if self._evaluating is not None:
@@ -677,7 +678,7 @@ class Algorithm(Generic[C]):
                 run.clear(folder)
             view = self.view(stop, quiet=not progress)
             result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
-        if signals.is_set() and (not stop.now(result) or self.lacks_evaluation(result, stop)):
+        if signals.is_set() and (not stop.now(result) or lacks_evaluation(self.config, result, stop)):
             raise KeyboardInterrupt(f"the run is saved in {folder}")
         return result
 
@@ -763,7 +764,7 @@ class Algorithm(Generic[C]):
                         saved = time.monotonic()
                         took = saved - begin
                 is_whole = True
-                if self.lacks_evaluation(result, stop) and not signals.is_set():
+                if lacks_evaluation(self.config, result, stop) and not signals.is_set():
                     save_between()  # evaluations may take long
                     try:
                         for evaluated in self.last_evaluations(result, stop):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from etude import spawning
-from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.algorithm import Algorithm, lacks_evaluation
 from etude.algorithms.checkpoint import Checkpoints
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
@@ -90,12 +90,14 @@ class TrainingJob:
             check_run_of(self.out, name_of(self.algorithm), self.algorithm.name)
 
     def finished(self) -> Result | None:
-        """The last result of the run in ``out``, if it has reached its goal or used up its budget; otherwise None."""
+        """The last result of the run in ``out``, if it has reached its goal or used up its budget, and was not
+        interrupted in its last evaluation; otherwise None."""
         if not self.goes_on:
             return None
         meta = load_meta(self.out)
         result = result_from(meta.get("result")) if isinstance(meta, Mapping) else None
-        return result if result is not None and self.stop.now(result) else None
+        is_whole = result and self.stop.now(result) and not lacks_evaluation(self.config, result, self.stop)
+        return result if is_whole else None
 
 
 def check_records_nothing(config: AlgorithmConfig) -> None:
@@ -360,7 +362,7 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
     job = replace(job, out=job.out.absolute())  # an env may change the current folder
 
     def outcome(result: Result) -> Outcome:
-        is_whole = job.stop.now(result) and not algorithm.lacks_evaluation(result, job.stop)
+        is_whole = job.stop.now(result) and not lacks_evaluation(algorithm.config, result, job.stop)
         return Outcome(result, is_interrupted=signals.is_set() and not is_whole)
 
     def concluded(result: Result) -> int:

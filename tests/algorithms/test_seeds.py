@@ -114,6 +114,11 @@ def test_a_changed_result_of_a_checkpoint_is_none(tmp_path):
         assert found is None or "x" in (found.resumed, found.bottleneck)  # the fields that are text
     save_tree(tmp_path, {}, meta={"result": whole})
     assert job.finished() == etude.Result(**whole)
+    evaluated = dataclasses.replace(job, config=dataclasses.replace(SMALL, evaluation_interval=1))
+    assert evaluated.finished() is None  # it was interrupted in its last evaluation
+    whole["evaluation"] = {"updates": whole["updates"], "return_mean": 9.0}
+    save_tree(tmp_path, {}, meta={"result": whole})
+    assert evaluated.finished() == etude.Result(**whole)
 
 
 def test_as_many_at_once_as_the_cores_allow():

@@ -54,3 +54,10 @@ def test_batches_of_images_can_be_written_to(tmp_path: Path, shuffle: bool, buff
         np.testing.assert_array_equal(batch["obs"], frames[batch["action"]])
         batch["obs"][:] = 0
         batch["action"][:] = 100
+
+
+def test_joined_rows_are_one_after_the_other_in_memory() -> None:
+    columns = {"obs": np.arange(12.0).reshape(4, 3, order="F")}
+    joined = RowPool.concat([columns, columns])["obs"]
+    assert joined.flags.c_contiguous
+    np.testing.assert_array_equal(joined, np.concatenate([columns["obs"]] * 2))

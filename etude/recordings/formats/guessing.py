@@ -491,9 +491,7 @@ class _Guessing:
     def _check_total(self) -> None:
         """Say so if the rewards look like a score so far: in no episode do they fall, but they often rise further."""
         episode, reward = self._one(col.EPISODE_ID), self._one(col.REWARD)
-        if (
-            episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count
-        ):  # may be several columns
+        if episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count:
             return
         order, is_last = self._by_episode(episode)
         so_far = np.asarray(self._columns[reward], np.float64)[order]
