@@ -41,6 +41,8 @@ class DataFile:
     """The format version; 0 without a header."""
     facts: FileFacts | None
     """None if it is of format 1, or another tool has rewritten it."""
+    checked: set[tuple[int, str]] = dataclasses.field(default_factory=set, compare=False)
+    """Row groups and columns whose pages were checked as they were read; later epochs don't check them again."""
 
     @property
     def is_rewritten(self) -> bool:
@@ -83,10 +85,10 @@ class DataFile:
                 found.append((segment[np.append(True, rises > 0)], int(t[0]), int(t[-1])))
         return found
 
-    def _opened(self) -> pq.ParquetFile:
+    def _opened(self, *, checked: bool = False) -> pq.ParquetFile:
         """Open the file anew each time: an open file keeps what was read from it, and handles are limited."""
         keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in self.schema.names]
-        return footers.opened(self.path, self.metadata, keys)
+        return footers.opened(self.path, self.metadata, keys, checked=checked)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
         """Read some columns of one row group; with ``where``, only the rows for which it holds.
@@ -97,9 +99,12 @@ class DataFile:
         if where is not None:
             self._check_filter(where)
             return self._scanned(group, list(names), where)
+        pages = {(group, name) for name in names}
         try:
-            with self._opened() as parquet:
-                return parquet.read_row_group(group, columns=list(names))
+            with self._opened(checked=pages <= self.checked) as parquet:
+                table = parquet.read_row_group(group, columns=list(names))
+            self.checked.update(pages)
+            return table
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
 

@@ -47,12 +47,14 @@ def whole(found: pq.FileMetaData | DataError) -> pq.FileMetaData:
     return found
 
 
-def opened(path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file; its pages are checked as they are read, and columns among ``keys`` are read dictionary-encoded."""
+def opened(
+    path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = (), *, checked: bool = False
+) -> pq.ParquetFile:
+    """Open a file; its pages are checked as they are read, unless they were ``checked`` before. Columns among ``keys``
+    are read dictionary-encoded."""
     source, system = in_arrow(path)
-    return pq.ParquetFile(
-        source, filesystem=system, metadata=metadata, read_dictionary=list(keys), page_checksum_verification=True
-    )
+    how = {"metadata": metadata, "read_dictionary": list(keys), "page_checksum_verification": not checked}
+    return pq.ParquetFile(source, filesystem=system, **how)
 
 
 def schema_of(path: AnyPath) -> pa.Schema:

@@ -504,6 +504,24 @@ def test_a_flipped_bit_is_an_error_and_not_other_data(tmp_path):
     assert found > 0
 
 
+def test_a_flipped_bit_is_found_in_a_column_that_is_read_later_than_others(tmp_path):
+    path = tmp_path / "r"
+    record(path, numbered([40, 30]), encoding="plain", compression="none")
+    recording = Recording.open(path)
+    before = list(recording.batches(70, columns=["action"], shuffle=False, epochs=2))
+    assert len(before) == 2
+    file = next(path.glob("*.parquet"))
+    group = pq.read_metadata(file).row_group(0)
+    chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema.startswith("obs"))
+    data = bytearray(file.read_bytes())
+    data[chunk.data_page_offset + chunk.total_compressed_size - 2] ^= 4  # in a number, so that it can be decoded
+    file.write_bytes(data)
+    after = list(recording.batches(70, columns=["action"], shuffle=False, epochs=1))
+    assert np.array_equal(after[0]["action"], before[0]["action"])
+    with pytest.raises(DataError, match="can't be read"):
+        list(recording.batches(70, columns=["obs", "action"], shuffle=False, epochs=1))
+
+
 @pytest.mark.parametrize("where", [pc.field("nowhere") > 1, pc.field("t") > pc.scalar("x")])
 def test_a_filter_that_can_not_be_applied_is_named_and_not_the_file(tmp_path, where):
     path = tmp_path / "r"
