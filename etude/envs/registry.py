@@ -216,16 +216,16 @@ def _spec(name: str) -> EnvSpec:
 
 
 def _in_pettingzoo(name: str) -> str | None:
-    """The full name of PettingZoo's env ``name``, such as ``pursuit_v5`` or ``sisl/pursuit-v5``; None if it has none or
-    is not installed."""
-    own = re.fullmatch(r"(?:\w+/)?(\w+)[-_](v\d+)", name)
+    """The full name of PettingZoo's env ``name``, such as ``pursuit_v5`` or ``sisl/pursuit-v5``, in the version that is
+    installed; None if there is none."""
+    own = re.fullmatch(r"(?:[\w.]+[/.])?(\w+)[-_]v\d+", name)
     found = None
     with contextlib.suppress(ValueError):  # a module of that name was made by hand
         found = importlib.util.find_spec("pettingzoo") if own else None
     if own is None or found is None:
         return None
     for folder in found.submodule_search_locations or ():
-        for path in Path(folder).glob(f"*/{own[1]}_{own[2]}.py"):
+        for path in Path(folder).glob(f"*/{own[1]}_v*.py"):
             factory = "parallel_env" if "parallel_env" in path.read_text(encoding="utf-8") else "env"
             return f"pettingzoo.{path.parent.name}.{path.stem}:{factory}"
     return None

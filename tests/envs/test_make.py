@@ -69,6 +69,8 @@ def fails_silently() -> None:
         ("sisl/pursuit-v5", 1, r"no env 'sisl/pursuit-v5' .* PettingZoo has 'pettingzoo.sisl.pursuit_v5:parallel_env'"),
         ("pursuit_v5", 1, r"no env 'pursuit_v5' .* PettingZoo has 'pettingzoo.sisl.pursuit_v5:parallel_env'"),
         ("tictactoe_v3", 1, r"no env 'tictactoe_v3' .* PettingZoo has 'pettingzoo.classic.tictactoe_v3:env'"),
+        ("tictactoe-v1", 1, r"no env 'tictactoe-v1' .* PettingZoo has 'pettingzoo.classic.tictactoe_v3:env'"),
+        ("pettingzoo.sisl.pursuit_v4", 1, r"no env .* PettingZoo has 'pettingzoo.sisl.pursuit_v5:parallel_env'"),
         ("no_such_module:make", 1, r"can't import the module `no_such_module` .*importable"),
         ("gymnasium.envs.nothing:make", 1, r"can't import the module .*importable from here"),
         ("gymnasium.wrapper:make", 1, r"can't import the module .* Nearest: `gymnasium.wrappers`."),
