@@ -246,18 +246,19 @@ class MinariDataset:
     def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
         self.folder, self._metadata, self._kind = folder, metadata, kind
         self.reader = _reader(folder, kind)
-        self.episodes: Episodes = self.reader.index()
-        if not self.episodes.names:
-            raise DataError(f"{folder}: the Minari dataset has no episodes.")
         self._paths: dict[str, Sequence[str]] = {}
         self.columns: dict[str, MinariColumn] = {}
         self._rows_more: dict[str, int] = {}  # how many more rows than steps an episode has of a column, if any
         self._dropped: dict[str, str] = {}
         adapted: list[str] = []
-        obs_space = self._add_space(col.OBS, adapted)
-        action_space = self._add_space(col.ACTION, adapted)
-        self._add_flat()
-        self._add_infos()
+        with self.reader.held():
+            self.episodes: Episodes = self.reader.index()
+            if not self.episodes.names:
+                raise DataError(f"{folder}: the Minari dataset has no episodes.")
+            obs_space = self._add_space(col.OBS, adapted)
+            action_space = self._add_space(col.ACTION, adapted)
+            self._add_flat()
+            self._add_infos()
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
         self.step_columns = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
 

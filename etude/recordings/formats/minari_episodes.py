@@ -8,7 +8,8 @@ padding.
 import dataclasses
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from etude.files import AnyPath, input_file
 from etude.recordings import footers
 from etude.recordings.format import Problem
 from etude.recordings.formats.arrow import check_names, numbers, one_array
-from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
+from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, decoding, descriptor, h5py_module, names_of, opened
 from etude.recordings.layout import read_json
 from etude.urls import first_line
 
@@ -67,6 +68,9 @@ class EpisodeReader(Protocol):
 
     def where(self, name: str) -> str:
         """Describe an episode, for errors."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Open what the calls inside a ``with`` block have in common only once."""
 
     def tuple_member(self, index: int) -> str:
         """Return the name of a Tuple's part in this layout."""
@@ -113,6 +117,16 @@ class ArrowEpisodes:
     def __init__(self, folder: AnyPath, suffix: str) -> None:
         self._folder = folder
         self._suffix = suffix
+        self._held: dict[str, pa.Table] | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Read the episode that the calls inside a ``with`` block have in common only once."""
+        self._held = {}
+        try:
+            yield
+        finally:
+            self._held = None
 
     def files(self) -> list[AnyPath]:
         """Return all files of all episodes."""
@@ -181,11 +195,16 @@ class ArrowEpisodes:
         return table
 
     def _episode(self, name: str) -> pa.Table:
+        if self._held and name in self._held:
+            return self._held[name]
         tables = [self._table(path) for path in self._files_of(name)]
         try:
-            return pa.concat_tables(tables).combine_chunks()
+            table = pa.concat_tables(tables).combine_chunks()
         except pa.ArrowException as error:
             raise _unreadable_arrow(self._folder / name, error) from error
+        if self._held is not None:
+            self._held = {name: table}
+        return table
 
     def infos(self, name: str) -> dict[str, MinariColumn | None]:
         """Return the infos of one episode by path; None for those that are not plain numbers."""
@@ -294,6 +313,25 @@ class Hdf5Episodes:
     def __init__(self, folder: AnyPath) -> None:
         self.path = folder / FILE
         self._opener = Opener(self.path)
+        self._root: Any = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Open the file once for the calls inside a ``with`` block."""
+        with opened(self.path) as self._root:
+            try:
+                yield
+            finally:
+                self._root = None
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        if self._root is None:
+            with opened(self.path) as root:
+                yield root
+        else:
+            with decoding(self.path):
+                yield self._root
 
     def files(self) -> list[AnyPath]:
         """Return the file."""
@@ -309,7 +347,7 @@ class Hdf5Episodes:
 
     def index(self) -> Episodes:
         """Return the existing episodes, sorted by number."""
-        with opened(self.path) as root:
+        with self._opened() as root:
             numbers = [int(m[1]) for name in names_of(root) if (m := re.fullmatch(r"episode_(\d{1,18})", name))]
             names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
             for name in names:
@@ -351,7 +389,7 @@ class Hdf5Episodes:
     def infos(self, name: str) -> dict[str, MinariColumn | None]:
         """Return the infos of one episode by path; None for those that are not plain numbers."""
         out: dict[str, MinariColumn | None] = {}
-        with opened(self.path) as root:
+        with self._opened() as root:
             group = self._opener.group(root, name, name)
             if b"infos" in group:
                 self._add_infos(group, "infos", f"{name}/infos", "", out)
@@ -372,7 +410,7 @@ class Hdf5Episodes:
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
-        with opened(self.path) as root:
+        with self._opened() as root:
             group = self._down(self._opener.group(root, name, name), name, path[:-1])
             member, where = path[-1], f"{name}/{'/'.join(path)}"
             if image:
@@ -384,25 +422,26 @@ class Hdf5Episodes:
 
     def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
         """Read columns of some episodes, concatenated."""
-        with opened(self.path) as root:
+        with self._opened() as root:
             out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
             plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
+            file = descriptor(root)
             for i, name in enumerate(names):
                 groups: dict[tuple[str, ...], Any] = {(): self._opener.group(root, name, name)}
                 for one in plan:
                     group = groups.get(one.parent)
                     if group is None:
                         group = groups[one.parent] = self._down(groups[()], name, one.parent)
-                    self._read_next(group, one, name, i)
+                    self._read_next(group, one, name, i, file)
         return out
 
-    def _read_next(self, group: Any, one: "_Reading", name: str, i: int) -> None:
+    def _read_next(self, group: Any, one: "_Reading", name: str, i: int, file: int | None) -> None:
         """Read a column of episode ``name``, which has index ``i`` in the unit."""
         target = one.out[one.at : one.at + one.rows[i]]
         one.at += one.rows[i]
         found = None
         if target.size and not one.column.image:
-            found = self._opener.filled(group, one.member, target, one.like)
+            found = self._opener.filled(group, one.member, target, one.like, file)
         if found is None:
             self._read_one(group, one.path[-1], f"{name}/{'/'.join(one.path)}", one.column, target)
         else:

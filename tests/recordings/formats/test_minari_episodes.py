@@ -86,6 +86,33 @@ def test_layouts_and_widths_may_differ_between_episodes(dataset: Path, options: 
     np.testing.assert_array_equal(before.final_obs["obs"], after.final_obs["obs"])
 
 
+@pytest.mark.parametrize("kind", ["in another order of bytes", "of fewer bits", "shifted"])
+def test_numbers_whose_bytes_are_not_numpys_are_converted(dataset: Path, kind: str) -> None:
+    before = Recording.open(dataset).read()
+    with h5py.File(next(dataset.rglob("*.hdf5")), "r+") as file:
+        for episode in file.values():
+            values = episode["actions"][()]
+            del episode["actions"]
+            stored = h5py.h5t.STD_I64BE.copy() if kind == "in another order of bytes" else h5py.h5t.STD_I64LE.copy()
+            if kind != "in another order of bytes":
+                stored.set_precision(56)
+            if kind == "shifted":
+                stored.set_offset(8)
+            space = h5py.h5s.create_simple(values.shape)
+            h5py.h5d.create(episode.id, b"actions", stored, space).write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    np.testing.assert_array_equal(Recording.open(dataset).read().steps["action"], before.steps["action"])
+
+
+def test_a_file_may_begin_with_other_bytes(dataset: Path) -> None:
+    before, path = Recording.open(dataset).read(), next(dataset.rglob("*.hdf5"))
+    path.rename(path.with_name("old.hdf5"))
+    with h5py.File(path.with_name("old.hdf5")) as old, h5py.File(path, "w", userblock_size=2048) as new:
+        for name in old:
+            old.copy(name, new)
+    after = Recording.open(dataset).read()
+    assert all(np.array_equal(column, after.steps[name]) for name, column in before.steps.items())
+
+
 @pytest.mark.parametrize("odd", [np.array([7, 8]), np.array([1, 1], np.int8), "x", h5py.Empty("i8"), 3.0])
 def test_attributes_that_are_no_number_are_as_if_absent(dataset: Path, odd: Any) -> None:
     """The rewards tell how many steps there are."""
