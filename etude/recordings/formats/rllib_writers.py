@@ -8,7 +8,7 @@ column ``t``, which RLlib does not record but understands, is the index of a row
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +33,6 @@ from etude.spaces import Nester, Space
 
 _EXTRA: Final = "extra"
 _OWN: Final = {own: name for name, own in NAMES.items()}
-
-
-def rllib_name(root: str) -> str:
-    """Return RLlib's name for one of Etude's columns; the inverse of `rllib_columns.own_name`."""
-    return _OWN.get(root, root)
 
 
 def extras(names: Iterable[str], header: Header) -> list[str]:
@@ -66,43 +61,33 @@ def infos_of(columns: Columns) -> dict[str, Any]:
     return found if isinstance(found, dict) else {col.INFO: found}
 
 
-def outputs(columns: Columns, taken: Collection[str] = ()) -> dict[str, Any]:
-    """Return RLlib's extra model outputs by its names: arrays, or nested maps of them; see `names_of`."""
-    found = nested(columns)
-    others = found.pop(_EXTRA, {})
-    values = [*found.values(), *(others.values() if isinstance(others, dict) else [others])]
-    return dict(zip(names_of(list(columns), taken).values(), values, strict=True))
+def rllib_names(columns: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """Return RLlib's path of each column; the inverse of `rllib_columns.own_name`.
 
-
-def names_of(columns: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Return RLlib's names of columns, by the first part of Etude's, in the order of `outputs`.
-
-    Of columns that are called ``extra/...`` in Etude because their names are reserved there, see `own_name`, it is the
-    second part. Names that are ``taken``, or those of others, get ``extra_`` in front.
+    A first part that is ``taken``, or that of another column, gets ``extra_`` in front.
     """
-    found = nested({name: np.empty(0) for name in columns})
-    others = found.pop(_EXTRA, {})
-    wanted = {root: rllib_name(root) for root in found}
-    wanted |= {f"{_EXTRA}/{name}": name for name in others} if isinstance(others, dict) else {_EXTRA: _EXTRA}
-    out = dict.fromkeys(wanted, "")
-    used = set(taken)
-    for root in sorted(wanted, key=lambda root: root not in _OWN):  # RLlib's own names are never given away
-        name = wanted[root]
-        while name in used:
-            name = f"{_EXTRA}_{name}"
-        used.add(name)
-        out[root] = name
-    return out
+    roots: dict[str, str] = {}
+    out = {}
+    for name in sorted(columns, key=lambda name: name.split(col.SEPARATOR)[0] not in _OWN):  # RLlib's own names first
+        root, *rest = name.split(col.SEPARATOR)
+        new = _OWN.get(root, root)
+        if root == _EXTRA and rest:
+            new, root, rest = rest[0], f"{_EXTRA}{col.SEPARATOR}{rest[0]}", rest[1:]
+        while root not in roots and new in {*taken, *roots.values()}:
+            new = f"{_EXTRA}_{new}"
+        out[name] = col.SEPARATOR.join([roots.setdefault(root, new), *rest])
+    return {name: out[name] for name in columns}
 
 
-def _notes(columns: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+def outputs(exp: Experience, names: Mapping[str, str]) -> dict[str, Any]:
+    """RLlib's extra model outputs by its names: arrays, or nested maps of them."""
+    return nested({new: exp.steps[name] for name, new in names.items()})
+
+
+def _notes(names: Mapping[str, str]) -> list[str]:
     """What the columns are called whose names are taken."""
-    found = names_of(columns, taken).items()
-    return [
-        f"column `{root}` is called `{name}`: RLlib has another of its name"
-        for root, name in found
-        if name.startswith(f"{_EXTRA}_") and root != name
-    ]
+    changed = {name: new for name, new in names.items() if new.startswith(f"{_EXTRA}_") and new != name}
+    return [f"column `{name}` is called `{new}`: RLlib has another of its name" for name, new in changed.items()]
 
 
 MAX_BYTES: Final = 64 << 20
@@ -140,8 +125,8 @@ class RLlibEpisodesWriter:
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
-        self._extras = extras(columns, header)
-        self.notes = _notes(self._extras)
+        self._names = rllib_names(extras(columns, header))
+        self.notes = _notes(self._names)
         self._spaces = {root: packed(map_of(space)) for root, space in header.spaces.items()}
         self._reward_space = packed(map_of(_REWARDS))
         self._documents: list[bytes] = []
@@ -171,7 +156,7 @@ class RLlibEpisodesWriter:
         rewards = entries(exp.steps[col.REWARD], plain=True)
         infos = infos_of(exp.steps)
         after = entries(infos) if infos else None
-        more = {name: entries(tree) for name, tree in outputs({n: exp.steps[n] for n in self._extras}).items()}
+        more = {name: entries(tree) for name, tree in outputs(exp, self._names).items()}
         for i in range(exp.num_segments):
             start, stop = int(exp.offsets[i]), int(exp.offsets[i + 1])
             own = slice(start, stop)
@@ -179,43 +164,23 @@ class RLlibEpisodesWriter:
                 packed(name) + _buffer(list_of(rows[own]), _NOTHING) for name, rows in more.items()
             )
             said = [b"\x80"] * (stop - start) if after is None else [after[own].tobytes()]
+            ids = {name: getattr(exp.segments, name)[i] for name in (col.AGENT_ID, col.MODULE_ID)}
+            t_start = int(exp.segments.t_start[i])
+            ends = {f"is_{end}": getattr(exp.segments, end)[i] for end in (col.TERMINATED, col.TRUNCATED)}
             yield b"".join(
                 [
-                    _start_of(exp, i),
+                    map_header(18) + _items({"id_": exp.segments.episode_id[i], **ids, "multi_agent_episode_id": None}),
                     packed("observations") + _buffer(list_of(obs[start + i : stop + i + 1]), self._spaces[col.OBS]),
                     packed("actions") + _buffer(list_of(actions[own]), self._spaces[col.ACTION]),
                     packed("rewards") + _buffer(list_of(rewards[own]), self._reward_space),
                     packed("infos") + _buffer(b"".join([list_header(stop - start + 1), b"\x80", *said]), _NOTHING),
                     packed("extra_model_outputs") + (extra if more else _NOTHING),
-                    _end_of(exp, i),
+                    _items({**ends, "t_started": t_start, "t": t_start + stop - start}),
                     packed("_observation_space") + self._spaces[col.OBS],
                     packed("_action_space") + self._spaces[col.ACTION],
                     _CLOSING,
                 ]
             )
-
-
-def _start_of(exp: Experience, i: int) -> bytes:
-    segments = exp.segments
-    head = {
-        "id_": segments.episode_id[i],
-        "agent_id": segments.agent_id[i],
-        "module_id": segments.module_id[i],
-        "multi_agent_episode_id": None,
-    }
-    return map_header(18) + _items(head)
-
-
-def _end_of(exp: Experience, i: int) -> bytes:
-    segments = exp.segments
-    t_start = int(segments.t_start[i])
-    tail = {
-        "is_terminated": segments.terminated[i],
-        "is_truncated": segments.truncated[i],
-        "t_started": t_start,
-        "t": t_start + int(exp.lengths[i]),
-    }
-    return _items(tail)
 
 
 def _items(values: dict[str, Any]) -> bytes:
@@ -235,16 +200,8 @@ def _buffer(data: bytes, space: bytes) -> bytes:
 
 def _with_finals(exp: Experience) -> Columns:
     """The observations of each episode, including the final one: ``[num_steps + num_segments, ...]``."""
-    rows = exp.num_steps + exp.num_segments
-    ends = exp.offsets[1:] + np.arange(exp.num_segments)
-    inside = np.ones(rows, bool)
-    inside[ends] = False
-    out: Columns = {}
-    for name, final in exp.final_obs.items():
-        column: NDArray[Any] = np.empty((rows, *final.shape[1:]), final.dtype)
-        column[inside], column[ends] = exp.steps[name], final
-        out[name] = column
-    return out
+    ends = exp.offsets[1:]
+    return {name: np.insert(exp.steps[name], ends, final, axis=0) for name, final in exp.final_obs.items()}
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -279,8 +236,8 @@ class RLlibTableWriter:
             _check(space, root)
         self._files = _files(folder)
         self._nesters = {root: Nester(space, root) for root, space in header.spaces.items()}
-        self._extras = extras(columns, header)
-        self.notes = _notes(self._extras, _TAKEN)
+        self._names = rllib_names(extras(columns, header), _TAKEN)
+        self.notes = _notes(self._names)
 
     def write(self, exp: Experience) -> None:
         """Write these steps."""
@@ -299,7 +256,7 @@ class RLlibTableWriter:
         }
         infos = self._flat(infos_of(exp.steps), "infos")
         fields |= {"infos": _column("infos", infos)} if infos else {}
-        for name, tree in outputs({name: exp.steps[name] for name in self._extras}, _TAKEN).items():
+        for name, tree in outputs(exp, self._names).items():
             kept = tree if isinstance(tree, np.ndarray) else self._flat(tree, name)
             fields |= {name: _column(name, kept)} if len(kept) else {}
         pairs = list(fields.values())
@@ -341,20 +298,15 @@ def _check(space: Space, root: str, *, inside: bool = False) -> None:
 
 
 def _text(name: str, values: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    array = pa.array(values.repeat(lengths), pa.string())
-    return pa.field(name, array.type), array
+    return pa.field(name, pa.string()), pa.array(values.repeat(lengths), pa.string())
 
 
 def _column(name: str, tree: NDArray[Any] | Mapping[str, Any]) -> tuple[pa.Field, pa.Array]:
-    if isinstance(tree, Mapping):
+    if isinstance(tree, Mapping) or tree.ndim == 1:
         array = _nested(tree)
         return pa.field(name, array.type), array
-    if tree.ndim == 1:
-        array = pa.array(tree)
-        return pa.field(name, array.type), array
     flat = np.ascontiguousarray(tree).reshape(-1)
-    width = int(np.prod(tree.shape[1:]))
-    array = pa.LargeListArray.from_arrays(np.arange(len(tree) + 1) * width, pa.array(flat))
+    array = pa.LargeListArray.from_arrays(np.arange(len(tree) + 1) * (flat.size // max(1, len(tree))), pa.array(flat))
     metadata = {
         b"ARROW:extension:name": b"ray.data.arrow_tensor_v2",
         b"ARROW:extension:metadata": json.dumps(list(tree.shape[1:])).encode(),
