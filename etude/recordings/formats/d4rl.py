@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -55,13 +55,16 @@ _NPZ_VERSION: Final = 1
 """Version of the unpacked NPZ files; changing it invalidates cache entries."""
 
 
+Found: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]] | None
+"""The shape and dtype of an array; None if it is not plain numbers."""
+
+
 class ArrayFile(Protocol):
     """A file of named arrays."""
 
     path: AnyPath
-
-    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Return shape and dtype by name (groups with a slash); None for what is not plain numbers."""
+    arrays: dict[str, Found]
+    """The arrays by name (groups with a slash)."""
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Read some rows of an array."""
@@ -134,7 +137,7 @@ class FlatArrays(TableRows, FileFormat):
 
 def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
     """The rows of a file, in pieces of the size of units."""
-    found = file.arrays()[layout[col.under(layout, col.ACTION)[0]].stored]
+    found = file.arrays[layout[col.under(layout, col.ACTION)[0]].stored]
     assert found is not None  # a column
     rows = found[0][0]
     done = np.zeros(rows, bool)
@@ -157,14 +160,14 @@ def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) ->
 
 def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
     """The columns and flags of a file, by Etude's names; others are added to ``dropped``, with the reason."""
-    arrays = file.arrays()
+    arrays = file.arrays
     for name in ("observations", "actions"):
         if not any(col.is_under(stored, name) for stored in arrays):
             raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
-    lengths = [f[0][0] for stored, f in arrays.items() if col.is_under(stored, "actions") and f and f[0]]
-    if not lengths:
-        stored = next(stored for stored in arrays if col.is_under(stored, "actions"))
-        raise _refusal(file, stored, arrays[stored], lengths)
+    actions = [found for stored, found in arrays.items() if col.is_under(stored, "actions")]
+    length = next((found[0][0] for found in actions if found and found[0]), 0)
+    if not length:
+        raise _refusal(file, next(stored for stored in arrays if col.is_under(stored, "actions")), length)
     is_of_envs = _is_of_envs(file)
     flags = _flags(arrays)
     out: dict[str, _ArrayColumn] = {}
@@ -176,9 +179,9 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
                 dropped[stored] = f"episodes end where {' or '.join(flags.values())} says so"
             continue
         needed = root in ROOTS and root != "infos"
-        if found is None or not found[0] or found[0][0] != lengths[0] or 0 in found[0][1:]:
+        if found is None or found[0][:1] != (length,) or 0 in found[0]:
             if needed:
-                raise _refusal(file, stored, found, lengths)
+                raise _refusal(file, stored, length)
             dropped[name] = "not plain numbers, one row a step"
         elif not needed and (reserved(name) or root in (col.OBS, col.ACTION, col.REWARD)):
             dropped[name] = "the name is reserved for recordings"
@@ -195,9 +198,8 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
         )
     for name, stored in flags.items():
         found = arrays[stored]
-        if found is None or found[0] not in ((lengths[0],), (lengths[0], 1)):
-            shown = "no numbers" if found is None else f"of shape {list(found[0])}"
-            raise DataError(f"{file.path}: `{stored}` is {shown}, not one flag for each of {lengths[0]:,} rows.")
+        if found is None or found[0] not in ((length,), (length, 1)):
+            raise _refusal(file, stored, length)
         out[name] = _ArrayColumn(stored, (), found[1].newbyteorder("="))
     own, after = col.subtree(out, col.OBS), col.renamed(out, col.NEXT_OBS, col.OBS)
     if after and {k: c[1:] for k, c in own.items()} != {k: c[1:] for k, c in after.items()}:
@@ -220,21 +222,17 @@ def _flags(stored: Iterable[str]) -> dict[str, str]:
 def _is_of_envs(file: ArrayFile) -> bool:
     """Whether rows are those of envs side by side, as in a replay buffer of Stable-Baselines3: rewards ``[N, envs]``,
     observations and actions ``[N, envs, ...]``."""
-    arrays = {name: found for name, found in file.arrays().items() if found is not None}
+    arrays = {name: found for name, found in file.arrays.items() if found is not None}
     rewards = arrays["rewards"][0] if "rewards" in arrays else ()
     shapes = [found[0] for name, found in arrays.items() if name.split(SEPARATOR)[0] in ("observations", "actions")]
     return len(rewards) == 2 and all(len(shape) > 2 and shape[1] == rewards[1] for shape in shapes)
 
 
-def _refusal(file: ArrayFile, stored: str, found: Any, lengths: Sequence[int]) -> DataError:
-    if found is None:
-        return DataError(f"{file.path}: `{stored}` does not hold plain numbers. Convert it.")
-    if not found[0] or 0 in found[0]:
-        return DataError(f"{file.path}: `{stored}` is of shape {list(found[0])}: there are no rows of numbers.")
-    return DataError(
-        f"{file.path}: `{stored}` has {found[0][0]:,} rows, but `actions` has {lengths[0]:,}. All arrays have one row "
-        "a step: cut the longer."
-    )
+def _refusal(file: ArrayFile, stored: str, length: int) -> DataError:
+    found = file.arrays[stored]
+    what = "does not hold plain numbers" if found is None else f"is of shape {list(found[0])}"
+    rows = f"{length:,} rows of numbers, as `actions` has" if length else "a row of numbers for each step"
+    return DataError(f"{file.path}: `{stored}` {what}, but must have {rows} (of a flag, one number each).")
 
 
 def _listed(columns: Mapping[str, _ArrayColumn]) -> str:
@@ -253,7 +251,7 @@ class _Hdf5File:
     def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._opener = Opener(path)
-        self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+        self.arrays: dict[str, Found] = {}
         with opened(path) as root:
             self._look(root, "", 0)
 
@@ -266,25 +264,21 @@ class _Hdf5File:
                         self._look(self._opener.group(group, name, where), f"{where}/", depth + 1)
                 else:
                     _, shape, dtype = self._opener.dataset(group, name, where)
-                    self._arrays[where] = shape, dtype
+                    self.arrays[where] = shape, dtype
             except DataError:
                 if where.split("/")[0] in ("observations", "actions", "rewards", "terminals", "timeouts"):
                     raise
-                self._arrays[where] = None
-
-    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Return shape and dtype by name."""
-        return self._arrays
+                self.arrays[where] = None
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Read some rows of an array."""
         with opened(self.path) as root:
-            group, *_ = root, None
+            group = root
             *parents, member = name.split("/")
             for parent in parents:
                 group = self._opener.group(group, parent, name)
             dataset, shape, dtype = self._opener.dataset(group, member, name)
-            if self._arrays[name] != (shape, dtype):
+            if self.arrays[name] != (shape, dtype):
                 raise cache.changed(self.path, f"`{name}` ")
             out = np.empty((stop - start, *shape[1:]), dtype)
             self._opener.read(dataset, out, None if (start, stop) == (0, shape[0]) else start)
@@ -321,7 +315,7 @@ _BROKEN = (
 class _NpzFile:
     def __init__(self, path: AnyPath) -> None:
         self.path = path
-        self._members: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+        self.arrays: dict[str, Found] = {}
         self._loaded: dict[str, NDArray[Any]] = {}
         size, unpacked = path.stat().st_size, 0
         try:
@@ -332,7 +326,7 @@ class _NpzFile:
                         if info.file_size > size * MOST_PACKED:
                             raise ValueError(f"`{name}` claims {info.file_size:,} bytes; the file has {size:,}")
                         with archive.open(info) as stream:
-                            self._members[name] = _header(stream, info.file_size)
+                            self.arrays[name] = _header(stream, info.file_size)
                         unpacked += info.file_size
         except _BROKEN as error:
             raise self._unreadable(error) from error
@@ -345,10 +339,6 @@ class _NpzFile:
     def _unreadable(self, error: BaseException) -> DataError:
         return DataError(f"{self.path}: can't be read as .npz ({first_line(error)}). Restore it from a copy.")
 
-    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-        """Return shape and dtype by name."""
-        return self._members
-
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Read some rows of an array."""
         if name in self._loaded:
@@ -358,11 +348,11 @@ class _NpzFile:
                 with self._member(name) as stream:
                     found = self._loaded[name] = npy.read_array(stream, allow_pickle=False)
             else:
-                place = self._origin.entry(self._unpack) / f"{list(self._members).index(name)}.npy"
+                place = self._origin.entry(self._unpack) / f"{list(self.arrays).index(name)}.npy"
                 found = np.load(place, mmap_mode="r", allow_pickle=False)
         except _BROKEN as error:
             raise self._unreadable(error) from error
-        if self._members[name] != (found.shape, found.dtype):
+        if self.arrays[name] != (found.shape, found.dtype):
             raise cache.changed(self.path, f"`{name}` ")
         return found[start:stop] if self._origin is None else np.array(found[start:stop])
 
@@ -373,7 +363,7 @@ class _NpzFile:
 
     def _unpack(self, folder: Path) -> None:
         """Unpack all arrays of plain numbers into ``folder``, as files named by their index."""
-        for i, (name, kind) in enumerate(self._members.items()):
+        for i, (name, kind) in enumerate(self.arrays.items()):
             if kind is not None:
                 with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
                     shutil.copyfileobj(stream, out, 2**20)
@@ -402,7 +392,7 @@ class D4RLNpz(FlatArrays):
         return {"observations", "actions"} <= roots
 
 
-def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+def _header(stream: IO[bytes], size: int) -> Found:
     """Shape and dtype from the header of an ``.npy`` file of ``size`` bytes; None if it is not plain numbers."""
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):

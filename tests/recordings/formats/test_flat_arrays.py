@@ -169,12 +169,12 @@ def changed(**changes: Any) -> Arrays:
     ("arrays", "message"),
     [
         (changed(actions=None), "there is no array `actions`; there are"),
-        (changed(rewards=np.zeros(9)), "`rewards` has 9 rows, but `actions` has 10"),
+        (changed(rewards=np.zeros(9)), r"`rewards` is of shape .*, but must have 10 rows of numbers, as `actions` has"),
         (changed(rewards=np.zeros((10, 2))), r"`rewards` has rows of shape \[2\], not one number each"),
         (changed(terminals=np.full(10, 2)), "row 0: the column of `terminated` is 2, not true or false"),
-        (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], not one flag for each of 10 rows"),
+        (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], but must have 10 rows of numbers"),
         (changed(next_observations=np.zeros((10, 2))), "`next_observations` has other shapes or dtypes"),
-        (changed(observations=np.zeros((10, 0))), "there are no rows of numbers"),
+        (changed(observations=np.zeros((10, 0))), r"`observations` is of shape \[10, 0\], but must have 10 rows"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, kind: str, arrays: Arrays, message: str) -> None:
