@@ -305,7 +305,7 @@ def _check_lines(path: AnyPath) -> None:
     with input_stream(path) as file:
         for number, line in enumerate(io.BufferedReader(file), 1):
             try:
-                json.loads(line)
+                _ = line.isspace() or json.loads(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not JSON: {error}") from error
 

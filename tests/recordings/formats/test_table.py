@@ -940,6 +940,7 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"o": 1.0, "a": 0}\n{"o": 1.0, "a"', r"a\.jsonl: can't be read \(line 2 is not JSON: "),
+        ("a.jsonl", '{"o": 1.0, "a": 0}\n\n{"o": 1.0, "a"', r"a\.jsonl: can't be read \(line 3 is not JSON: "),
         (
             "a.jsonl",
             '{"o": 1.0, "a": 0}\n{"o": 1.0, "a": "b"}\n',
