@@ -251,14 +251,14 @@ class MinariDataset:
         self._rows_more: dict[str, int] = {}  # how many more rows than steps an episode has of a column, if any
         self._dropped: dict[str, str] = {}
         adapted: list[str] = []
+        self.episodes: Episodes = self.reader.index()
+        if not self.episodes.names:
+            raise DataError(f"{folder}: the Minari dataset has no episodes.")
         with self.reader.held():
-            self.episodes: Episodes = self.reader.index()
-            if not self.episodes.names:
-                raise DataError(f"{folder}: the Minari dataset has no episodes.")
             obs_space = self._add_space(col.OBS, adapted)
             action_space = self._add_space(col.ACTION, adapted)
             self._add_flat()
-            self._add_infos()
+        self._add_infos()
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
         self.step_columns = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
 
@@ -344,20 +344,24 @@ class MinariDataset:
 
     def _add_infos(self) -> None:
         """Add the infos that are alike in every episode, as numbers; the others are listed as dropped."""
-        first = self.reader.infos(self.episodes.names[0])
-        others = [self.reader.infos(name) for name in self.episodes.names[1:]] if first else []
+        (first,) = self.reader.infos(self.episodes.names[:1])
+        alike, more = dict.fromkeys(first, True), set[str]()
+        for other in self.reader.infos(self.episodes.names[1:] if first else ()):
+            more |= other.keys() - first.keys()
+            for path, column in first.items():
+                alike[path] &= column is not None and _alike(column, other.get(path))
         length = int(self.episodes.lengths[0])
         for path, column in first.items():
             name = f"{col.INFO}/{path}"
             if column is None or column.rows not in (length, length + 1):
                 self._dropped[name] = "not plain numbers, one row a step"
-            elif not all(_alike(column, other.get(path)) for other in others):
+            elif not alike[path]:
                 self._dropped[name] = "not the same in every episode"
             else:
                 self._rows_more[name] = column.rows - length
                 self._paths[name] = ("infos", *path.split("/"))
                 self.columns[name] = column
-        for path in {path for other in others for path in other} - set(first):
+        for path in sorted(more):
             self._dropped[f"{col.INFO}/{path}"] = "not in every episode"
 
     def _meta(self, adapted: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -78,8 +78,8 @@ class EpisodeReader(Protocol):
     def index(self) -> Episodes:
         """Return the existing episodes, sorted by number."""
 
-    def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """Return the infos of one episode by path; None for those that are not plain numbers."""
+    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
+        """Yield the infos of each episode by path; None for those that are not plain numbers."""
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
@@ -206,17 +206,18 @@ class ArrowEpisodes:
             self._held = {name: table}
         return table
 
-    def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """Return the infos of one episode by path; None for those that are not plain numbers."""
-        out: dict[str, MinariColumn | None] = {}
-        table = self._episode(name)
-        if "infos" in table.column_names:
-            for path in _paths_in(table.schema.field(table.column_names.index("infos")).type, ()):
-                try:
-                    out["/".join(path)] = self.column(name, ("infos", *path), image=False)
-                except DataError:
-                    out["/".join(path)] = None
-        return out
+    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
+        """Yield the infos of each episode by path; None for those that are not plain numbers."""
+        for name in names:
+            out: dict[str, MinariColumn | None] = {}
+            table = self._episode(name)
+            if "infos" in table.column_names:
+                for path in _paths_in(table.schema.field(table.column_names.index("infos")).type, ()):
+                    try:
+                        out["/".join(path)] = self.column(name, ("infos", *path), image=False)
+                    except DataError:
+                        out["/".join(path)] = None
+            yield out
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
@@ -296,6 +297,8 @@ def _unreadable_arrow(path: AnyPath, error: Exception) -> DataError:
 
 
 FILE = "main_data.hdf5"
+_AT_ONCE: Final = 1000
+"""The most episodes that are looked at before the file is opened anew."""
 
 
 class _Reading:
@@ -347,11 +350,11 @@ class Hdf5Episodes:
 
     def index(self) -> Episodes:
         """Return the existing episodes, sorted by number."""
-        with self._opened() as root:
+        with opened(self.path) as root:
             numbers = [int(m[1]) for name in names_of(root) if (m := re.fullmatch(r"episode_(\d{1,18})", name))]
-            names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
-            for name in names:
-                group = self._opener.group(root, name, name)
+        names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
+        with decoding(self.path):
+            for name, group in self._groups(names):
                 length = self._whole_number(group, b"total_steps")
                 lengths.append(self._num_rewards(group, name) if length is None else length)
                 seeds.append(self._whole_number(group, b"seed"))
@@ -360,6 +363,13 @@ class Hdf5Episodes:
             if not 0 < length <= most:
                 raise DataError(f"{self.path}: `{name}` has {length:,} steps. Restore the file from a copy.")
         return Episodes(names, np.array(lengths, np.int64), seeds)
+
+    def _groups(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yield episodes with their groups. HDF5 keeps some kilobytes of each until the file is closed."""
+        for start in range(0, len(names), _AT_ONCE):
+            with opened(self.path) as root:
+                for name in names[start : start + _AT_ONCE]:
+                    yield name, self._opener.group(root, name, name)
 
     def _num_rewards(self, group: Any, name: str) -> int:
         _, shape, _ = self._opener.dataset(group, "rewards", f"{name}/rewards")
@@ -386,14 +396,14 @@ class Hdf5Episodes:
         attribute.read(value, h5py.h5t.NATIVE_INT64)
         return int(value)
 
-    def infos(self, name: str) -> dict[str, MinariColumn | None]:
-        """Return the infos of one episode by path; None for those that are not plain numbers."""
-        out: dict[str, MinariColumn | None] = {}
-        with self._opened() as root:
-            group = self._opener.group(root, name, name)
-            if b"infos" in group:
-                self._add_infos(group, "infos", f"{name}/infos", "", out)
-        return out
+    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
+        """Yield the infos of each episode by path; None for those that are not plain numbers."""
+        for name, group in self._groups(names):
+            out: dict[str, MinariColumn | None] = {}
+            with decoding(self.path):
+                if b"infos" in group:
+                    self._add_infos(group, "infos", f"{name}/infos", "", out)
+            yield out
 
     def _add_infos(self, parent: Any, name: str, where: str, path: str, out: dict[str, MinariColumn | None]) -> None:
         if self._opener.is_group(parent, name, where):
