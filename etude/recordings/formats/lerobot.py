@@ -235,9 +235,12 @@ class Dataset:
             try:
                 with footers.opened(path) as parquet:
                     _check_there(parquet.schema_arrow, names, str(path))
-                    table = parquet.read(columns=names)
-                    table.validate()
-                tables.append({name: _whole(table, name, path) for name in names})
+                    row = 0
+                    for group in range(parquet.num_row_groups):  # all at once would take far more memory
+                        table = parquet.read_row_group(group, columns=names)
+                        table.validate()
+                        tables.append({name: _whole(table, name, path, row) for name in names})
+                        row += len(table)
             except (*footers.BROKEN, ValueError, KeyError) as error:
                 raise DataError(f"{path}: can't be read ({first_line(error)}). Restore it from a copy.") from error
         if not tables:
@@ -615,9 +618,9 @@ def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
             raise DataError(f"{where}: column `{key}` {how}; there are {', '.join(schema.names)[:500]}.")
 
 
-def _whole(table: pa.Table, name: str, path: AnyPath) -> NDArray[Any]:
-    """A column of ``meta/episodes``: integers, except for times."""
-    values = numbers(one_array(table[name]), name, lambda row: f"{path}: row {row}")
+def _whole(table: pa.Table, name: str, path: AnyPath, first: int) -> NDArray[Any]:
+    """A column of ``meta/episodes`` from row ``first`` on: integers, except for times."""
+    values = numbers(one_array(table[name]), name, lambda row: f"{path}: row {first + row}")
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():

@@ -61,7 +61,7 @@ class DecodedCache(Generic[T]):
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-KEPT_BYTES: Final = 64 * 2**20
+KEPT_BYTES: Final = 32 * 2**20
 """Size of the cache of decoded row groups, so that several units in a row group do not decode it each time."""
 
 

@@ -77,7 +77,7 @@ _log = logging.getLogger("etude.recordings")
 # -- columns, decoded group by group ---------------------------------------------------------------------------------
 
 
-CACHE_BYTES: Final = 64 * 2**20
+CACHE_BYTES: Final = 32 * 2**20
 """Size of the cache of decoded groups, so that parts of a group, or scattered rows, do not decode it each time."""
 OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT, col.INFO)
 CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
