@@ -150,7 +150,7 @@ class Opener:
             out: Not empty, C-contiguous.
             like: The result for the dataset of that name in another group, whose type is compared first.
             file: What `descriptor` has returned for the file. Bytes that are numbers of ``out`` as they are, are read
-                from it, in a fifth of the time.
+                from it, in a third of the time.
 
         Returns:
             A number for its type; None if nothing was read.

@@ -209,15 +209,16 @@ class ArrowEpisodes:
     def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
         """Yield the infos of each episode by path; None for those that are not plain numbers."""
         for name in names:
-            out: dict[str, MinariColumn | None] = {}
-            table = self._episode(name)
-            if "infos" in table.column_names:
-                for path in _paths_in(table.schema.field(table.column_names.index("infos")).type, ()):
-                    try:
-                        out["/".join(path)] = self.column(name, ("infos", *path), image=False)
-                    except DataError:
-                        out["/".join(path)] = None
-            yield out
+            with self.held():
+                schema = self._episode(name).schema
+                kind = schema.field(schema.names.index("infos")).type if "infos" in schema.names else pa.struct([])
+                yield {"/".join(path): self._info(name, path) for path in _paths_in(kind, ())}
+
+    def _info(self, name: str, path: Sequence[str]) -> MinariColumn | None:
+        try:
+            return self.column(name, ("infos", *path), image=False)
+        except DataError:
+            return None
 
     def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """Return the shape and dtype of one column's rows in one episode."""
@@ -432,7 +433,7 @@ class Hdf5Episodes:
 
     def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
         """Read columns of some episodes, concatenated."""
-        with self._opened() as root:
+        with opened(self.path) as root:
             out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
             plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
             file = descriptor(root)
