@@ -62,6 +62,8 @@ _PYGAME = frozenset(
 )
 """Positions and colors, which are made of numbers, by class name."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_LARGEST_POOL = 1024
+"""The most numbers in the pool of a random generator's seeds; NumPy's default is 4."""
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 _SELF = "__self__"
 _DETAILS = frozenset(
@@ -659,6 +661,7 @@ class _Restore:
                 return np.random.Generator(_bit_generator(stored, node.get("seeds")))
             case "random_state":
                 made = np.random.RandomState()
+                _check_position(stored)
                 made.set_state(stored)
                 return made
             case "python_random":
@@ -806,6 +809,9 @@ class _Restore:
 
 def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    if seeds is not None and seeds["pool_size"] > _LARGEST_POOL:
+        raise CannotRestoreError(f"a random generator has a pool of {seeds['pool_size']} seeds")
+    _check_position(state)
     sequence = None if seeds is None else np.random.SeedSequence(**seeds)
     made: np.random.BitGenerator | None = next(
         (kind(sequence) for kind in kinds if kind.__name__ == state["bit_generator"]), None
@@ -814,3 +820,12 @@ def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.ra
         raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
     made.state = state
     return made
+
+
+def _check_position(state: dict[str, Any]) -> None:
+    """Refuse the state of a random generator whose next number would lie outside of its memory. NumPy takes it."""
+    name = state["bit_generator"]
+    places = {"MT19937": (state["state"].get("pos", 0), 624), "Philox": (state.get("buffer_pos", 0), 4)}
+    position, size = places.get(name, (0, 0))
+    if not 0 <= position <= size:
+        raise CannotRestoreError(f"the random generator {name} has the position {position} among {size} numbers")

@@ -612,6 +612,36 @@ def test_one_image_of_a_new_env_may_have_been_two() -> None:
         other.canvas = other.thing = PIL.Image.new("L", (2, 2))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("made", "name", "value"),
+    [
+        (lambda: np.random.RandomState(1), "pos", 10**6),
+        (lambda: np.random.RandomState(1), "pos", -1),
+        (lambda: np.random.Generator(np.random.MT19937(1)), "pos", 625),
+        (lambda: np.random.Generator(np.random.Philox(1)), "buffer_pos", 5),
+        (lambda: np.random.Generator(np.random.PCG64(1)), "pool_size", 10**9),
+    ],
+)
+def test_a_random_generator_never_reads_outside_of_its_memory(made: Any, name: str, value: int) -> None:
+    """NumPy itself takes such a state, and may then end the process."""
+    env, other = Later(lambda t: made()), Later(lambda t: made())
+    env.step(0)
+    other.step(0)
+    state = capture_env(env)
+
+    def changed(node: Any) -> int:
+        if isinstance(node, dict):
+            own = name in node
+            node |= {name: value} if own else {}
+            return own + sum(map(changed, node.values()))
+        return sum(map(changed, node)) if isinstance(node, list) else 0
+
+    restore_env(other, state)
+    assert changed(state) == 1
+    with pytest.raises(CannotRestoreError, match="random generator"):
+        restore_env(other, state)
+
+
 def test_a_generator_that_all_envs_share_is_not_made_twice() -> None:
     env, other = Configured(), Configured()
     for one in (env, other):
