@@ -44,7 +44,13 @@ def class_name(thing: type) -> str:
 
 def is_bare(kind: type) -> bool:
     """Whether objects of a class have attributes only: a larger one than a bare one has data in C or in slots."""
-    return hasattr(kind, "__dict__") and kind.__dictoffset__ != 0 and kind.__basicsize__ <= _Bare.__basicsize__
+    has_dict = hasattr(kind, "__dict__") and kind.__dictoffset__ != 0
+    return has_dict and kind.__basicsize__ <= _Bare.__basicsize__ and not any(map(_slots_of, kind.__mro__))
+
+
+def _slots_of(kind: type) -> set[str]:
+    slots = vars(kind).get("__slots__", ())
+    return {slots} if isinstance(slots, str) else {*slots} - {"__dict__", "__weakref__"}
 
 
 def memory_of(array: NDArray[Any]) -> NDArray[Any]:

@@ -290,6 +290,12 @@ class Pieces(Later):
     PIECES: ClassVar[Any] = ()
 
 
+class Mixed:
+    """Has a slot and attributes; it is no larger than an object that has attributes and weak references."""
+
+    __slots__ = ("__dict__", "held")
+
+
 class Slotted:
     __slots__ = ("t",)
 
@@ -318,6 +324,7 @@ def kind_of(t: int) -> Any:
     [
         (lambda t: weakref.ref(Ways, print), "thing is a weakref:ReferenceType"),
         (slotted, "thing is a test_snapshot:Slotted"),
+        (lambda t: Mixed(), "thing is a test_snapshot:Mixed, not plain data"),
         (lambda t: PIL.Image.new("P", (2, 2)), "thing._im is a builtins:ImagingCore, not plain data"),
         (kind_of, "thing was test_snapshot:kind_of.<locals>.Blue, but is something else"),
         (operator.itemgetter, "thing was operator.itemgetter(3), but is something else"),
