@@ -232,7 +232,8 @@ def _refusal(file: ArrayFile, stored: str, length: int) -> DataError:
     found = file.arrays[stored]
     what = "does not hold plain numbers" if found is None else f"is of shape {list(found[0])}"
     rows = f"{length:,} rows of numbers, as `actions` has" if length else "a row of numbers for each step"
-    return DataError(f"{file.path}: `{stored}` {what}, but must have {rows} (of a flag, one number each).")
+    remedy = "Convert it, or cut the longer array."
+    return DataError(f"{file.path}: `{stored}` {what}, but must have {rows} (of a flag, one number each). {remedy}")
 
 
 def _listed(columns: Mapping[str, _ArrayColumn]) -> str:

@@ -169,7 +169,10 @@ def changed(**changes: Any) -> Arrays:
     ("arrays", "message"),
     [
         (changed(actions=None), "there is no array `actions`; there are"),
-        (changed(rewards=np.zeros(9)), r"`rewards` is of shape .*, but must have 10 rows of numbers, as `actions` has"),
+        (
+            changed(rewards=np.zeros(9)),
+            r"`rewards` is of shape .*, but must have 10 rows of numbers, as `actions` has.*cut the longer",
+        ),
         (changed(rewards=np.zeros((10, 2))), r"`rewards` has rows of shape \[2\], not one number each"),
         (changed(terminals=np.full(10, 2)), "row 0: the column of `terminated` is 2, not true or false"),
         (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], but must have 10 rows of numbers"),

@@ -641,3 +641,14 @@ def test_what_an_export_can_not_keep_is_refused_or_noted(tmp_path: Path) -> None
     for form, is_noted in (("rllib-table", True), ("rllib-episodes", True), ("minari", True), ("lerobot", False)):
         notes = " ".join(convert(tmp_path / "named", tmp_path / f"{form}-v0", form).notes)
         assert ("the names of `action`'s choices have no place in " in notes) == is_noted
+
+
+def test_episodes_may_be_described_in_several_row_groups(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "a", [6, 4, 5])
+    path = folder / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=1)
+    assert Recording.open(folder).read().lengths.tolist() == [6, 4, 5]
+    about = pa.table({"episode_index": [0, 1, 2], "length": pa.array([6, 4, None])})
+    pq.write_table(about, path, row_group_size=1)
+    with pytest.raises(DataError, match=r"file-000\.parquet: row 2"):
+        Recording.open(folder)

@@ -18,7 +18,7 @@ from some_recording import assert_same
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings import Recording, Source, convert, validate
-from etude.recordings.formats import minari
+from etude.recordings.formats import minari, minari_episodes
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-10.0] * 3, "high": [float("inf")] * 3}
 MODE = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}
@@ -174,6 +174,22 @@ def test_what_was_written_is_read(tmp_path: Path, kind: str) -> None:
     assert recording.meta["minari"]["dataset_id"] == "some/data-v0"
     assert not recording.validate().problems
     assert folder.parent.name == "data-v0"
+
+
+def test_a_file_that_is_opened_anew_after_some_episodes_is_read_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = episodes(NESTED, PAIR, [3, 1, 7, 2, 5], infos=True)
+    data[3]["infos"]["late"] = np.zeros(3)
+    folder = write_hdf5(tmp_path / "data", NESTED, PAIR, data)
+    whole = Recording.open(folder, on_bad=None)
+    monkeypatch.setattr(minari_episodes, "_AT_ONCE", 2)
+    recording = Recording.open(folder, on_bad=None)
+    assert dict(recording.meta) == dict(whole.meta)
+    assert recording.meta["dropped"] == {"info/late": "not in every episode"}
+    assert recording.columns == whole.columns
+    for name, column in everything(whole).steps.items():
+        np.testing.assert_array_equal(everything(recording).steps[name], column)
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
