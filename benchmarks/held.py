@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,13 +82,21 @@ def _converted(name: str) -> Callable[[Path, Path], None]:
     return write
 
 
-def _json(source: Path, target: Path) -> None:
-    """Lines of a batch for each episode, as RLlib's JSON writer makes them without compression."""
+def _parts(source: Path) -> Iterator[Any]:
     from etude.recordings import Recording
 
+    return Recording.open(source).stream()
+
+
+def _episodes(source: Path) -> Iterator[Any]:
+    return (exp for part in _parts(source) for exp in part)
+
+
+def _json(source: Path, target: Path) -> None:
+    """Lines of a batch for each episode, as RLlib's JSON writer makes them without compression."""
     target.mkdir()
     with (target / "output-0.json").open("w") as file:
-        for number, exp in enumerate(one for part in Recording.open(source).stream() for one in part):
+        for number, exp in enumerate(_episodes(source)):
             length, next_obs = exp.num_steps, exp.next_obs()["obs"]
             batch = {
                 "type": "SampleBatch", "t": list(range(length)), "eps_id": [number] * length,
@@ -99,11 +108,70 @@ def _json(source: Path, target: Path) -> None:
             file.write(json.dumps(batch) + "\n")
 
 
+def _minari(kind: str) -> Callable[[Path, Path], None]:
+    """A folder for each episode, whose last row holds only the last observation, as Minari's writers make them."""
+
+    def write(source: Path, target: Path) -> None:
+        data = target / "data"
+        steps = 0
+        for number, exp in enumerate(_episodes(source)):
+            obs = np.concatenate([exp.steps["obs"], exp.final_obs["obs"]])
+            flags = {"terminations": exp.segments.terminated, "truncations": exp.segments.truncated}
+            each = {"actions": exp.steps["action"], "rewards": exp.steps["reward"]}
+            each |= {name: exp.at_ends(flag) for name, flag in flags.items()}
+            table = pa.table(
+                {"observations": pa.FixedSizeListArray.from_arrays(pa.array(obs.reshape(-1)), obs.shape[1])}
+                | {name: np.append(values, values[-1:]) for name, values in each.items()}
+            )
+            folder = data / str(number)
+            folder.mkdir(parents=True)
+            (folder / "metadata.json").write_text(json.dumps({"id": number, "total_steps": exp.num_steps}))
+            if kind == "parquet":
+                pq.write_table(table, folder / "part-0.parquet")
+            else:
+                with pa.OSFile(str(folder / "part-0.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+                    out.write_table(table)
+            steps += exp.num_steps
+        box = {"type": "Box", "dtype": "float32", "shape": [4], "low": [-9.0] * 4, "high": [9.0] * 4}
+        about = {"data_format": kind, "total_episodes": number + 1, "total_steps": steps}
+        about |= {"observation_space": json.dumps(box)}
+        about |= {"action_space": json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": 2})}
+        (data / "metadata.json").write_text(json.dumps(about))
+
+    return write
+
+
+def _d4rl(kind: str) -> Callable[[Path, Path], None]:
+    """Arrays with a row for each step, in one file."""
+
+    def write(source: Path, target: Path) -> None:
+        import h5py
+
+        target.mkdir()
+        with h5py.File(target / "rows.hdf5", "w") as file:
+            for exp in _parts(source):
+                columns = {
+                    "observations": exp.steps["obs"], "next_observations": exp.next_obs()["obs"],
+                    "actions": exp.steps["action"], "rewards": exp.steps["reward"],
+                    "terminals": exp.at_ends(exp.segments.terminated), "timeouts": exp.at_ends(exp.segments.truncated),
+                }  # fmt: skip
+                for name, values in columns.items():
+                    if name not in file:
+                        file.create_dataset(name, data=values, chunks=True, maxshape=(None, *values.shape[1:]))
+                    else:
+                        file[name].resize(len(file[name]) + len(values), axis=0)
+                        file[name][-len(values) :] = values
+            if kind == "npz":
+                np.savez(target / "rows.npz", **{name: file[name][:] for name in file})
+        if kind == "npz":
+            (target / "rows.hdf5").unlink()
+
+    return write
+
+
 def _tables(source: Path) -> Iterator[pa.Table]:
     """A row for each step, with plain columns."""
-    from etude.recordings import Recording
-
-    for exp in Recording.open(source).stream():
+    for exp in _parts(source):
         yield pa.table(
             {
                 "episode": pa.array(exp.segments.episode_id.repeat(exp.lengths), pa.string()),
@@ -127,10 +195,16 @@ def _table(kind: str) -> Callable[[Path, Path], None]:
             with pq.ParquetWriter(path, first.schema) as parquet:
                 for table in (first, *tables):
                     parquet.write_table(table)
-        elif kind == "arrows":
-            with pa.OSFile(str(path.with_suffix(".arrow")), "wb") as file, pa.ipc.new_stream(file, first.schema) as out:
+        elif kind in ("arrow", "arrows"):
+            new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+            with pa.OSFile(str(path.with_suffix(".arrow")), "wb") as file, new(file, first.schema) as out:
                 for table in (first, *tables):
                     out.write_table(table)
+        elif kind == "json":
+            with path.open("w") as text:
+                lines = (json.dumps(row) for table in (first, *tables) for row in table.to_pylist())
+                text.writelines(f"{',' if number else '['}{line}\n" for number, line in enumerate(lines))
+                text.write("]")
         elif kind == "jsonl":
             with path.open("w") as text:
                 for table in (first, *tables):
@@ -149,10 +223,16 @@ _WRITERS: dict[str, Callable[[Path, Path], None]] = {
     "rllib-table": _converted("rllib-table"),
     "rllib-json": _json,
     "minari": _converted("minari"),
+    "minari in Arrow": _minari("arrow"),
+    "minari in Parquet": _minari("parquet"),
+    "d4rl in HDF5": _d4rl("hdf5"),
+    "d4rl in NPZ": _d4rl("npz"),
     "lerobot": _converted("lerobot"),
     "table in Parquet": _table("parquet"),
     "table in CSV": _table("csv"),
     "table in CSV, gzip": _table("csv.gz"),
     "table in JSON lines": _table("jsonl"),
+    "table in JSON, one list": _table("json"),
+    "table in an Arrow file": _table("arrow"),
     "table in an Arrow stream": _table("arrows"),
 }

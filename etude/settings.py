@@ -91,8 +91,9 @@ def settings(cls: type[C]) -> type[C]:
     if made.__repr__ is object.__repr__:
         made.__repr__ = _what_differs
     own = inspect.get_annotations(cls).keys()
+    fields = {field.name for field in dataclasses.fields(made)}  # without those of the class
     for name, default in cls.__dict__.items():
-        if name in made.__dataclass_fields__ and name not in own:
+        if name in fields and name not in own:
             kind = made.__dataclass_fields__[name].type
             kind = kind if isinstance(kind, str) else getattr(kind, "__name__", "float")
             raise SettingsError(

@@ -60,7 +60,17 @@ from etude.display import short
 from etude.envs import EnvLike, env_name, kill_workers
 from etude.errors import CheckpointError, SettingsError
 from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
-from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
+from etude.learners import (
+    Batch,
+    Learner,
+    Loss,
+    ModuleLearner,
+    Schedule,
+    ScheduleBy,
+    Update,
+    check_device,
+    load_weights,
+)
 from etude.learners.compiled import load_triton
 from etude.modules import Module, make_module
 from etude.policies import Policy
@@ -251,18 +261,21 @@ class Algorithm(Generic[C]):
         return policy
 
     @classmethod
-    def only_policy(cls, config: C, spaces: Spaces, env_steps: int) -> Policy:
-        """Make one policy with new weights and nothing else of the algorithm, for `load_policy`.
+    def only_policy(cls, config: C, spaces: Spaces, env_steps: int, weights: Mapping[str, torch.Tensor]) -> Policy:
+        """Make one policy and nothing else of the algorithm, without `setup`, for `load_policy`.
 
         Args:
             config: The settings of a run with this policy alone.
             spaces: Its observation and action spaces on the env's side.
             env_steps: Env steps that the run had sampled, which determine how much it explores.
+            weights: The weights of its module.
         """
         maker = cls.__new__(cls)
         maker.config, maker._saved_spaces = config, {MAIN: spaces}
         policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
         maker.policies = {MAIN: policy}
+        load_weights(policy.module, weights)
+        maker.after_load(policy.module)
         maker.before_collect(env_steps)
         return policy
 
@@ -449,6 +462,11 @@ class Algorithm(Generic[C]):
             before, updates = self._counts(), self.updates
             self.learner.set_env_steps(self.env_steps)
             update = self.training_step()
+            if not isinstance(update, Update):
+                raise SettingsError(
+                    f"training_step() of {type(self).__name__} returned {update!r:.50}, but must return an Update, "
+                    "such as that of super().training_step() or of learner.update_from(batches)."
+                )
             if not self.engine.is_asked and self.updates > updates:
                 raise SettingsError(
                     f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step "

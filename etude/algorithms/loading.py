@@ -14,7 +14,7 @@ from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.policies import modules_given
 from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
-from etude.learners import check_device, load_weights
+from etude.learners import check_device
 from etude.policies import Policy
 from etude.settings import choice, merged, nearest, other_names, own_paths, placed
 from etude.spaces import Spaces, leaves, space_from_json
@@ -187,8 +187,8 @@ def load_policy(
     except CheckpointError as error:
         raise CheckpointError(f"{shown} lacks what a policy needs: {error}") from error
     with what_fits(shown):
-        policy = algorithm.only_policy(config, spaces[name], int(meta.get("env_steps", 0)))
-        load_weights(policy.module, tree[f"{MODULES}{name}"]["weights"])
+        weights = tree[f"{MODULES}{name}"]["weights"]
+        policy = algorithm.only_policy(config, spaces[name], int(meta.get("env_steps", 0)), weights)
         learned = tree[f"connectors/{name}"]["env"]
         if learned is not None:
             policy.connectors.load_state_dict(learned)

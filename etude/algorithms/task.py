@@ -282,6 +282,7 @@ class Task(ActingAlgorithm[C]):
 
     def training_step(self) -> Update:
         """Run one iteration: collect, postprocess, store, update."""
+        self.before_collect(self.env_steps)
         parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes)
         self.before_update(self.env_steps)
         updates = {}

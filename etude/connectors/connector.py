@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -124,12 +124,29 @@ class Connector:
         """
         if not self._remembers():
             return self.online(inputs), state
-        own = copy.deepcopy(self)
-        own.load_state_dict(state)
+        own = self._with_state(state)
         return own.online(inputs), own.state_dict()
 
+    def step_and_act(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, "Acting"]:
+        """Like `online` and then `act`, as `step` is like `online`.
+
+        Returns:
+            What the module sees; and a function that takes what the module chose, and returns the env's action and the
+            state after the step.
+        """
+        if self._remembers() and overrides(self, "act") and not overrides(self, "step"):  # `act` may change the state
+            own = self._with_state(state)
+            return own.online(inputs), lambda chosen: (own.act(chosen), own.state_dict())
+        inputs, after = self.step(inputs, state)
+        return inputs, lambda chosen: (self.act(chosen), after)
+
+    def _with_state(self, state: dict[str, Any]) -> Self:
+        own = copy.deepcopy(self)
+        own.load_state_dict(state)
+        return own
+
     def _remembers(self) -> bool:
-        return overrides(self, "start") and overrides(self, "online")
+        return overrides(self, "start") and (overrides(self, "online") or overrides(self, "act"))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -178,6 +195,10 @@ class Connector:
         names = inspect.signature(type(self)).parameters
         given = ",".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
         return self.name + (f":{given}" if given else "")
+
+
+Acting: TypeAlias = Callable[[Columns], tuple[Columns, dict[str, Any]]]
+"""See `Connector.step_and_act`."""
 
 
 def overrides(connector: Connector, method: str) -> bool:

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from etude.columns import Columns
 from etude.connectors.actions import BoundedActions, ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
 from etude.connectors.connector import (
+    Acting,
     Connector,
     FunctionConnector,
     Inputs,
@@ -274,9 +276,31 @@ class Pipeline(Connector):
                 after[str(i)] = kept
         return inputs, after
 
+    def step_and_act(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, Acting]:
+        acts: list[Acting] = []
+        for i, connector in enumerate(self.connectors):
+            inputs, act = connector.step_and_act(inputs, state.get(str(i), {}))
+            acts.append(act)
+
+        def act_all(chosen: Columns) -> tuple[Columns, dict[str, Any]]:
+            after: dict[str, Any] = {}
+
+            def one(action: Columns, i: int) -> Columns:
+                action, kept = acts[i](action)
+                if kept:
+                    after[str(i)] = kept
+                return action
+
+            return self._acted(chosen, [partial(one, i=i) for i in reversed(range(len(acts)))]), after
+
+        return inputs, act_all
+
     def act(self, action: Columns) -> Columns:
+        return self._acted(action, self._act)
+
+    def _acted(self, action: Columns, by: Sequence[Callable[[Columns], Columns]]) -> Columns:
         num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
-        for act in self._act:
+        for act in by:
             action = act(action)
             if self._watches_actions and not isinstance(action, Mapping):
                 raise SpaceError(f"`act` of a connector returned a {type(action).__name__}: it must return columns.")

@@ -95,8 +95,8 @@ class Turn:
 
     def select(self, rows: Ints) -> "Turn":
         """A turn with these rows only, and without what does not belong to rows, as ``over`` and ``infos``."""
-        columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}
-        own: dict[str, Any] = {n: None if column is None else column.take(rows) for n, column in columns_of.items()}
+        columns_of = [(name, getattr(self, name)) for name in _ROWS]
+        own: dict[str, Any] = {name: column.take(rows) for name, column in columns_of if column is not None}
         taken = None
         if self.taken is not None and (there := np.isin(self.taken[0], rows)).any():
             columns: Columns = {name: column[there] for name, column in self.taken[1].items()}
@@ -106,7 +106,7 @@ class Turn:
             kind=self.kind,
             waits=self.waits,
             taken=taken,
-            **own,
+            **{"terminated": None, "truncated": None, **own},
         )
 
 
@@ -129,7 +129,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
-    own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]
+    own = [getattr(turn, name) for name in _ROWS]
     for column in (*own, *turn.obs.values()):
         if column is not None and (not isinstance(column, np.ndarray) or column.shape[:1] != turn.slots.shape):
             raise ValueError("the columns of a turn have another number of rows than it has slots")
@@ -137,7 +137,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos")
+_ROWS = tuple({*_FIELDS} - {"obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos"})
 
 
 @runtime_checkable

@@ -147,7 +147,7 @@ class AgentStates:
     def note(self, infos: Mapping[Any, Any]) -> None:
         """Keep the ``off_policy_action`` of infos for the agents' next rows."""
         for agent, info in infos.items():
-            if not isinstance(info, dict) or agent not in self._index:
+            if not isinstance(info, dict) or not info or agent not in self._index:
                 continue
             if OFF_POLICY_ACTION in info:
                 self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
@@ -423,13 +423,15 @@ class DictAdapter(ManyAgentsAdapter):
         for agent in ending:
             flags = bool(terminated.get(agent)), bool(truncated.get(agent))
             rows += who.end(agent, obs.get(agent), *(flags if any(flags) else all_flags))
-        self.over = self.over or who.all_ended()
+        self.over = self.over or (bool(ending) and who.all_ended())
         return rows
 
     def _ending(self, terminated: Any, truncated: Any) -> Collection[Any]:
         """The agents whose flags are set: those that end now, and those that ended before."""
         if self.over:
             return self._who.ids
+        if not any(terminated.values()) and not any(truncated.values()):
+            return ()
         return [agent for agent in {**terminated, **truncated} if terminated.get(agent) or truncated.get(agent)]
 
 

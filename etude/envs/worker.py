@@ -343,25 +343,25 @@ class EnvWorker:
         waiting = []
         self._buffers.flags[env] = 0
         first_seat = env * len(self._views)
-        for row in rows:
-            view, seat = self._views[row.agent], first_seat + self._seat[row.agent]
-            flags = SHOWN if row.taken is None else SHOWN | self._store_taken(env, view, row.taken)
-            if row.obs is None:
+        for agent, obs, reward, terminated, truncated, first, taken in rows:
+            view, seat = self._views[agent], first_seat + self._seat[agent]
+            flags = SHOWN if taken is None else SHOWN | self._store_taken(env, view, taken)
+            if obs is None:
                 flags |= BLIND
-            if row.terminated or row.truncated:
-                flags |= (TERMINATED if row.terminated else 0) | (TRUNCATED if row.truncated else 0)
-                if row.obs is not None:
-                    view.end(env, row.obs)
-                self._end_reward[seat] = row.reward
+            if terminated or truncated:
+                flags |= (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+                if obs is not None:
+                    view.end(env, obs)
+                self._end_reward[seat] = reward
                 self._end_flags[seat] = flags
                 self._has_ends[env] = True
                 status |= ENDED | flags & TAKEN
             else:
-                flags |= FIRST if row.first else 0
-                view.show(env, row.obs)
-                self._reward[seat] = row.reward
+                flags |= FIRST if first else 0
+                view.show(env, obs)
+                self._reward[seat] = reward
                 self._flags[seat] = flags
-                waiting.append(row.agent)
+                waiting.append(agent)
                 status |= flags
         self._env_t[env] = adapter.env_t
         self.waiting[env] = waiting

@@ -109,12 +109,21 @@ class Replay:
         Raises:
             DataError: the columns differ from those of earlier steps, or can't be stored.
         """
+        if not self.num_added:
+            self._check_names(exp)
         exp = without_blind(without_lookback(exp))
         while (num := exp.num_steps) > self.capacity:
             first, exp = exp.split(self.capacity)
             self._add(first)
         if num:
             self._add(exp)
+
+    def _check_names(self, exp: Experience) -> None:
+        own = [col.TERMINATED, col.DISCOUNT, "index", *([col.WEIGHT] if self._prioritized is not None else [])]
+        if taken := [*col.under(exp.steps, col.NEXT_OBS), *(name for name in own if name in exp.steps)]:
+            raise DataError(
+                f"a replay can't store the column `{taken[0]}`: its batches have another one of this name. Rename it."
+            )
 
     def _add(self, exp: Experience) -> None:
         added = self._stored.add(exp)

@@ -91,11 +91,14 @@ class TracedPolicy(nn.Module):
         reward = torch.zeros(rows, dtype=torch.float64) if reward is None else where_rows(first, 0.0, reward)
         seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
         slots = np.zeros(0, np.int64)  # empty, since the state is passed explicitly
-        inputs, kept = self._connectors.step(Inputs(slots, seen, first, before, reward), state.get("connectors", {}))
+        inputs, act = self._connectors.step_and_act(
+            Inputs(slots, seen, first, before, reward), state.get("connectors", {})
+        )
         obs: dict[str, Any] = dict(inputs.obs)
         found = forward_step(self.module, obs, memory)
         chosen = self.module.dist.act(found[col.DIST_INPUTS], None)
-        acted: Any = self._connectors.act(chosen)
+        acted: Any
+        acted, kept = act(chosen)
         last = {
             "first": torch.zeros_like(first),
             "action": {name: chosen[name] for name in before},

@@ -273,7 +273,7 @@ class Policy:
         actor = self._actor(explore, rng)
         after: PolicyState = {}
         if self.remembers:
-            chosen, extras, after = self._step(actor, obs, state, reward, first)
+            action, chosen, extras, after = self._step(actor, obs, state, reward, first)
         else:
             if state:
                 raise SettingsError(
@@ -283,7 +283,7 @@ class Policy:
                 nothing = np.zeros(rows)
                 obs = self.connectors.online(Inputs(np.arange(rows), obs, np.ones(rows, bool), {}, nothing)).obs
             chosen, extras = actor.step(obs)
-        action = self.connectors.act(chosen) if self.connectors.acts else chosen
+            action = self.connectors.act(chosen) if self.connectors.acts else chosen
         logp = actor.logp(extras.get(col.DIST_INPUTS), chosen) if with_logp else None
         return Chosen(action, chosen, after, logp)
 
@@ -333,8 +333,8 @@ class Policy:
         state: PolicyState | None,
         reward: ArrayLike | None,
         first: ArrayLike | None,
-    ) -> tuple[Columns, Columns, PolicyState]:
-        """The action of a policy with state, the other columns from its actor, and the next state."""
+    ) -> tuple[Columns, Columns, Columns, PolicyState]:
+        """The env's action from a policy with state, the module's, other columns from its actor, and the next state."""
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
@@ -356,15 +356,18 @@ class Policy:
             raise SettingsError(
                 f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
             )
-        inputs, kept = self.connectors.step(Inputs(np.arange(rows), obs, begins, action, earned), state["connectors"])
+        inputs, act = self.connectors.step_and_act(
+            Inputs(np.arange(rows), obs, begins, action, earned), state["connectors"]
+        )
         chosen, extras = actor.step(inputs.obs, col.prefixed(memory, col.STATE_IN) or None)
+        acted, kept = act(chosen)
         after: PolicyState = {
             "first": np.zeros(rows, bool),
             "action": {name: chosen[name] for name in action},
             "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
             "connectors": kept,
         }
-        return chosen, extras, after
+        return acted, chosen, extras, after
 
     @cached_property
     def _state_forms(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:

@@ -182,21 +182,23 @@ class EpisodeTracker(Stateful):
     def _follow_env(self, turn: Turn) -> None:
         """Process a turn of envs whose agents have names."""
         assert turn.env_t is not None
-        envs = self.env_of[turn.slots]
-        if turn.first is not None:
-            self.inside[turn.slots[turn.first]] = True
-        if turn.first is not None and turn.episode is not None:
-            before = self.number.copy()
-            np.maximum.at(self.number, envs[turn.first], turn.episode[turn.first])
-            self.results[self.number > before] = 0
-            self.clock[self.number > before] = 0  # the first row may come after steps in which nobody acted
-        np.add.at(self.results, envs if turn.first is None else envs[~turn.first], 1)
+        envs, first = self.env_of[turn.slots], turn.first
+        if first is not None and first.any():
+            self.inside[turn.slots[first]] = True
+            if turn.episode is not None:
+                before = self.number.copy()
+                np.maximum.at(self.number, envs[first], turn.episode[first])
+                begun = self.number > before
+                self.results[begun] = 0
+                self.clock[begun] = 0  # the first row may come after steps in which nobody acted
+        self.results += np.bincount(envs if first is None else envs[~first], minlength=len(self.results))
         self.clock[envs[turn.env_t == 0]] = 0
         before = self.clock.copy()
         # all rows of one env have the same env_t, so it does not matter which is written last
         self.clock[envs] = np.maximum(before[envs], turn.env_t)
-        self.advance += self.clock - before
-        self.moves += int((self.clock - before).sum())
+        moved = self.clock - before
+        self.advance += moved
+        self.moves += int(moved.sum())
 
     def _end_for_agents(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
         """End the episodes of the envs ``over``. What the tracker knows of their slots holds until their next rows."""

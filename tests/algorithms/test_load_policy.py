@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoint_documents import read, write
 from many_agent_envs import CartPoles
 from toy_envs import Echo, OwnNet
@@ -170,6 +171,31 @@ def test_overrides_that_are_no_settings_are_told_without_advice_on_training(tmp_
         etude.load_policy(tmp_path, modul=OwnNet)
     with pytest.raises(SettingsError, match="Here it is: `gamma`"):
         etude.load_policy(tmp_path, discount=0.9)
+
+
+class Biased(etude.PPO):
+    """Sets a weight after loading, and makes something in `setup` that acting uses."""
+
+    def setup(self) -> None:
+        self.gain = 2.0
+        super().setup()
+
+    def after_load(self, module: Any) -> None:
+        with torch.no_grad():
+            module.net.policy_head.bias[1] = 1e3 * self.config.gamma
+
+    def before_collect(self, env_steps: int) -> None:
+        assert self.config.gamma < 1 or self.gain == 2
+
+
+def test_hooks_of_loading_are_called_and_what_setup_makes_is_told_to_be_missing(tmp_path: Path) -> None:
+    algorithm = Biased(etude.PPOConfig(env="CartPole-v1", **SMALL))
+    algorithm.save(tmp_path)
+    algorithm.close()
+    policy = etude.load_policy(tmp_path, gamma=0.5)
+    assert policy.act(obs_of(policy, 16)).all()
+    with pytest.raises(AttributeError, match=r"Biased has no `gain` here: load_policy makes the policy alone"):
+        etude.load_policy(tmp_path, gamma=1.0)
 
 
 def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:

@@ -198,6 +198,9 @@ def test_settings_that_would_have_no_effect_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"Silent sets `lr` without an annotation.*`lr: .* = 1e-5`"):
         etude.settings(type("Silent", (etude.PPOConfig,), {"lr": 1e-5}))
     assert etude.settings(type("Fine", (etude.PPOConfig,), {"lr": 1e-5, "__annotations__": {"lr": float}}))().lr == 1e-5
+    without = etude.settings(type("Without", (etude.PPOConfig,), {"unused": {"gamma": "rewards are not discounted"}}))
+    with pytest.raises(SettingsError, match="rewards are not discounted"):
+        type("Plain", (etude.PPO,), {"Config": without})(without(env="CartPole-v1", gamma=0.5))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -416,3 +417,25 @@ def test_what_must_be_defined() -> None:
         Nothing(etude.TaskConfig(env=Echo))
     with pytest.raises(NotImplementedError, match="Nothing must define act"):
         Nothing(etude.TaskConfig(env=Echo, module=nn.Linear(2, 2))).train()
+
+
+def test_hooks_are_called_as_in_other_algorithms_and_an_iteration_gives_an_update() -> None:
+    calls = []
+
+    class Hooked(Reinforce):
+        def before_collect(self, env_steps: int) -> None:
+            calls.append(("collect", env_steps))
+
+        def before_update(self, env_steps: int) -> None:
+            calls.append(("update", env_steps))
+
+    with contextlib.closing(Hooked(etude.TaskConfig(seed=1, num_steps=64))) as task:
+        task.train()
+        first = task.env_steps
+        task.train()
+        assert calls == [("collect", 0), ("update", first), ("collect", first), ("update", task.env_steps)]
+        task.training_step = lambda: None  # type: ignore[method-assign, assignment, return-value]
+        with pytest.raises(
+            SettingsError, match=r"training_step\(\) of Hooked returned None, but must return an Update"
+        ):
+            task.train()

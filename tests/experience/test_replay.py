@@ -148,6 +148,16 @@ def test_nested_observations_and_actions_keep_their_names() -> None:
     assert (batch["next_obs/b"][~last] == 1).all()
 
 
+@pytest.mark.parametrize("name", ["terminated", "discount", "index", "next_obs", "weight"])
+def test_columns_with_the_names_of_a_batch_s_own_are_refused(name: str) -> None:
+    exp = numbered([3])
+    with pytest.raises(DataError, match=f"a replay can't store the column `{name}`"):
+        Replay(10, priorities=Priorities()).add(exp.with_steps(**{name: np.ones(3, np.float32)}))
+    plain = Replay(10, seed=0)
+    plain.add(exp.with_steps(weight=np.full(3, 0.5, np.float32)))
+    assert set(plain.sample(5)["weight"].tolist()) == {0.5}
+
+
 def test_many_trajectories_at_once_find_room() -> None:
     replay = Replay(500, seed=0)
     replay.add(numbered([1] * 300, terminated=True))

@@ -372,6 +372,50 @@ def test_connectors_of_ones_own_that_keep_something_of_each_slot() -> None:
         assert state["connectors"]["0"]["steps"].tolist() == [t]
 
 
+class Smooth(Connector):
+    """A connector of a user's own whose `act` changes what it keeps: actions that move slowly."""
+
+    def start(self, num_slots: int) -> None:
+        self.last, self.slots = np.zeros((num_slots, 1), np.float32), np.arange(num_slots)
+
+    def online(self, inputs: Any) -> Any:
+        self.slots = inputs.slots
+        self.last[inputs.slots[inputs.first]] = 0
+        return inputs
+
+    def act(self, action: Any) -> Any:
+        self.last[self.slots] = 0.75 * self.last[self.slots] + 0.25 * action["action"]
+        return {"action": self.last[self.slots].copy()}
+
+    def state_dict(self) -> Any:
+        return {"last": self.last.copy(), "slots": self.slots.copy()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.last, self.slots = np.array(state["last"]), np.array(state["slots"])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_connector_keeps_when_it_acts_is_part_of_the_state(nested: bool) -> None:
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    pipeline = Pipeline([Pipeline([Smooth()]), "frame_stack:2"] if nested else ["frame_stack:2", Smooth()])
+    module = make_module(None, *pipeline.spaces(box, spaces.Box(-1, 1, (1,), np.float32)))
+    policy = Policy(module, pipeline, obs_space=box, action_space=spaces.Box(-1, 1, (1,), np.float32))
+    pipeline.start(2)
+    before = pipeline.state_dict()
+    obs = np.random.default_rng(0).uniform(-1, 1, (5, 3, 2)).astype(np.float32)
+    state, wanted = policy.initial_state(3), np.zeros((3, 1))
+    for t in range(5):
+        action, after = policy.act(obs[t], state)
+        np.testing.assert_array_equal(policy.act(obs[t], state)[0], action)
+        stacked = np.concatenate([obs[max(t - 1, 0)], obs[t]], axis=1)
+        with torch.no_grad():
+            chosen = module(torch.from_numpy(stacked)).dist_inputs[:, :1].numpy()
+        wanted = 0.75 * wanted + 0.25 * chosen
+        np.testing.assert_allclose(action, wanted, atol=1e-6)
+        state = after
+    assert repr(pipeline.state_dict()) == repr(before)
+
+
 def test_tensors_give_tensors_as_arrays_give_arrays() -> None:
     with closing(trained("plain", lambda: gym.wrappers.TimeLimit(Rooms(), 10))) as ppo:
         batch = {"at": np.arange(5), "view": np.random.default_rng(0).random((5, 2, 2), np.float32)}

@@ -31,6 +31,8 @@ NAMES: Final = {
     "state_out": col.STATE_OUT,
 }
 """RLlib's names of module outputs other than the action, and Etude's."""
+ENDS: Final = ("terminateds", "truncateds", "dones")
+"""RLlib's flags, in the order of `etude.recordings.formats.source.FLAGS`."""
 _RESERVED: Final = (
     *(col.OBS, col.ACTION, col.REWARD, col.INFO, col.NEXT_OBS, col.FINAL_OBS, *NAMES.values()),
     *(col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED),

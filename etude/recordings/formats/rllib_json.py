@@ -30,18 +30,18 @@ from etude.recordings.formats import sorting
 from etude.recordings.formats.arrow import list_array
 from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
-from etude.recordings.formats.rllib_columns import Schema, flat_columns, numbers, own_name
+from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns, numbers, own_name
 from etude.recordings.formats.rllib_rows import Ints, unlike_before
-from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import TableRows, contents_of
+from etude.recordings.formats.table_index import ends_by
 from etude.recordings.formats.table_inputs import Group
 from etude.recordings.layout import Header, loads
 
 # -- one line --------------------------------------------------------------------------------------------------------
 
 
-ENDS: Final = ("terminateds", "truncateds", "dones")
 KEYS: Final = ("eps_id", "agent_index", "t")
 SEQUENCES: Final = "seq_lens"
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
@@ -104,13 +104,13 @@ def _batch(policy: str | None, columns: Any) -> LineBatch:
         raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
     num = len(rewards)
     keys = {name: _vector(columns[name], name, num) for name in (*ENDS, *KEYS) if name in columns}
-    nothing = np.zeros(num, bool)
-    ended, truncated, done = (keys.get(name, nothing).astype(bool) for name in ENDS)
+    flags = {flag: keys[name].astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in keys}
+    terminated, truncated = ends_by(flags, num)
     episodes, t = keys.get("eps_id"), keys.get("t") if "eps_id" in keys else None
     if t is not None and num and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
         raise DataError(f"`t` is {int(t.min()) if t.min() < 0 else int(t.max())} in one row; steps count from 0")
-    ended = ended if "terminateds" in keys else done & ~truncated
-    return LineBatch(policy, columns, num, ended, truncated, episodes, keys.get("agent_index", nothing.astype(int)), t)
+    agents = keys.get("agent_index", np.zeros(num, int))
+    return LineBatch(policy, columns, num, terminated, truncated, episodes, agents, t)
 
 
 def _vector(value: Any, name: str, num: int) -> NDArray[Any]:

@@ -37,9 +37,10 @@ from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbe
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import Schema, flat_columns
+from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns
 from etude.recordings.formats.rllib_rows import in_time, without_copies
-from etude.recordings.formats.table_index import key_codes
+from etude.recordings.formats.source import FLAGS
+from etude.recordings.formats.table_index import ends_by, key_codes
 from etude.recordings.layout import Header
 
 # -- the encodings of a column ---------------------------------------------------------------------------------------
@@ -118,7 +119,6 @@ def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: R
 # -- the files: their columns, and the episode of each row -----------------------------------------------------------
 
 
-ENDS: Final = ("terminateds", "truncateds", "dones")
 KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
 REQUIRED: Final = ("obs", "actions", "rewards")
 CONTENT: Final = (*REQUIRED, "new_obs")
@@ -413,8 +413,8 @@ def _loaded(
     lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
     track = np.repeat([i for i, _ in runs], lengths)
     t = ranges(np.array([run.t for _, run in runs]), lengths)
-    terminateds, truncated, dones = (found.pop(name, np.zeros(len(t))).astype(bool) for name in ENDS)
-    terminated = terminateds | dones
+    flags = {flag: found.pop(name).astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in found}
+    terminated, truncated = ends_by(flags, len(t))
     done = terminated | truncated
 
     kept = _without_copies(unit, found, track, t, done) if unit.may_have_copies else np.arange(len(t))

@@ -15,7 +15,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
-from etude.recordings.formats.source import DONE, FLAGS, KEYS
+from etude.recordings.formats.source import FLAGS, KEYS
 from etude.recordings.formats.texts import truths
 
 _log = logging.getLogger("etude.recordings")
@@ -373,15 +373,17 @@ def ends_of(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether each row terminates its episode, and whether it truncates it."""
-    flags = {n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}
+    return ends_by({n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}, num_rows)
+
+
+def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return ``(terminated, truncated)`` by the flags that exist, of these two and ``done``, which is either one."""
     none = np.zeros(num_rows, bool)
-    truncated = flags.get(col.TRUNCATED, none)
-    if DONE in flags and col.TERMINATED not in flags:
-        return flags[DONE] & ~truncated, truncated
-    terminated = flags.get(col.TERMINATED, none)
-    if DONE in flags and col.TRUNCATED not in flags:
-        truncated = flags[DONE] & ~terminated
-    return terminated, truncated
+    terminated, truncated, done = (flags.get(name, none) for name in FLAGS)
+    rest = done & ~terminated & ~truncated
+    if col.TERMINATED in flags and col.TRUNCATED not in flags:
+        return terminated, truncated | rest
+    return terminated | rest, truncated
 
 
 def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:

@@ -465,3 +465,33 @@ def test_a_recording_without_some_columns_of_its_spaces_can_be_copied(tmp_path: 
     for made in (convert(data, tmp_path / "made"), *(Recording.open(tmp_path / n) for n in ("filtered", "merged"))):
         assert sorted(made.columns) == ["obs", "reward"]
         np.testing.assert_array_equal(made.read().next_obs()["obs"], data.read().next_obs()["obs"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "terminated", "truncated"),
+    [
+        ({"dones": [0, 1, 0, 1]}, [True, True], [False, False]),
+        ({"dones": [0, 1, 0, 1], "truncateds": [0, 0, 0, 1]}, [True, False], [False, True]),
+        ({"dones": [0, 1, 0, 1], "terminateds": [0, 0, 0, 1]}, [False, True], [True, False]),
+        ({"dones": [0, 1, 0, 1], "terminateds": [0, 0, 0, 1], "truncateds": [0] * 4}, [True, True], [False, False]),
+    ],
+)
+@pytest.mark.parametrize("form", ["rllib-table", "rllib-json", "table"])
+def test_done_stands_for_the_other_flag_in_every_form(
+    tmp_path: Path, form: str, flags: dict[str, list[int]], terminated: list[bool], truncated: list[bool]
+) -> None:
+    obs = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
+    rows = {"obs": obs, "actions": [0, 1, 0, 1], "rewards": [1.0] * 4, "t": [0, 1, 0, 1]}
+    rows |= {name: [bool(flag) for flag in values] for name, values in flags.items()}
+    data: Any = tmp_path
+    if form == "rllib-json":
+        line = {"type": "SampleBatch", **rows, "eps_id": [3, 3, 4, 4]}
+        (tmp_path / "a.json").write_text(json.dumps(line) + "\n")
+    else:
+        pq.write_table(pa.table(rows | {"eps_id": ["a", "a", "b", "b"]}), tmp_path / "a.parquet")
+    if form == "table":
+        own = {"obs": "obs", "action": "actions", "reward": "rewards", "episode_id": "eps_id", "t": "t"}
+        data = Source(tmp_path, own | {name.removesuffix("s"): name for name in flags})
+    exp = Recording.open(data).read()
+    assert exp.segments.terminated.tolist() == terminated
+    assert exp.segments.truncated.tolist() == truncated
