@@ -113,8 +113,7 @@ class RepairPlan:
 
     Args:
         units: The recording.
-        keep_order: Whether to leave out segments that are out of order instead of sorting them, and to leave unknown
-            final observations unknown.
+        keep_order: Whether to leave out segments that are out of order instead of sorting them.
     """
 
     def __init__(self, units: Units, *, keep_order: bool) -> None:
@@ -174,11 +173,9 @@ class RepairPlan:
             hashes: For the spans of episodes with duplicates, the hashes of their steps.
         """
         kept: list[tuple[Span, int]] = []  # with the number of leading steps to leave out
-        copies: list[Span] = []  # left out, but the steps that only they have may contradict later ones
         refused: list[Span] = []
         for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
-            length = span.stop - span.start
-            kind, cut = _verdict(span, kept, copies, refused, hashes)
+            kind, cut = _verdict(span, kept, refused, hashes)
             if kind == "contradiction":
                 for other, n in [(s, n) for s, n in kept if s.stop > span.start]:
                     refused.append(other)
@@ -186,11 +183,9 @@ class RepairPlan:
                 kept = [(s, n) for s, n in kept if s not in refused]
                 refused.append(span)
             if kind:
-                self._leave_out(span, 0, length if self._keep_order else cut, kind)
-            if not kind or (cut < length and not self._keep_order):
+                self._leave_out(span, 0, cut, kind)
+            if cut < span.stop - span.start:
                 kept.append((span, cut))
-            elif kind == "duplicate" and cut < length:
-                copies.append(span)
         latest = -1
         for span, _ in sorted(kept, key=lambda entry: entry[0].place):
             if span.start < latest and self._keep_order:
@@ -199,7 +194,7 @@ class RepairPlan:
                 self.fault_counts["out_of_order"] += 1
                 self._plans[span.part].in_order = True
             latest = max(latest, span.start)
-        heads = {} if self._keep_order else {span.start + cut: (span, cut) for span, cut in kept}
+        heads = {span.start + cut: (span, cut) for span, cut in kept}
         for span, _ in kept:
             if not span.known and span.stop in heads:
                 after, skipped = heads[span.stop]
@@ -305,7 +300,6 @@ def _episodes_to_repair(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]
 def _verdict(
     span: Span,
     kept: Sequence[tuple[Span, int]],
-    copies: Sequence[Span],
     refused: Sequence[Span],
     hashes: Mapping[Span, Index],
 ) -> tuple[str, int]:
@@ -314,7 +308,6 @@ def _verdict(
     Args:
         span: The span.
         kept: The earlier spans of the episode that are kept, with the number of leading steps that are left out.
-        copies: The earlier spans of the episode that are left out, because their first steps occur twice.
         refused: The earlier spans of the episode that contradict others.
         hashes: The hashes of the steps of all these spans.
 
@@ -327,7 +320,7 @@ def _verdict(
     if any(other.done and other.stop <= span.start for other, _ in kept):
         return "after_end", length
     twice = [other for other, _ in kept if other.stop > span.start]
-    for other in [*twice, *(other for other in copies if other.stop > span.start)]:
+    for other in twice:
         stop = min(other.stop, span.stop)
         same = np.array_equal(
             hashes[other][span.start - other.start : stop - other.start], hashes[span][: stop - span.start]

@@ -242,7 +242,7 @@ def test_a_truncated_end_without_an_observation_is_left_out_only_if_one_is_neede
 @pytest.mark.parametrize(
     ("on_bad", "read", "left_out"),
     [
-        ("skip", [], {"contradiction": 1, "duplicate": 2, "no_final_obs": 3}),
+        ("skip", [], {"contradiction": 2, "duplicate": 1, "no_final_obs": 3}),
         ("repair", [0, 1], {"contradiction": 2, "duplicate": 1, "no_final_obs": 1}),
     ],
 )

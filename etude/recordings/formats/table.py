@@ -54,6 +54,7 @@ from etude.recordings.formats.table_index import (
     TableIndex,
     ended_at_last_rows,
     ends_of,
+    from_own_first_steps,
     index_of,
     is_time,
     key_codes,
@@ -796,7 +797,7 @@ class Table(TableRows):
         source = self._source
         ids = _id_columns(source.columns)
         unread: list[Problem] = []
-        contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread))
+        contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread), unread=unread)
         return dataclasses.replace(contents, problems=[*contents.problems, *unread]) if unread else contents
 
 
@@ -860,8 +861,17 @@ def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str,
     return schema
 
 
-def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
-    """Return the contents of a table, whose rows may be known to be in order; see `Table.describe`."""
+def contents_of(
+    source: Source, groups: Sequence[Group], *, is_sorted: bool = False, unread: Sequence[Problem] = ()
+) -> Contents:
+    """Return the contents of a table, whose rows may be known to be in order; see `Table.describe`.
+
+    Args:
+        source: The table.
+        groups: Its rows.
+        is_sorted: Whether these are known to be in order.
+        unread: Its files that can't be read.
+    """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
@@ -898,13 +908,21 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         ordered = partial(common.columns.keys, keys)
         index = index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
-    if index.is_mostly_gaps() and not index.is_clock:
+    if is_uneven := index.is_mostly_gaps() and not index.is_clock:
         _log.warning(
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
             f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
             "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
         )
-    elif source.preset != ETUDE and (late := index.num_late()) > 1:
+    counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
+    if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
+        _log.warning(
+            f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. No `{col.T_INDEX}` counts "
+            f"the steps, or ends are {LAST_ROW}, so an episode with rows in these files may be joined over the missing "
+            "steps, or seem to end before them. Restore the files, or leave their episodes out."
+        )
+    index = from_own_first_steps(index)
+    if source.preset != ETUDE and not is_uneven and (late := index.num_late()) > 1:
         _log.warning(
             f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "
             f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "

@@ -115,9 +115,23 @@ def index_of(
         stride = cut.found  # earlier rows showed a larger step of ``t``: start again from the first row
 
 
+def from_own_first_steps(index: TableIndex) -> TableIndex:
+    """Number the steps of agents from 0 where they join an episode whose beginning is stored for another agent."""
+    if index.is_clock or not {col.EPISODE_ID, col.AGENT_ID} <= index.ids.keys():
+        return index
+    begins = np.append(True, ~index.has_next)
+    first, names = index.t_start[begins], index.ids[col.EPISODE_ID][begins]
+    episode = np.cumsum(np.append(False, names[1:] != names[:-1]))  # the agents of an episode follow each other
+    is_whole = np.minimum.reduceat(first, np.flatnonzero(np.diff(episode, prepend=-1))) == 0
+    late = np.where(is_whole[episode], first, 0)
+    return dataclasses.replace(index, t_start=index.t_start - late[np.cumsum(begins) - 1])
+
+
 def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
-    """Set ``flag`` at the last row of each agent in each episode, and end the episode there."""
-    is_last = np.append(~index.has_next, True)
+    """Set ``flag`` at the last row of each agent in each episode, and at copies of it, and end the episode there."""
+    last = index.t_start + np.diff(index.offsets) - 1
+    begins = np.append(True, ~index.has_next)
+    is_last = last == np.maximum.reduceat(last, np.flatnonzero(begins))[np.cumsum(begins) - 1]
     terminated, truncated = index.terminated, index.truncated
     if flag == col.TRUNCATED:
         truncated = truncated | (is_last & ~terminated)
