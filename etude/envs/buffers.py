@@ -369,10 +369,14 @@ class TurnBuilder:
         self.running = np.zeros(self._slots.shape, bool)
         """``[num_envs, num_agents]``: the seats whose agents are in an episode, bool."""
 
+    def is_running(self, env: int) -> bool:
+        """Whether an agent of an env is in an episode."""
+        return bool(self.running[env].any())
+
     def lose(self, env: int) -> Ints:
-        """End the running episodes of an env that failed; return their slots."""
-        slots: Ints = self._slots[env, self.running[env]]
+        """End the running episodes of an env that failed; return all its slots."""
         self.running[env] = False
+        slots: Ints = self._slots[env]
         return slots
 
     def shown(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:

@@ -13,7 +13,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.envs.adapters import EnvValueError
 from etude.envs.arena import BoundsCheck, Ints, Turn, closed
-from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
+from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, OVER, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 from etude.spaces import Space, check_choice, check_finite_value, choices_of, leaves
@@ -357,14 +357,14 @@ class CopiesArena:
             env: The env.
             bits: Its status bits, without those of bad rows.
         """
+        is_cut = self._turn_builder.is_running(env) and not bits & OVER
         if bits & ENDED:
             self._early_turns += self._turn_builder.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
         elif not bits & BEGUN:
             self._failures.lost_steps += 1
-        lost = self._turn_builder.lose(env)
-        if len(lost):
-            self._cut.append(lost)
+        if is_cut:
+            self._cut.append(self._turn_builder.lose(env))
             self._faulty += 1
             self._buffers.episode[env] += 1
         self._broken.add(env)

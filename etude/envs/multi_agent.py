@@ -3,6 +3,7 @@
 
 import copy
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
 
@@ -15,6 +16,7 @@ from etude.envs.adapters import (
     OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
+    EnvValueError,
     GymAdapter,
     ReducedEnv,
     check_flags,
@@ -204,10 +206,16 @@ class AgentStates:
         return ends
 
     def unheld(self) -> dict[int, float]:
-        """The rewards, of 0 too, of agents that never acted in the episode, which is over."""
+        """The rewards, of 0 too, of agents that never acted in the episode, which is over.
+
+        Raises:
+            EnvValueError: a reward is not finite.
+        """
         found = {}
         for i, state in enumerate(self._state):
             if state in (_AWAY, _NEVER) and (self._owed[i] or self.ids[i] in self._paid):
+                if not math.isfinite(self._owed[i]):
+                    raise EnvValueError(f"agent {self.ids[i]!r}: `reward` is {self._owed[i]}, not a finite number.")
                 found[i] = self._owed[i]
                 if self._owed[i]:
                     _warn_once(
@@ -351,10 +359,6 @@ class ManyAgentsAdapter(EnvAdapter):
             f"{self._who.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but "
             f"returned {types}."
         )
-
-    def is_anyone_inside(self) -> bool:
-        """Whether an agent has begun and not ended."""
-        return bool(self._who.inside())
 
     def unheld(self) -> dict[int, float]:
         """See `AgentStates.unheld`."""

@@ -322,9 +322,6 @@ class EnvWorker:
             if adapter.ends:
                 self._end_t[env] = adapter.env_t
                 self._ended = self._write(env, adapter, adapter.ends)
-                if not adapter.is_anyone_inside():
-                    self._episode[env] += 1
-                    self._ended |= OVER
             raise
         if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
             rows = adapter.truncate(rows)
@@ -333,8 +330,9 @@ class EnvWorker:
         status = self._write(env, adapter, rows)
         if not adapter.over:
             return status
+        status |= OVER | self._write_unheld(env, adapter.unheld())
         self._episode[env] += 1
-        return self._begin_next(env, adapter, status | OVER | self._write_unheld(env, adapter.unheld()))
+        return self._begin_next(env, adapter, status)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 

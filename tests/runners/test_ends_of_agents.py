@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents that end before their env does, and envs that fail in the middle of an episode."""
 
+import dataclasses
+import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -248,3 +251,64 @@ def test_returns_include_the_rewards_of_agents_that_never_acted(workers: Workers
         again = play(resumes=True)
         for one, same in zip(played, again, strict=True):
             np.testing.assert_equal(same.module_returns, one.module_returns)
+
+
+class HandsOver:
+    """Every second episode fails after its only agent has ended, as ``how`` says."""
+
+    possible_agents = ("early", "late", "idle")
+    observation_spaces = dict.fromkeys(possible_agents, BOX)
+    action_spaces = dict.fromkeys(possible_agents, spaces.Discrete(2))
+    num_resets = 0
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        type(self).num_resets += 1
+        self.is_bad = self.num_resets % 2 == 0
+        return {"early": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if not self.is_bad:
+            return {"early": np.full(2, 0.1, np.float32)}, {"early": 1.0}, {"__all__": self.t == 3}, {}, {}
+        if self.how == "a bad first observation":
+            return {"late": np.full(2, np.nan, np.float32)}, {"early": 100.0}, {"early": True}, {}, {}
+        if self.how == "a bad reward of an agent that never acts":
+            return {}, {"early": 100.0, "idle": np.nan}, {"__all__": True}, {}, {}
+        if self.t == 2:
+            raise RuntimeError("it fails")
+        return {}, {"early": 100.0}, {"early": True}, {}, {}  # the next step is one without actions
+
+
+HOW = ("a bad first observation", "a step without agents", "a bad reward of an agent that never acts")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("workers", [Workers(), Workers(num_workers=1), Workers(num_workers=1, mode="thread")])
+def test_an_env_that_fails_after_its_agents_ended_cuts_the_episode(how: str, workers: Workers) -> None:
+    HandsOver.num_resets = 0
+    arena = make_arena(partial(HandsOver, how), 1, dataclasses.replace(workers, max_failure_rate=1.0, max_restarts=50))
+    runner = Runner(arena, make_module(None, BOX, spaces.Discrete(2)), seed=0)
+    exp = runner.collect(num_episodes=6)
+    finished, stats = runner.take_finished(), runner.stats()
+    runner.close()
+    assert exp.lengths.tolist() == [3] * 6
+    assert len({*exp.segments.episode_id}) == 6
+    assert finished.returns.tolist() == [3.0] * 6
+    assert finished.agent_returns["early"].tolist() == [3.0] * 6
+    assert stats["faulty_episodes"] == 5
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_episodes_that_were_cut_have_ids_of_their_own(how: str) -> None:
+    HandsOver.num_resets = 0
+    arena = make_arena(partial(HandsOver, how), 1, Workers(max_failure_rate=1.0, max_restarts=50))
+    runner = Runner(arena, make_module(None, BOX, spaces.Discrete(2)), seed=0)
+    exp = runner.collect(num_steps=40)
+    runner.close()
+    starts = [*zip(exp.segments.episode_id, exp.segments.agent_id, exp.segments.t_start, strict=True)]
+    assert len({*starts}) == len(starts) > 10
+    assert {exp.steps["reward"][a:b].sum() for a, b in itertools.pairwise(exp.offsets)} <= {1.0, 2.0, 3.0, 100.0}
