@@ -50,6 +50,10 @@ class Problem:
         return self.message
 
 
+MAPPING: Final = "mapping"
+"""The kind of warnings that columns of a table may mean something else, which are logged when it is opened."""
+
+
 class UnreadableError(DataError):
     """Raised if nothing of a unit can be read."""
 

@@ -123,7 +123,7 @@ class RepairPlan:
         self._plans: dict[int, Changes] = defaultdict(Changes)
         self.left_out: Counter[str] = Counter()
         """Rows left out, by kind of fault."""
-        self.fault_counts: Counter[str] = Counter(problem.kind for problem in units.problems)
+        self.fault_counts: Counter[str] = Counter(problem.kind for problem in units.problems if not problem.harmless)
         """The number of faulty segments by kind, and of problems that the format's reader found."""
         timeline = Timeline(units)
         for k in range(len(units)):

@@ -40,7 +40,7 @@ from etude.recordings.faults import (
     logp_fault,
     problem_of,
 )
-from etude.recordings.format import Problem, UnreadableError
+from etude.recordings.format import MAPPING, Problem, UnreadableError
 from etude.recordings.formats.source import Source
 from etude.recordings.opening import GivenSpaces, Places, Units, check_stated, opened
 from etude.recordings.pieces import filtered
@@ -112,7 +112,7 @@ class Screened:
         self._timeline = self._pass_over()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_in_worker = False
-        self._logged: set[str] = set()  # kinds of problem, and `_BEGUN`
+        self._logged = {f"{MAPPING} "}  # kinds of problem with a column's root, and `_BEGUN`
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for a worker process, including the plan of repairs, which needs all parts and is made now.
@@ -215,7 +215,11 @@ class Screened:
     def left_out_report(self) -> str:
         """A summary of what ``on_bad`` has found and left out so far; empty if it found nothing."""
         met, lost = self.met, self.left_out
-        listed = [f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in met.items()]
+        rows = {
+            kind: "an unknown number of" if kind in _UNREAD and not lost.get(kind) else f"{lost.get(kind, 0):,}"
+            for kind in met
+        }
+        listed = [f"{kind} {count:,} times ({rows[kind]} rows left out)" for kind, count in met.items()]
         return f"{self.path}: {', '.join(listed)}. `{self._lists}` lists them." if met else ""
 
     # -- loading ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
-from etude.recordings.format import Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
+from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.inferring import (
     Range,
@@ -171,6 +171,8 @@ class TableColumns:
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
+        self.warnings: list[Problem] = []
+        """What may be meant otherwise than it is read."""
         self._look()
         if source.obs_space is None:
             self._widen()
@@ -184,6 +186,13 @@ class TableColumns:
             is_said = any(place in str(error) for place in places)
             raise DataError(str(error) if is_said else f"{places[0]}: {error}") from error
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
+
+    def warn(self, message: str) -> None:
+        """Log a warning, and keep it for `validate`."""
+        _log.warning("%s", message)
+        self.warnings.append(
+            Problem(MAPPING, message, str(self._groups[0].file or "the table"), count=0, harmless=True)
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -408,9 +417,9 @@ class TableColumns:
         for root in (col.ACTION, col.REWARD):
             own = [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name] if n in observed]
             if own:
-                _log.warning(
-                    "%s: column `%s` is mapped as both `%s` and `%s`: a policy can't see it before it acts.",
-                    *(groups[0].file or "the table", own[0], col.OBS, root),
+                self.warn(
+                    f"{groups[0].file or 'the table'}: column `{own[0]}` is mapped as both `{col.OBS}` and `{root}`: a "
+                    "policy can't see it before it acts."
                 )
 
     def _warn_of_many_names(self, root: str) -> None:
@@ -418,10 +427,10 @@ class TableColumns:
         rows = sum(group.num_rows for group in self._groups)
         for name, texts in col.subtree(self._texts, root).items():
             if len(texts) > _FEW and 4 * len(texts) > rows:
-                _log.warning(
-                    "%s: `%s` is text with %s different values in %s rows, such as %r. They are read as names, which "
-                    "have no order, and a policy refuses others. If they hold numbers, convert them.",
-                    *(self._groups[0].file or "the table", name, f"{len(texts):,}", f"{rows:,}", min(texts)[:40]),
+                self.warn(
+                    f"{self._groups[0].file or 'the table'}: `{name}` is text with {len(texts):,} different values in "
+                    f"{rows:,} rows, such as {min(texts)[:40]!r}. They are read as names, which have no order, and a "
+                    "policy refuses others. If they hold numbers, convert them."
                 )
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
@@ -431,10 +440,11 @@ class TableColumns:
         values = values[np.isfinite(values)]
         is_few = 1 < len(values) <= _FEW and (values == np.round(values)).all()
         if is_few or (own and space.dtype.kind == "i"):
-            _log.warning(
-                "%s: the actions in column `%s` are whole numbers of type %s (%s), so they are read as continuous. If "
-                "they are choices, convert them to integers from 0, or to words; if not, to fractions.",
-                *(self._groups[0].file or "the table", own, space.dtype, ", ".join(f"{v:g}" for v in values[:5])),
+            few = ", ".join(f"{value:g}" for value in values[:5])
+            self.warn(
+                f"{self._groups[0].file or 'the table'}: the actions in column `{own}` are whole numbers of type "
+                f"{space.dtype} ({few}), so they are read as continuous. If they are choices, convert them to integers "
+                "from 0, or to words; if not, to fractions."
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
@@ -457,7 +467,7 @@ class TableColumns:
             raise DataError(f"{wrong}, which do not fit in the {dtype if fits else found} of `{name}`. Correct them.")
         if not fits:
             where = self._groups[0].file or "the table"
-            _log.warning("%s: `%s` has numbers that do not fit in the %s of its space.", where, name, dtype)
+            self.warn(f"{where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
         return fits
 
     def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
@@ -701,7 +711,7 @@ class _Common(NamedTuple):
             last = {} if ends[-1] else {name: values[-1:] for name, values in found.items()}
         if 4 * right >= 3 * told:
             return goes_on
-        _log.warning(
+        self.columns.warn(
             f"{self.where}: `{col.NEXT_OBS}` is the `{col.OBS}` of the next row in only {right:,} of {told:,} rows, so "
             f"each row stands alone. If the rows are of whole episodes, map `{col.EPISODE_ID}` or `{col.T_INDEX}`."
         )
@@ -828,7 +838,7 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
         spans = sorted(episodes.values())
         shared = len(seen & episodes.keys())
         if 2 * shared > len(episodes) and all(last <= first for (_, last), (first, _) in itertools.pairwise(spans)):
-            _log.warning(
+            columns.warn(
                 f"{where}: {shared:,} of {len(episodes):,} episode ids in {file} are also in files before it, and the "
                 "rows of each id are read as one episode. If each file has its own episodes, give them other ids: "
                 f"a folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
@@ -901,7 +911,7 @@ def contents_of(
     chained = common.chained(keys)
     index = index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
-        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
+        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words, columns.warn)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
@@ -909,21 +919,21 @@ def contents_of(
         index = index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
     if is_uneven := index.is_mostly_gaps() and not index.is_clock:
-        _log.warning(
+        columns.warn(
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
             f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
             "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
         )
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
-        _log.warning(
+        columns.warn(
             f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. No `{col.T_INDEX}` counts "
             f"the steps, or ends are {LAST_ROW}, so an episode with rows in these files may be joined over the missing "
             "steps, or seem to end before them. Restore the files, or leave their episodes out."
         )
     index = from_own_first_steps(index)
     if source.preset != ETUDE and not is_uneven and (late := index.num_late()) > 1:
-        _log.warning(
+        columns.warn(
             f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "
             f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
             "steps of each episode, leave it out where the rows of each episode are in order."
@@ -942,7 +952,7 @@ def contents_of(
         place = common.place(start)
         file = next((file for file in files if str(file) == place.file), None)
         units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
-    return Contents(header, columns.steps, units, files)
+    return Contents(header, columns.steps, units, files, columns.warnings)
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:

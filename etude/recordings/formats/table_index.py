@@ -2,7 +2,6 @@
 """Sort the rows of a table and cut them into segments, from their key columns alone."""
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -17,8 +16,6 @@ from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import FLAGS, KEYS
 from etude.recordings.formats.texts import truths
-
-_log = logging.getLogger("etude.recordings")
 
 _BITS: Final = {16: 11, 32: 24, 64: 53}
 """The bits of whole numbers that floats hold, by the bits of their type."""
@@ -140,7 +137,9 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     return dataclasses.replace(index, terminated=terminated, truncated=truncated)
 
 
-def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -> Iterator[tuple[Ints, Ints]]:
+def tracks_of(
+    groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
+) -> Iterator[tuple[Ints, Ints]]:
     """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
     reader, first, midnight = _KeyReader(chained, place), 0, None
     for rows, columns in groups():
@@ -151,17 +150,17 @@ def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -
         is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
         if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
             midnight = int(back[0])
-            _log.warning(_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK, place(first + midnight))
+            warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
         yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
 
 
 _PAST_MIDNIGHT: Final = (
-    "%s: `t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
+    "`t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
     "midnight come first: if episodes run past midnight, map a column of date and time."
 )
 _SET_BACK: Final = (
-    "%s: the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
+    "the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
     "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
 )
 _RARE: Final = 20

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.cli.main import main
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, guess_columns, validate
@@ -678,7 +679,7 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.parquet, row 5: column `command` is empty"):
         recording.part(0)
     assert recording.part(0, ["obs"]).num_steps == 7
-    (found,) = recording.validate().problems
+    (found,) = recording.validate().errors
     assert found.kind == "unreadable"
     rows[5]["command"], rows[5]["trip"] = 1, None
     with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
@@ -1291,3 +1292,29 @@ def test_numbers_with_separators_of_thousands_are_no_names(written: str, swap: b
     source = Source({"obs": np.array(texts, object), "action": [0, 1] * 20, "terminated": [False] * 39 + [True]})
     with pytest.raises(DataError, match="`obs` is text that holds numbers"):
         Recording.open(source)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "warning"),
+    [
+        ({"x": [0.5, 1.0, 2.0], "a": [0, 1, 0], "clock": ["23:58", "23:59", "00:01"]}, {"t": "clock"}, "time of day"),
+        ({"x": [0.5, 1.0, 2.0], "a": [-1, 0, 3]}, {}, "whole numbers of type"),
+        ({"x": [0.5, 1.0, 2.0], "a": [0, 1, 0]}, {"obs": ["x", "a"]}, "mapped as both"),
+    ],
+)
+def test_warnings_about_what_columns_mean_are_in_reports(
+    rows: dict[str, Any], columns: dict[str, Any], warning: str, caplog: Any, capsys: Any, tmp_path: Path
+) -> None:
+    pa.csv.write_csv(pa.table({"trip": ["a"] * 3, **rows}), tmp_path / "a.csv")
+    mapped = {"obs": "x", "action": "a", "episode_id": "trip", "terminated": "last-row", **columns}
+    recording = Recording.open(Source(tmp_path / "a.csv", mapped))
+    assert warning in caplog.text
+    caplog.clear()
+    recording.read()
+    assert not caplog.text
+    report = recording.validate()
+    assert report.ok
+    assert [(problem.kind, warning in problem.message) for problem in report.warnings] == [("mapping", True)]
+    given = [f"{name}={','.join([own] if isinstance(own, str) else own)}" for name, own in mapped.items()]
+    assert main(["data", "validate", str(tmp_path / "a.csv"), "--columns", *given]) == 1
+    assert warning in capsys.readouterr().out
