@@ -147,7 +147,7 @@ def decoded(row: RawRow[bytes]) -> RawRow[str]:
         DataError: it is not UTF-8.
     """
     try:
-        return RawRow(row.path, row.data.decode(), row.number)
+        return RawRow(row.path, row.data.decode("utf-8" if row.number else "utf-8-sig"), row.number)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{row.path}, row {row.number}: is not UTF-8 text (byte {error.start} of the line is "

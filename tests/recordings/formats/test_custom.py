@@ -369,3 +369,18 @@ def test_a_function_that_always_fails_is_told_at_once(tmp_path: Path) -> None:
         Recording.open(read_text(tmp_path / "a", fails, **SPACES))
     assert isinstance(told.value.__cause__, KeyError)
     assert len(calls) < 50
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf1 2\n3 4\n")
+    seen = []
+
+    def convert(row: Any) -> dict[str, Any]:
+        seen.append(row.data)
+        steps = np.array(row.data.split(), np.float32)
+        return {"obs": steps[:, None], "action": np.zeros(len(steps), int), "terminated": True}
+
+    space: dict[str, Any] = {"obs_space": spaces.Box(0, 9, (1,)), "action_space": spaces.Discrete(2)}
+    recording = Recording.open(read_text(tmp_path / "a.txt", convert, **space))
+    assert recording.read().steps["obs"].ravel().tolist() == [1, 2, 3, 4]
+    assert "\ufeff" not in "".join(seen)

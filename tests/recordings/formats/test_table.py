@@ -1318,3 +1318,79 @@ def test_warnings_about_what_columns_mean_are_in_reports(
     given = [f"{name}={','.join([own] if isinstance(own, str) else own)}" for name, own in mapped.items()]
     assert main(["data", "validate", str(tmp_path / "a.csv"), "--columns", *given]) == 1
     assert warning in capsys.readouterr().out
+
+
+def trips(path: Path, name: str, rows: slice = slice(None), **columns: Any) -> None:
+    """Two trips of 10 steps, each with a reward of 1 and an end, or some rows of them."""
+    t = np.tile(np.arange(10), 2)
+    table = pa.table(
+        {
+            "trip": ["a"] * 10 + ["b"] * 10,
+            "tick": t,
+            "x": np.arange(20) / 10,
+            "act": t % 2,
+            "r": np.ones(20),
+            "done": t == 9,
+            **columns,
+        }
+    )
+    path.mkdir(exist_ok=True)
+    pq.write_table(table.take(np.arange(20)[rows]), path / f"{name}.parquet")
+
+
+TRIPS = {"obs": "x", "action": "act", "reward": "r", "episode_id": "trip", "t": "tick"}
+
+
+@pytest.mark.parametrize("mode", ["repair", "skip"])
+@pytest.mark.parametrize("flag", ["done", "last-row"])
+@pytest.mark.parametrize("again", [slice(None), slice(7, 13), slice(10)])
+def test_of_steps_that_are_stored_twice_the_first_ones_are_kept_whole(
+    tmp_path: Path, mode: Any, flag: str, again: slice
+) -> None:
+    trips(tmp_path / "log", "a")
+    trips(tmp_path / "log", "b", again)
+    found = Recording.open(Source(tmp_path / "log", {**TRIPS, "terminated": flag}), on_bad=mode)
+    exp = found.read()
+    assert exp.lengths.tolist() == [10, 10]
+    assert exp.segments.terminated.all()
+    np.testing.assert_array_equal(exp.steps["obs"].ravel(), np.arange(20) / 10)
+    assert found.left_out == {"duplicate": len(range(20)[again])}
+
+
+def test_agents_that_join_late_begin_at_a_step_of_their_own() -> None:
+    rows = [(m, agent, t) for m in ("m0", "m1") for agent, first in (("a", 0), ("b", 3)) for t in range(first, 6)]
+    rows += [("cut", agent, t) for agent in "ab" for t in range(2, 6)]  # its first steps are lost
+    match, agent, t = zip(*rows, strict=True)
+    table = pa.table(
+        {"match": match, "agent": agent, "tick": t, "x": np.arange(len(t)) / 10, "a": [0, 1] * (len(t) // 2)}
+    )
+    mapped = {
+        "obs": "x",
+        "action": "a",
+        "episode_id": "match",
+        "agent_id": "agent",
+        "t": "tick",
+        "terminated": "last-row",
+    }
+    segments = Recording.open(Source(table, {**mapped, "terminated": "last-row"})).read().segments
+    names = zip(segments.episode_id, segments.agent_id, strict=True)
+    starts = {f"{episode} {own}": start for (episode, own), start in zip(names, segments.t_start.tolist(), strict=True)}
+    assert starts == {"m0 a": 0, "m0 b": 0, "m1 a": 0, "m1 b": 0, "cut a": 2, "cut b": 2}
+
+
+@pytest.mark.parametrize("t", ["number", "time", "none"])
+@pytest.mark.parametrize("flag", ["done", "last-row"])
+def test_files_that_cannot_be_read_are_warned_of_where_the_gap_would_not_show(
+    tmp_path: Path, t: str, flag: str, caplog: Any
+) -> None:
+    clock = pa.array(np.tile(np.arange(10), 2) * 60_000_000, pa.timestamp("us"))
+    for name, rows in (("a", slice(0, 5)), ("b", slice(5, 12)), ("c", slice(12, 20))):
+        trips(tmp_path / "log", name, rows, **({"tick": clock} if t == "time" else {}))
+    broken = tmp_path / "log" / "b.parquet"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    mapped = {name: own for name, own in TRIPS.items() if name != "t" or t != "none"}
+    found = Recording.open(Source(tmp_path / "log", {**mapped, "terminated": flag}), on_bad="repair")
+    found.read()
+    shows = t == "number" and flag == "done"
+    assert ("joined over the missing steps" in caplog.text) is not shows
+    assert "unreadable 1 times (an unknown number of rows left out)" in found.left_out_report()
