@@ -172,7 +172,7 @@ def _as_one(groups: Sequence[Group], first: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables(first, promote_options="permissive")
     except pa.ArrowTypeError:
         names = dict.fromkeys(name for group in groups for name in group.schema.names)
-        schema = joint_schema(groups, [name for name in names if _is_called_id(name)])
+        schema, _ = joint_schema(groups, [name for name in names if _is_called_id(name)])
     texts = [name for name in schema.names if _is_called_id(name) and is_text(schema.field(name).type)]
     return pa.concat_tables([_with_texts(plain(table), texts) for table in first], promote_options="permissive")
 

@@ -893,13 +893,15 @@ def contents_of(
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
             names = [name for name in names if name != col.SEGMENT]  # it can be restored
         mapped = source.mapped(names)
-        schema = joint_schema(groups, _id_columns(mapped))
+        used = {name for own in mapped.values() for name in own}
+        schema, clashing = joint_schema(groups, _id_columns(mapped), used)
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         schema = _with_names_as_texts(schema, source, mapped)
         plan = ColumnMap.of(schema, mapped)
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source)
+    columns.dropped |= dict.fromkeys(clashing, "of other types in other files")
     if LAST_ROW in plan.ends.values() and len(files) > 1 and col.EPISODE_ID in plan.mapped:
         ids = [name for name in (col.EPISODE_ID, col.T_INDEX) if name in plan.mapped]
         _warn_of_shared_ids(where, columns, groups, ids)

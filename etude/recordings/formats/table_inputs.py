@@ -369,12 +369,22 @@ def _batches(path: AnyPath, opened: Callable[[], pa.NativeFile], *, is_converted
         first += rows
 
 
-def joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
-    """The types that fit all groups. A dictionary in some and plain values in others become plain, and ``ids`` that are
-    text in some and numbers in others become text.
+def joint_schema(
+    groups: Sequence[Group], ids: Sequence[str], needed: Collection[str] | None = None
+) -> tuple[pa.Schema, list[str]]:
+    """The types that fit all groups. A dictionary in some and plain values in others become plain, times with other
+    zones become UTC, and ``ids`` that are text in some and numbers in others become text.
+
+    Args:
+        groups: The groups.
+        ids: The columns of ids.
+        needed: The columns whose types must go together; None: all.
+
+    Returns:
+        The schema, and the columns that are not in it because their types do not go together.
 
     Raises:
-        DataError: a column is of types that do not go together; the message names a file.
+        DataError: a needed column is of types that do not go together; the message names a file.
     """
     schemas = [group.schema for group in groups]
     for schema in schemas:
@@ -384,19 +394,30 @@ def joint_schema(groups: Sequence[Group], ids: Sequence[str]) -> pa.Schema:
             which = f"columns `{twice}`" if twice else "columns without a name"
             raise DataError(f"there are two {which}. Rename or remove one of them.")
     try:
-        return pa.unify_schemas(schemas, promote_options="permissive")
+        return pa.unify_schemas(schemas, promote_options="permissive"), []
     except pa.ArrowTypeError:
         texts = {name for schema in schemas for name in {*ids} & {*schema.names} if is_text(schema.field(name).type)}
-    joint = pa.schema([])
+    joint, clashing = pa.schema([]), list[str]()
     for group in groups:
-        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in group.schema]
-        names = group.schema.names
-        plain = pa.schema([(n, pa.string() if n in texts else kind) for n, kind in zip(names, kinds, strict=True)])
-        try:
-            joint = pa.unify_schemas([joint, plain], promote_options="permissive")
-        except pa.ArrowTypeError as error:
-            raise DataError(f"{group.file} has other types than files before it ({error}). Convert them.") from error
-    return joint
+        for field in group.schema:
+            if field.name in clashing:
+                continue
+            plain = pa.schema([(field.name, pa.string() if field.name in texts else _plain(field.type))])
+            try:
+                joint = pa.unify_schemas([joint, plain], promote_options="permissive")
+            except pa.ArrowTypeError as error:
+                if needed is None or field.name in needed:
+                    raise DataError(
+                        f"{group.file} has other types than files before it ({error}). Convert them."
+                    ) from error
+                clashing.append(field.name)
+    return pa.schema([field for field in joint if field.name not in clashing]), clashing
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz else kind
 
 
 def given_twice(file: AnyPath) -> DataError:

@@ -1394,3 +1394,15 @@ def test_files_that_cannot_be_read_are_warned_of_where_the_gap_would_not_show(
     shows = t == "number" and flag == "done"
     assert ("joined over the missing steps" in caplog.text) is not shows
     assert "unreadable 1 times (an unknown number of rows left out)" in found.left_out_report()
+
+
+def test_columns_of_other_types_in_other_files_are_left_out_unless_they_are_mapped(tmp_path: Path) -> None:
+    local = pa.array(np.tile(np.arange(10), 2) * 60_000_000, pa.timestamp("us", "Europe/Berlin"))
+    trips(tmp_path / "log", "a", slice(0, 8), note=[3] * 20, tick=local)
+    trips(tmp_path / "log", "b", slice(8, 20), note=["x"] * 20, tick=local.cast(pa.timestamp("us", "UTC")))
+    columns = {**TRIPS, "terminated": "done"}
+    found = Recording.open(Source(tmp_path / "log", columns))
+    assert found.read().lengths.tolist() == [10, 10]
+    assert found.meta["dropped"] == {"note": "of other types in other files"}
+    with pytest.raises(DataError, match=r"b\.parquet has other types than files before it \(.*Field note"):
+        Recording.open(Source(tmp_path / "log", {**columns, "weight": "note"}))
