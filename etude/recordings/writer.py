@@ -91,7 +91,8 @@ class FileRoller:
         except InUseError as owner:
             raise DataError(
                 f"{folder}: another writer is using this folder ({owner}). Wait until it has ended, or close it if it "
-                f"is in this process; else choose another folder, or give one of them a `prefix` other than {prefix!r}."
+                f"is in this process ({os.getpid()}), with `close()` of the algorithm or writer; else choose another "
+                f"folder, or give one of them a `prefix` other than {prefix!r}."
             ) from None
         except OSError as error:
             self.release()
