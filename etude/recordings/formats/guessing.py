@@ -58,7 +58,7 @@ CALLED: Final[Mapping[str, tuple[str, ...]]] = {
     for name, words in {
         col.EPISODE_ID: (
             "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj trip_id trip",
-            "session_id session rollout_id rollout game_id match_id visit_id stay_id",
+            "session_id session rollout_id rollout run_id run trial_id trial game_id match_id visit_id stay_id",
         ),
         col.AGENT_ID: ("agent_id agent",),
         col.T_INDEX: (

@@ -40,6 +40,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
         ["obs is all that is left", "no column says where episodes end"],
     ),
+    "of runs": (
+        trips(trip=None, run=trips()["trip"]),
+        "obs=speed,load action=command reward=score episode_id=run t=tick propensity=p terminated=last-row",
+        ["obs is all that is left", "no column says where episodes end"],
+    ),
     "with Unix times, and a flag of another name": (
         trips(
             tick=None,
