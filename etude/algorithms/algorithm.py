@@ -133,6 +133,9 @@ class Algorithm(Generic[C]):
     schedules_by: ClassVar[ScheduleBy] = "env_steps"
     """What the steps of schedules in the settings count."""
 
+    is_policy_alone: bool = False
+    """Whether only a policy was made, without `setup`, as `etude.load_policy` does."""
+
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
     """The step columns that `record` writes."""
 
@@ -271,6 +274,7 @@ class Algorithm(Generic[C]):
             weights: The weights of its module.
         """
         maker = cls.__new__(cls)
+        maker.is_policy_alone = True
         maker.config, maker._saved_spaces = config, {MAIN: spaces}
         policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
         maker.policies = {MAIN: policy}

@@ -137,7 +137,7 @@ _ATTRIBUTES = {
 def no_such_attribute(algorithm: Any, name: str) -> UnknownNameError:
     """Make the error for an attribute that an algorithm does not have."""
     owner = type(algorithm).__name__
-    if "learner" not in vars(algorithm):  # see `Algorithm.only_policy`
+    if algorithm.is_policy_alone:
         return UnknownNameError(
             f"{owner} has no `{name}` here: load_policy makes the policy alone, without `setup`. Take what acting "
             "needs from `self.config`, or use etude.load, which makes the whole algorithm."

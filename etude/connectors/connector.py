@@ -105,7 +105,7 @@ class Connector:
         For a connector with its own `step`, these are zeros ``[num_rows, ...]``. By default, it is what `state_dict`
         returns after `start`.
         """
-        if not self._remembers():
+        if not self.remembers():
             return {}
         own = copy.deepcopy(self)
         own.start(num_rows)
@@ -122,7 +122,7 @@ class Connector:
             inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.
             state: `new_state`, or the state that the last step returned. It is not written to.
         """
-        if not self._remembers():
+        if not self.remembers():
             return self.online(inputs), state
         own = self._with_state(state)
         return own.online(inputs), own.state_dict()
@@ -134,7 +134,7 @@ class Connector:
             What the module sees; and a function that takes what the module chose, and returns the env's action and the
             state after the step.
         """
-        if self._remembers() and overrides(self, "act") and not overrides(self, "step"):  # `act` may change the state
+        if self.remembers() and overrides(self, "act") and not overrides(self, "step"):  # `act` may change the state
             own = self._with_state(state)
             return own.online(inputs), lambda chosen: (own.act(chosen), own.state_dict())
         inputs, after = self.step(inputs, state)
@@ -145,7 +145,8 @@ class Connector:
         own.load_state_dict(state)
         return own
 
-    def _remembers(self) -> bool:
+    def remembers(self) -> bool:
+        """Return whether it may keep something from step to step."""
         return overrides(self, "start") and (overrides(self, "online") or overrides(self, "act"))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -156,7 +157,12 @@ class Connector:
 
     def act(self, action: Columns) -> Columns:
         """Module to env: the action that the env gets, columns ``[rows, ...]``. Recordings keep what the module
-        chose."""
+        chose.
+
+        In `Policy.act`, the `act` of a connector with a `start` and without a `step` works on a copy, which has the
+        state that was given: whatever it changes, a random generator for instance, must be in `state_dict`. With a
+        `step`, it must neither use nor change what is kept.
+        """
         return action
 
     def unact(self, action: Columns) -> Columns:
@@ -216,10 +222,11 @@ def check_kept(connector: Connector) -> None:
             f"the connector `{connector.name}` learns, since it has an `update`, {lacks}: checkpoints would lose what "
             "it learned. Write both; `state_dict` returns it, or {} if nothing of it is needed later."
         )
-    if connector._remembers() and not overrides(connector, "step"):
+    if connector.remembers() and not overrides(connector, "step"):
+        other = "" if overrides(connector, "act") else ", or `new_state` and `step`"
         raise SettingsError(
             f"the connector `{connector.name}` keeps something from step to step, since it has a `start`, {lacks}: a "
-            "policy that acts would forget it. Write both, or `new_state` and `step`."
+            f"policy that acts would forget it. Write both{other}."
         )
 
 

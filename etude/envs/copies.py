@@ -77,6 +77,10 @@ class ValueCheck:
                 found.append(EnvFault(env, bits | WRONG, error))
         return found
 
+    def is_wrong_at_end(self, env: int) -> bool:
+        """Whether rows of an env that end are invalid."""
+        return self._fault_of(env, is_end=True) is not None
+
     def _fault_of(self, env: int, *, is_end: bool) -> EtudeError | None:
         buffers = self._buffers
         flags, rewards, obs = (
@@ -337,7 +341,13 @@ class CopiesArena:
             self._steps += 1
 
     def _errors_of(self, envs: Ints) -> list[EnvFault]:
-        return [EnvFault(env, int(self._buffers.status[env]), self._failure(env)) for env in envs.tolist()]
+        faults = []
+        for env in envs.tolist():
+            bits = int(self._buffers.status[env])
+            if bits & ENDED and self._values.is_wrong_at_end(env):
+                bits &= ~(ENDED | OVER)  # as if it had failed before these rows
+            faults.append(EnvFault(env, bits, self._failure(env)))
+        return faults
 
     def _fail(self, faults: Sequence[EnvFault]) -> None:
         """Mark envs that failed or returned invalid values to be made again; or raise the error that ends the run."""

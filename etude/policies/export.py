@@ -122,6 +122,11 @@ def check_connectors(connectors: Pipeline) -> None:
     for connector in connectors.connectors:
         if isinstance(connector, Pipeline):
             check_connectors(connector)
+        elif connector.remembers() and overrides(connector, "act") and not overrides(connector, "step"):
+            raise SettingsError(
+                f"the connector `{connector.name}` can't be exported, since its `act` may change what it keeps from "
+                "step to step. Leave it out, and do its work after calling the exported policy."
+            )
         elif not _has_torch_form(connector):
             raise SettingsError(
                 f"the connector `{connector.name}` can't be exported, since it works on NumPy arrays alone. If it "
@@ -148,9 +153,9 @@ def check_distribution(dist: Distribution) -> None:
 
 
 def _has_torch_form(connector: Connector) -> bool:
-    keeps = overrides(connector, "start") and overrides(connector, "online")
-    sees = overrides(connector, "step") or not overrides(connector, "online") or (connector.takes_tensors and not keeps)
-    return sees and (connector.takes_tensors or not overrides(connector, "act"))
+    sees = connector.takes_tensors or not overrides(connector, "online")
+    steps = overrides(connector, "step") or (sees and not connector.remembers())
+    return steps and (connector.takes_tensors or not overrides(connector, "act"))
 
 
 def export(

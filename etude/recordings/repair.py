@@ -172,28 +172,19 @@ class RepairPlan:
             spans: All spans of the episode.
             hashes: For the spans of episodes with duplicates, the hashes of their steps.
         """
-        kept: list[tuple[Span, int]] = []  # with the number of leading steps to leave out
-        refused: list[Span] = []
-        for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
-            kind, cut = _verdict(span, kept, refused, hashes)
-            if kind == "contradiction":
-                for other, n in [(s, n) for s, n in kept if s.stop > span.start]:
-                    refused.append(other)
-                    self._leave_out(other, n, other.stop - other.start, kind)
-                kept = [(s, n) for s, n in kept if s not in refused]
-                refused.append(span)
-            if kind:
-                self._leave_out(span, 0, cut, kind)
-            if cut < span.stop - span.start:
-                kept.append((span, cut))
-        latest = -1
-        for span, _ in sorted(kept, key=lambda entry: entry[0].place):
-            if span.start < latest and self._keep_order:
+        kept, lost = _verdicts(spans, hashes)
+        while self._keep_order and (late := _out_of_order(kept)):  # without them, steps that they have may be kept
+            for span in late:
                 self._leave_out(span, 0, span.stop - span.start, "out_of_order")
-            elif span.start < latest:
-                self.fault_counts["out_of_order"] += 1
-                self._plans[span.part].in_order = True
-            latest = max(latest, span.start)
+            spans = [span for span in spans if span not in late]
+            kept, lost = _verdicts(spans, hashes)
+        for span, start, stop, kind in lost:
+            self._leave_out(span, start, stop, kind)
+        for span in _out_of_order(kept):
+            self.fault_counts["out_of_order"] += 1
+            self._plans[span.part].in_order = True
+        if self._keep_order and not any(kind == "duplicate" for *_, kind in lost):
+            return
         heads = {span.start + cut: (span, cut) for span, cut in kept}
         for span, _ in kept:
             if not span.known and span.stop in heads:
@@ -295,6 +286,43 @@ def _episodes_to_repair(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]
     groups = zip(keys.tolist(), starts, stops, strict=True)
     to_repair = {key: [span_at(spans, i) for i in range(start, stop)] for key, start, stop in groups}
     return to_repair, distinct(spans["key"][found["duplicate"]]).tolist()
+
+
+def _verdicts(
+    spans: Sequence[Span], hashes: Mapping[Span, Index]
+) -> tuple[list[tuple[Span, int]], list[tuple[Span, int, int, str]]]:
+    """Decide what to leave out of an episode, whose spans may be in any order.
+
+    Returns:
+        The spans to keep, with the number of leading steps to leave out; and all steps to leave out, as ``(span, first
+        step, step after the last, kind of fault)``.
+    """
+    kept: list[tuple[Span, int]] = []
+    lost: list[tuple[Span, int, int, str]] = []
+    refused: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
+        kind, cut = _verdict(span, kept, refused, hashes)
+        if kind == "contradiction":
+            for other, n in [(s, n) for s, n in kept if s.stop > span.start]:
+                refused.append(other)
+                lost.append((other, n, other.stop - other.start, kind))
+            kept = [(s, n) for s, n in kept if s not in refused]
+            refused.append(span)
+        if kind:
+            lost.append((span, 0, cut, kind))
+        if cut < span.stop - span.start:
+            kept.append((span, cut))
+    return kept, lost
+
+
+def _out_of_order(kept: Sequence[tuple[Span, int]]) -> list[Span]:
+    """The spans that are stored after later ones."""
+    found, latest = [], -1
+    for span, _ in sorted(kept, key=lambda entry: entry[0].place):
+        if span.start < latest:
+            found.append(span)
+        latest = max(latest, span.start)
+    return found
 
 
 def _verdict(

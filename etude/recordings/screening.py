@@ -171,7 +171,7 @@ class Screened:
         with self._lock:
             for findings in self._found.values():
                 for problem in findings.harmless:
-                    by_kind.setdefault(problem.kind, []).append(problem)
+                    by_kind.setdefault(problem.message if problem.kind == MAPPING else problem.kind, []).append(problem)
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 

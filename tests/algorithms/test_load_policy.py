@@ -194,6 +194,8 @@ def test_hooks_of_loading_are_called_and_what_setup_makes_is_told_to_be_missing(
     algorithm.close()
     policy = etude.load_policy(tmp_path, gamma=0.5)
     assert policy.act(obs_of(policy, 16)).all()
+    with pytest.raises(AttributeError, match=r"PPO has no `gain`. (?!.*load_policy)"):
+        etude.PPO(etude.PPOConfig(env="CartPole-v1", **SMALL)).gain  # noqa: B018
     with pytest.raises(AttributeError, match=r"Biased has no `gain` here: load_policy makes the policy alone"):
         etude.load_policy(tmp_path, gamma=1.0)
 

@@ -3,6 +3,7 @@
 
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -395,7 +396,7 @@ class Smooth(Connector):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_a_connector_keeps_when_it_acts_is_part_of_the_state(nested: bool) -> None:
+def test_what_a_connector_keeps_when_it_acts_is_part_of_the_state(nested: bool, tmp_path: Path) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     pipeline = Pipeline([Pipeline([Smooth()]), "frame_stack:2"] if nested else ["frame_stack:2", Smooth()])
     module = make_module(None, *pipeline.spaces(box, spaces.Box(-1, 1, (1,), np.float32)))
@@ -414,6 +415,8 @@ def test_what_a_connector_keeps_when_it_acts_is_part_of_the_state(nested: bool) 
         np.testing.assert_allclose(action, wanted, atol=1e-6)
         state = after
     assert repr(pipeline.state_dict()) == repr(before)
+    with pytest.raises(SettingsError, match="`smooth` can't be exported, since its `act` may change what it keeps"):
+        policy.export(tmp_path / "policy.pt2")
 
 
 def test_tensors_give_tensors_as_arrays_give_arrays() -> None:

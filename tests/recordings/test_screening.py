@@ -506,3 +506,25 @@ def test_a_bad_final_observation_that_nobody_needs_costs_nothing(tmp_path: Path)
     recording = Recording.open(tmp_path, on_bad="skip")
     assert recording.read(next_obs=True).segments.episode_id.tolist() == ["e2"]
     assert recording.left_out == {"nan": 20}
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 8)), min_size=1, max_size=6),
+    st.sampled_from(["repair", "skip"]),
+)
+def test_of_overlapping_pieces_in_any_order_no_step_is_read_twice_and_all_are_counted(
+    tmp_path_factory: Any, pieces: list[tuple[int, int]], mode: Any
+) -> None:
+    path = tmp_path_factory.mktemp("pieces")
+    single = numbered([17]).cut(1)  # a segment for each step
+    stored = [Experience.concat([single.select([i]) for i in range(t, t + n)]).join() for t, n in pieces]
+    record(path, *stored)
+    recording, exp = opened(path, mode)
+    t = exp.t().tolist()
+    assert len({*t}) == len(t) == recording.num_steps
+    assert len(t) + sum(recording.left_out.values()) == sum(n for _, n in pieces)
+    whole = steps_of(numbered([17]))
+    assert {step[:5] for step in steps_of(exp)} <= {step[:5] for step in whole}
+    if mode == "repair":
+        assert {*t} >= {step for first, n in pieces for step in range(first, first + n - 1)}

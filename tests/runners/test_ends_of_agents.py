@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -312,3 +313,37 @@ def test_episodes_that_were_cut_have_ids_of_their_own(how: str) -> None:
     starts = [*zip(exp.segments.episode_id, exp.segments.agent_id, exp.segments.t_start, strict=True)]
     assert len({*starts}) == len(starts) > 10
     assert {exp.steps["reward"][a:b].sum() for a, b in itertools.pairwise(exp.offsets)} <= {1.0, 2.0, 3.0, 100.0}
+
+
+class DiesAtTheEnd(gym.Env[Any, Any]):
+    """Every third episode ends with an observation of NaN, after which the env can't be reset."""
+
+    observation_space = BOX
+    action_space = spaces.Discrete(2)
+    num_resets = 0
+    is_dead = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.is_dead:
+            raise RuntimeError("it is dead")
+        type(self).num_resets += 1
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.is_dead = self.t == 4 and self.num_resets % 3 == 0
+        return np.full(2, np.nan if self.is_dead else 0, np.float32), 1.0, self.t == 4, False, {}
+
+
+@pytest.mark.parametrize("workers", [Workers(), Workers(num_workers=1), Workers(num_workers=1, mode="thread")])
+def test_a_bad_last_observation_before_a_reset_that_fails_cuts_the_episode(workers: Workers) -> None:
+    DiesAtTheEnd.num_resets = 0
+    arena = make_arena(DiesAtTheEnd, 1, dataclasses.replace(workers, max_failure_rate=1.0, max_restarts=50))
+    runner = Runner(arena, make_module(None, BOX, spaces.Discrete(2)), seed=0)
+    exp = runner.collect(num_episodes=6)
+    finished, stats = runner.take_finished(), runner.stats()
+    runner.close()
+    assert exp.lengths.tolist() == [4] * 6
+    assert finished.returns.tolist() == [4.0] * 6
+    assert stats["faulty_episodes"] == 2

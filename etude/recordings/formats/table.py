@@ -913,9 +913,11 @@ def contents_of(
     chained = common.chained(keys)
     index = index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
-        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words, columns.warn)
+        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
+        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
+        for note in notes:
+            columns.warn(note)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
         index = index_of(ordered, chained, common.words, is_sorted=True, **how)
@@ -933,7 +935,8 @@ def contents_of(
             f"the steps, or ends are {LAST_ROW}, so an episode with rows in these files may be joined over the missing "
             "steps, or seem to end before them. Restore the files, or leave their episodes out."
         )
-    index = from_own_first_steps(index)
+    if source.preset != ETUDE and not unread:  # else, what is missing at the beginning may be lost
+        index = from_own_first_steps(index)
     if source.preset != ETUDE and not is_uneven and (late := index.num_late()) > 1:
         columns.warn(
             f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "

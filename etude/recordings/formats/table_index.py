@@ -113,7 +113,10 @@ def index_of(
 
 
 def from_own_first_steps(index: TableIndex) -> TableIndex:
-    """Number the steps of agents from 0 where they join an episode whose beginning is stored for another agent."""
+    """Number the steps of agents from 0 where they join an episode whose beginning is stored for another agent.
+
+    In such a table, ``t`` counts the steps of the episode.
+    """
     if index.is_clock or not {col.EPISODE_ID, col.AGENT_ID} <= index.ids.keys():
         return index
     begins = np.append(True, ~index.has_next)
