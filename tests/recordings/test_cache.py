@@ -327,7 +327,7 @@ def test_rows_in_any_order_are_sorted_once(
     exp = sent(found).read()
     assert Recording.open(source, on_bad=None).num_steps == table.num_rows
     assert len(sorts) == 1
-    assert [path.name for entry in own_cache.iterdir() for path in entry.iterdir()] == ["sorted.arrow"]
+    assert "sorted.arrow" in [path.name for entry in own_cache.iterdir() for path in entry.iterdir()]
     cache.clear()
     monkeypatch.setattr(cache, "LEAST_BYTES", 2**30)
     wanted = Recording.open(source, on_bad=None)
