@@ -137,7 +137,8 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-_ROWS = tuple({*_FIELDS} - {"obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos"})
+_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos")
+_ROWS = tuple(name for name in _FIELDS if name not in _NOT_ROWS)
 
 
 @runtime_checkable
