@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -46,10 +45,8 @@ class Window:
         return len(self.values)
 
     def spread(self) -> tuple[float, float, float]:
-        """The mean, the minimum and the maximum; NaN if there is no value."""
-        if not self.values.size:
-            return math.nan, math.nan, math.nan
-        return float(self.values.mean()), float(self.values.min()), float(self.values.max())
+        """`mean`, `min` and `max`."""
+        return self.mean, self.min, self.max
 
     @property
     def mean(self) -> float:
@@ -95,11 +92,6 @@ class Ema(Window):
         self._sum = self._sum * left ** len(new) + float(weights @ new)
         self._weight = self._weight * left ** len(new) + float(weights.sum())
 
-    def spread(self) -> tuple[float, float, float]:
-        """The average, and the minimum and maximum of the last ``size`` values; NaN if there is no value."""
-        _, least, greatest = super().spread()
-        return self.mean, least, greatest
-
     @property
     def mean(self) -> float:
         """The average; NaN if there is no value."""
@@ -111,13 +103,10 @@ class Ema(Window):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; for one of a `Window`, its values are added anew."""
-        super().load_state_dict({"values": np.zeros(0)})
-        self._sum = self._weight = 0.0
-        if "sum" not in state:
-            self.add(state["values"])
-            return
-        super().load_state_dict(state)
-        self._sum, self._weight = float(state["sum"]), float(state["weight"])
+        self.values, self._sum, self._weight = np.zeros(0), 0.0, 0.0
+        self.add(state["values"])
+        if "sum" in state:
+            self._sum, self._weight = float(state["sum"]), float(state["weight"])
 
 
 class RunningStat(Stateful):
@@ -152,9 +141,7 @@ class _Entry:
     def __init__(self, by: By, window: int) -> None:
         self.by, self.window = by, window
         self.waiting: list[Any] = []
-        self.stat: Any = RunningStat()
-        if self.by in ("window", "ema"):
-            self.stat = Window(self.window) if self.by == "window" else Ema(self.window)
+        self.stat: Any = Window(window) if by == "window" else Ema(window) if by == "ema" else RunningStat()
 
 
 class Metrics:
@@ -195,12 +182,8 @@ class Metrics:
             EtudeError: the value is not numeric, ``by`` is unknown, or the name was logged with another ``by``.
         """
         name = self._prefix + name
-        entry = self._entries.get(name)
-        if entry is None or entry.by != by or (entry.window != window and by in ("window", "ema")):
-            numbers = _numbers(name, value)
-            self._entry(name, by, window).waiting.append(numbers)
-        else:
-            entry.waiting.append(float(value) if isinstance(value, int | float) else _numbers(name, value))
+        numbers = _numbers(name, value)
+        self._entry(name, by, window).waiting.append(numbers)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -274,23 +257,14 @@ class Metrics:
 
     def _add_waiting(self) -> None:
         """Add the waiting values to the statistics; tensors are moved to the host."""
-        others = []
-        for entry in self._entries.values():
-            waiting, entry.waiting = entry.waiting, []
-            if set(map(type, waiting)) == {float}:
-                entry.stat.add(waiting)
-            elif waiting:
-                others.append((entry, waiting))
-        if others:
-            _add_in_runs(others)
-
-
-def _add_in_runs(waiting: Sequence[tuple[_Entry, list[Any]]]) -> None:
-    """Add values to statistics, those of one kind that follow each other together."""
-    runs = [(entry, kind, list(run)) for entry, values in waiting for kind, run in groupby(values, _kind)]
-    moved = iter(_on_host([run for _, kind, run in runs if isinstance(kind, tuple)]))
-    for entry, kind, run in runs:
-        entry.stat.add(next(moved) if isinstance(kind, tuple) else np.hstack(run))
+        entries = [entry for entry in self._entries.values() if entry.waiting]
+        tensors = [value for entry in entries for value in entry.waiting if not isinstance(value, float | np.ndarray)]
+        moved = iter(_on_host(tensors) if tensors else ())
+        for entry in entries:
+            values, entry.waiting = entry.waiting, []
+            if not all(isinstance(value, float) for value in values):
+                values = np.hstack([v if isinstance(v, float | np.ndarray) else next(moved) for v in values])
+            entry.stat.add(values)
 
 
 def _numbers(name: str, value: Any) -> Any:
@@ -308,23 +282,15 @@ def _numbers(name: str, value: Any) -> Any:
     return array.astype(np.float64).reshape(-1)
 
 
-def _kind(value: Any) -> Any:
-    """The type of a value, or the device and the dtype of a tensor."""
-    return type(value) if isinstance(value, float | np.ndarray) else (value.device, value.dtype)
-
-
-def _on_host(runs: Sequence[Sequence["torch.Tensor"]]) -> list[NDArray[np.float64]]:
-    """Lists of tensors, each with one device and dtype, as flat arrays; tensors of one device are moved together."""
-    if not runs:
-        return []
+def _on_host(tensors: Sequence["torch.Tensor"]) -> list[NDArray[np.float64]]:
+    """Tensors as flat arrays; those of one device are moved together."""
     import torch  # imported here, so that processes that log only plain numbers don't import it
 
-    joined = [torch.cat([tensor.reshape(-1) for tensor in run]).to(torch.float64) for run in runs]
-    found: list[NDArray[np.float64]] = [np.zeros(0)] * len(runs)
-    for device in {values.device for values in joined}:
-        there = [i for i, values in enumerate(joined) if values.device == device]
-        ends = np.cumsum([len(joined[i]) for i in there])
-        moved = torch.cat([joined[i] for i in there]).cpu().numpy()
+    found: list[NDArray[np.float64]] = [np.zeros(0)] * len(tensors)
+    for device in {tensor.device for tensor in tensors}:
+        there = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+        ends = np.cumsum([tensors[i].numel() for i in there])
+        moved = torch.cat([tensors[i].reshape(-1).to(torch.float64) for i in there]).cpu().numpy()
         for i, values in zip(there, np.split(moved, ends[:-1]), strict=True):
             found[i] = values
     return found

@@ -92,7 +92,7 @@ def _named_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"can't write {what}: {error.strerror or error}.") from error
+        raise DataError(f"can't write {what}: {_reason(error)}.") from error
 
 
 class AppendFile:
