@@ -33,7 +33,7 @@ from etude.envs.render import (
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module
-from etude.modules.random import RandomModule
+from etude.modules.actors import RandomModule
 from etude.policies import Policy, PolicyLike
 from etude.policies.policy import check_same_actions
 from etude.runners import Episode, Runner

@@ -18,10 +18,10 @@ from etude.columns import ACTION, WEIGHT
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule, Update, points_of, value_at
 from etude.modules import Actor, Module, Network, NetworkConfig, make_module
+from etude.modules.actors import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.modules.critics import FollowedModule
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, check_no_integers
 from etude.modules.network import Output
-from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.settings import IntFrom1, check_rules, settings
 from etude.spaces import Space, in_words
 

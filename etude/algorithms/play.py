@@ -22,7 +22,7 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig
 from etude.algorithms.policies import MAIN, spaces_in
 from etude.algorithms.results import Evaluation
 from etude.connectors import Connector, Drop, Pipeline, overrides
-from etude.connectors.pipeline import learns, state_to_json
+from etude.connectors.pipeline import state_to_json
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import DataError, EnvError, EtudeError
 from etude.experience import Experience
@@ -433,7 +433,7 @@ def connectors_meta(policies: Mapping[str, Policy], *, several: bool) -> dict[st
     ``env_action_space``. Each is by module id if there are ``several`` modules."""
     found: dict[str, dict[str, Any]] = {
         "connectors": {name: [*map(repr, own.connectors.connectors)] for name, own in policies.items()},
-        "filter": {name: state_to_json(own.connectors) for name, own in policies.items() if learns(own.connectors)},
+        "filter": {name: state_to_json(own.connectors) for name, own in policies.items() if own.connectors.learns},
         col.ENV_ACTION_SPACE: {
             name: space_to_json(own.action_space)
             for name, own in policies.items()

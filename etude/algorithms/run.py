@@ -19,7 +19,7 @@ from etude.errors import EtudeError, SettingsError
 from etude.files import InUseError, Lock
 from etude.metrics import JSONLines, MLflow, TensorBoard, WandB, cut_jsonl, write_csv
 from etude.metrics.plot import METRICS_FILE
-from etude.metrics.trackers import tracker
+from etude.metrics.writers import tracker
 from etude.settings import choice
 from etude.urls import redacted
 

@@ -18,9 +18,9 @@ from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.actors import RandomFirstModule
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
-from etude.modules.random import RandomFirstModule
 from etude.settings import FloatAbove0, Rate, settings
 from etude.spaces import Space
 

@@ -31,9 +31,9 @@ from etude.columns import ACTION, WEIGHT
 from etude.experience.arrays import Array, cast, clip
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module, Network, NetworkConfig, make_module
+from etude.modules.actors import RandomFirstModule
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
-from etude.modules.random import RandomFirstModule
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rate, check_rules, settings
 from etude.spaces import Space
 

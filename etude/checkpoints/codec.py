@@ -16,6 +16,7 @@ import json
 import math
 import reprlib
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,6 @@ class Encoder:
     def __init__(self, *, arrays_allowed: bool = True) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
         self._arrays_allowed = arrays_allowed
-        self._inside: set[int] = set()
 
     def encode(self, node: Tree, path: str = "") -> Any:
         """Convert ``node`` to JSON data.
@@ -89,25 +89,19 @@ class Encoder:
             return self._array(node, path)
         if isinstance(node, np.generic):
             return self._scalar(node, path)
-        if _is_tensor(node):
+        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        if torch is not None and isinstance(node, torch.Tensor):
             return self._tensor(node, path)
         raise _refusal(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold")
 
     def _container(self, node: Any, path: str) -> Any:
-        if id(node) in self._inside:
-            raise _refusal(path, f"a {type(node).__name__} that contains itself")
-        self._inside.add(id(node))
-        try:
-            if type(node) is list:
-                return [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]
-            if type(node) is tuple:
-                return {KIND: "tuple", "items": [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]}
-            if all(type(key) is str for key in node) and KIND not in node:
-                return {key: self.encode(value, f"{path}/{key}") for key, value in node.items()}
-            items = [[self.encode(k, f"{path}/<key>"), self.encode(v, f"{path}/{k}")] for k, v in node.items()]
-            return {KIND: "dict", "items": items}
-        finally:
-            self._inside.discard(id(node))
+        if isinstance(node, list | tuple):
+            items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]
+            return items if isinstance(node, list) else {KIND: "tuple", "items": items}
+        if all(type(key) is str for key in node) and KIND not in node:
+            return {key: self.encode(value, f"{path}/{key}") for key, value in node.items()}
+        items = [[self.encode(k, f"{path}/<key>"), self.encode(v, f"{path}/{k}")] for k, v in node.items()]
+        return {KIND: "dict", "items": items}
 
     def _array(self, array: NDArray[Any], path: str) -> Any:
         if array.dtype == object:
@@ -198,10 +192,6 @@ def _read_array(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> NDA
     return array if array.flags.writeable else array.copy()
 
 
-def _read_scalar(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
-    return _from_bytes(bytes.fromhex(data["hex"]), data["dtype"], ())[()]
-
-
 def _read_tensor(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> "torch.Tensor":
     import torch
 
@@ -242,17 +232,9 @@ _READERS: dict[str, Callable[[dict[str, Any], Mapping[str, NDArray[Any]]], Tree]
     "dict": lambda data, arrays: {decode(k, arrays): decode(v, arrays) for k, v in data["items"]},
     "objects": _read_objects,
     "array": _read_array,
-    "scalar": _read_scalar,
+    "scalar": lambda data, _: _from_bytes(bytes.fromhex(data["hex"]), data["dtype"], ())[()],
     "tensor": _read_tensor,
 }
-
-
-def _is_tensor(node: Any) -> bool:
-    if not type(node).__module__.startswith("torch"):  # most trees hold few tensors: avoid importing torch to check
-        return hasattr(node, "__torch_function__") and hasattr(node, "untyped_storage")
-    import torch
-
-    return isinstance(node, torch.Tensor)
 
 
 def _refusal(path: str, what: str) -> CheckpointError:

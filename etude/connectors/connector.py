@@ -19,7 +19,7 @@ from etude.experience import Experience
 from etude.experience.arrays import ActionCodes, Array, Index, host, host_columns
 from etude.modules.module import Module
 from etude.settings import warn_of_misspelt
-from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape
+from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,17 +216,12 @@ def check_kept(connector: Connector) -> None:
     """Raise a SettingsError if a connector has something to keep, but no `state_dict` or no `load_state_dict`."""
     if overrides(connector, "state_dict") and overrides(connector, "load_state_dict"):
         return
-    lacks = "but lacks `state_dict` or `load_state_dict`"
-    if overrides(connector, "update"):
+    if overrides(connector, "update") or (connector.remembers() and not overrides(connector, "step")):
         raise SettingsError(
-            f"the connector `{connector.name}` learns, since it has an `update`, {lacks}: checkpoints would lose what "
-            "it learned. Write both; `state_dict` returns it, or {} if nothing of it is needed later."
-        )
-    if connector.remembers() and not overrides(connector, "step"):
-        other = "" if overrides(connector, "act") else ", or `new_state` and `step`"
-        raise SettingsError(
-            f"the connector `{connector.name}` keeps something from step to step, since it has a `start`, {lacks}: a "
-            f"policy that acts would forget it. Write both{other}."
+            f"the connector `{connector.name}` keeps something, since it has an `update` or a `start`, but lacks "
+            "`state_dict` or `load_state_dict`: checkpoints and policies that act would lose it. Write both; they may "
+            "return {} and do nothing if it is not needed later. For a `start` without an `act`, `new_state` and "
+            "`step` will do."
         )
 
 
@@ -422,14 +417,25 @@ class PreviousActions(Connector):
     chosen: Space | None = None
     """Set by the pipeline before `spaces`: the module's action space, if a connector after this one may change it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._codes = ActionCodes()
+    _codes: ActionCodes
+    """Set by `_set_codes`."""
 
     def _set_codes(self, action_space: Space) -> int:
         """Encode the module's actions; ``action_space`` is that of this connector's place. Returns the width."""
         self._codes = ActionCodes(action_space if self.chosen is None else self.chosen)
         return self._codes.width
+
+
+def sampled(obs_space: Space, rows: int) -> Columns:
+    """Random observations of a space, the same ones in each call, as columns ``[rows, ...]``."""
+    space = copy.deepcopy(obs_space)
+    space.seed(0)
+    flatten = Flattener(space, col.OBS)
+    drawn = [flatten(space.sample()) for _ in range(rows)]
+    return {
+        name: np.stack([np.asarray(one[name]) for one in drawn]).astype(leaf_dtype(leaf), copy=False)
+        for name, leaf in flatten.leaves.items()
+    }
 
 
 _PROBES = 2
@@ -464,12 +470,8 @@ class FunctionConnector(ObservationMap):
         Raises:
             SpaceError: it fails, changes its input, or returns anything but arrays of two rows.
         """
-        samples = copy.deepcopy(obs_space)
-        samples.seed(0)
         self._nest = Nester(obs_space, col.OBS)
-        flat = Flattener(obs_space, col.OBS)
-        drawn = [flat(samples.sample()) for _ in range(_PROBES)]
-        given = {name: np.stack([one[name] for one in drawn]) for name in flat.leaves}
+        given = sampled(obs_space, _PROBES)
         passed = {name: values.copy() for name, values in given.items()}
         try:
             result = self.fn(self._nest(passed))
@@ -482,7 +484,7 @@ class FunctionConnector(ObservationMap):
                 raise SpaceError(
                     f"the connector function `{self.name}` writes to its input `{name}`: let it return a copy."
                 )
-        kept = {id(values): flat.leaves[name] for name, values in passed.items()}
+        kept = {id(passed[name]): leaf for name, leaf in leaves(obs_space, col.OBS).items()}
         space = self._space_of(result, kept, col.OBS)
         self._flatten = Flattener(space, col.OBS)
         return space, action_space

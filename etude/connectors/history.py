@@ -229,12 +229,11 @@ class History(PreviousActions, MemoryConnector):
         whole = with_parts(obs_space, added, "History")
         assert isinstance(whole, spaces.Dict)
         own = with_parts(obs_space, {}, "History")
-        self._forms = {
-            name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves(own, col.OBS).items() if _is_kept(name)
-        }
+        self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves(own, col.OBS).items()}
+        self._forms.pop(col.OBS_MASK, None)
         self._forms[_column(PREV_ACTION)] = ((width,), np.dtype(np.float32))
         self._forms[_column(T)] = ((), np.dtype(np.int64))
-        stacked = map_leaves(own, lambda name, leaf: over_steps(leaf, k) if _is_kept(name) else leaf, col.OBS)
+        stacked = map_leaves(own, lambda name, leaf: over_steps(leaf, k) if name != col.OBS_MASK else leaf, col.OBS)
         assert isinstance(stacked, spaces.Dict)
         return spaces.Dict([*stacked.spaces.items(), *((key, whole[key]) for key in added)]), action_space
 
@@ -278,10 +277,6 @@ class History(PreviousActions, MemoryConnector):
 
 def _column(key: str) -> str:
     return f"{col.OBS}{SEPARATOR}{key}"
-
-
-def _is_kept(name: str) -> bool:
-    return name != col.OBS_MASK
 
 
 def over_steps(leaf: Space, k: int) -> Space:

@@ -29,7 +29,8 @@ from etude.connectors.connector import (
 )
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
+from etude.experience.arrays import Array, Constant, Index, cast, clip, concat, host, where_rows
+from etude.experience.experience import check_finite
 from etude.modules.module import Module
 from etude.modules.network import has_pixels
 from etude.settings import FloatAbove0, IntFrom1, check_arguments
@@ -169,13 +170,11 @@ class Moments(Stateful):
         rows = len(batch)
         if not rows:
             return
-        if isinstance(batch, np.ndarray):
-            mean = batch.mean(axis=0, dtype=np.float64)
-            squares = np.square(batch - mean).sum(axis=0)
-        else:
-            wide = cast(batch, np.float64)
-            mean = host(wide.mean(0))
-            squares = host((wide - wide.mean(0)).square().sum(0))
+        wide = cast(batch, np.float64)
+        mean = wide.mean(0)
+        squares = ((wide - mean) ** 2).sum(0)
+        if not isinstance(batch, np.ndarray):
+            mean, squares = host(mean), host(squares)
         total, shift = self.count + rows, mean - self.mean
         self.mean = np.asarray(self.mean + shift * (rows / total))
         self.squares = np.asarray(self.squares + squares + shift * shift * (self.count * rows / total))
@@ -244,7 +243,7 @@ class NormalizeObs(ObservationMap):
         for name, (mean, scale) in self._frozen.items():
             values = obs[name] - mean.like(obs[name])
             values *= scale.like(values)
-            out[name] = cast(clip_in_place(values, -self.clip, self.clip), np.float32)
+            out[name] = cast(clip(values, -self.clip, self.clip), np.float32)
         return out
 
     def update(self, exp: Experience) -> None:
@@ -254,8 +253,7 @@ class NormalizeObs(ObservationMap):
             DataError: an observation is not finite; the message says where. The statistics are then unchanged.
         """
         batches = {name: array_column(exp, name, "NormalizeObs") for name in self._moments}
-        if any(not math.isfinite(_sum(batch)) for batch in batches.values()):
-            exp.validate(finite=(col.OBS,))
+        check_finite(exp, (col.OBS,))
         has_lookback = bool(exp.segments.lookback.any())
         for name, batch in batches.items():
             self._moments[name].add(batch[exp.trained()] if has_lookback else batch)
@@ -282,10 +280,6 @@ class NormalizeObs(ObservationMap):
         for name, values in state.items():
             self._moments[name].load_state_dict(values)
         self._freeze()
-
-
-def _sum(batch: Array) -> float:
-    return float(batch.sum(dtype=np.float64) if isinstance(batch, np.ndarray) else batch.double().sum())
 
 
 _REWARD = "prev_reward"

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -218,18 +217,15 @@ class Pipeline(Connector):
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        if self._watches:
-            return self._online_watched(inputs)
-        for online in self._online:
-            inputs = online(inputs)
-        return inputs
-
-    def _online_watched(self, inputs: Inputs) -> Inputs:
-        """Like `online`, and note a connector that changes observations, but has no `offline` to do the same.
+        """The observations that the module sees. A connector that changes them is noted if it has no `offline`.
 
         Raises:
             SpaceError: what comes out is not what the connectors' `spaces` say.
         """
+        if not self._watches:
+            for online in self._online:
+                inputs = online(inputs)
+            return inputs
         num_rows = len(inputs.slots)
         for connector in self.connectors:
             if overrides(connector, "online"):
@@ -250,7 +246,7 @@ class Pipeline(Connector):
     ) -> None:
         """Raise a SpaceError unless columns have these shapes in each row; None: any number of rows."""
         for name, shape in shapes.items():
-            found: Any = columns.get(name) if isinstance(columns, Mapping) else columns
+            found: Any = columns.get(name) if isinstance(columns, Mapping) else None
             if isinstance(found, np.ndarray | torch.Tensor):
                 if tuple(found.shape[1:]) == shape and num_rows in (None, len(found)):
                     continue
@@ -284,30 +280,28 @@ class Pipeline(Connector):
 
         def act_all(chosen: Columns) -> tuple[Columns, dict[str, Any]]:
             after: dict[str, Any] = {}
-
-            def one(action: Columns, i: int) -> Columns:
+            action = chosen
+            for i in reversed(range(len(acts))):
                 action, kept = acts[i](action)
                 if kept:
                     after[str(i)] = kept
-                return action
-
-            return self._acted(chosen, [partial(one, i=i) for i in reversed(range(len(acts)))]), after
+            self._check_actions(chosen, action)
+            return action, after
 
         return inputs, act_all
 
     def act(self, action: Columns) -> Columns:
-        return self._acted(action, self._act)
-
-    def _acted(self, action: Columns, by: Sequence[Callable[[Columns], Columns]]) -> Columns:
-        num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
-        for act in by:
+        chosen = action
+        for act in self._act:
             action = act(action)
-            if self._watches_actions and not isinstance(action, Mapping):
-                raise SpaceError(f"`act` of a connector returned a {type(action).__name__}: it must return columns.")
-        if self._watches_actions:
-            self._check_shapes("act", action, self._action_shapes, num_rows)
-            self._watches_actions = False
+        self._check_actions(chosen, action)
         return action
+
+    def _check_actions(self, chosen: Columns, action: Columns) -> None:
+        """Raise a SpaceError if the first actions for the env, made of ``chosen``, are not of its action space."""
+        if self._watches_actions:
+            self._check_shapes("act", action, self._action_shapes, len(next(iter(chosen.values()))))
+            self._watches_actions = False
 
     def unact(self, action: Columns) -> Columns:
         for connector in self.connectors:
@@ -339,21 +333,16 @@ class Pipeline(Connector):
                     f"`{connector.name}.offline` returned a {type(exp).__name__}: it must return "
                     "an Experience, such as exp.with_steps(name=array)."
                 )
-            for name, column in exp.steps.items():
-                if len(column) != exp.num_steps:
-                    raise DataError(
-                        f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {exp.num_steps} "
-                        "steps: it must have a row for each."
-                    )
-            for name, column in exp.final_obs.items():
-                if len(column) != exp.num_segments:
-                    raise DataError(
-                        f"`{connector.name}.offline` gave final observations `{name}` of {len(column)} rows for "
-                        f"{exp.num_segments} segments: it must have a row for each."
-                    )
-            if self._watches_offline:
-                _warn_of_other_observations(connector, before, exp)
-                _warn_of_other_rewards(connector, before, exp, self._offline[i + 1 :])
+            of_steps, of_segments = (exp.steps, exp.num_steps, "steps"), (exp.final_obs, exp.num_segments, "segments")
+            for columns, num, what in (of_steps, of_segments):
+                for name, column in columns.items():
+                    if len(column) != num:
+                        raise DataError(
+                            f"`{connector.name}.offline` gave a column `{name}` of {len(column)} rows for {num} "
+                            f"{what}: it must have a row for each."
+                        )
+            if self._watches_offline and before.num_steps == exp.num_steps:
+                _warn_of_differences(connector, before, exp, self._offline[i + 1 :])
         if self._offline:
             self._watches_offline = self._watches_offline and not exp.num_segments
             for columns in (exp.steps, exp.final_obs):
@@ -417,37 +406,27 @@ def _lacks_offline(connector: Connector) -> bool:
     return overrides(connector, "online") and not overrides(connector, "offline")
 
 
-def _warn_of_other_observations(connector: Connector, before: Experience, after: Experience) -> None:
-    """Warn if a connector changes observations in `offline`, but not the final ones, or not when acting."""
-    if connector.hindsight or before.num_steps != after.num_steps:  # it may have left steps out, and changed none
-        return
-    seen = {name: column for name, column in after.steps.items() if col.is_under(name, col.OBS)}
-    # what leaves no step out may return views of them
-    if all(n in before.steps and _same(before.steps[n], column) for n, column in seen.items()):
-        return
-    if not overrides(connector, "online"):
+def _warn_of_differences(
+    connector: Connector, before: Experience, after: Experience, later: Sequence[Connector]
+) -> None:
+    """Warn if a connector changes in `offline` what the module sees, but not what it sees when it acts."""
+    changed = [n for n, c in after.steps.items() if n not in before.steps or not _same(before.steps[n], c)]
+    obs_changed = bool(col.under(changed, col.OBS)) and not connector.hindsight
+    acts_alike = overrides(connector, "online")
+    if obs_changed and not acts_alike:
         _log.warning(
             "the connector `%s` changes the observations that the module learns from (offline), but not those that it "
             "sees when it acts: write its method online, too, unless this is meant, as for augmentation.",
             connector.name,
         )
-    elif before.final_obs and all(before.final_obs.get(name) is column for name, column in after.final_obs.items()):
+    elif obs_changed and before.final_obs and all(before.final_obs.get(n) is c for n, c in after.final_obs.items()):
         _log.warning(
             "the connector `%s` changes the observations of the steps in `offline`, but not `final_obs`, the last "
             "observation of each segment, whose value many algorithms estimate: change it, too, unless this is meant.",
             connector.name,
         )
-
-
-def _warn_of_other_rewards(
-    connector: Connector, before: Experience, after: Experience, later: Sequence[Connector]
-) -> None:
-    """Warn if a connector changes rewards only in `offline`, and one of those after it uses them in observations."""
     uses = [other.name for other in later if isinstance(other, PrevActionReward | ReturnToGo)]
-    if not uses or overrides(connector, "online") or before.num_steps != after.num_steps:
-        return
-    rewards = [exp.steps.get(col.REWARD) for exp in (before, after)]
-    if all(reward is not None for reward in rewards) and not _same(*rewards):
+    if uses and col.REWARD in changed and not acts_alike:
         _log.warning(
             "the connector `%s` changes the rewards that the module learns from (offline), but not those that `%s` "
             "gets when the module acts: derive it from etude.connectors.RewardMap, which changes both, or put it "
@@ -478,11 +457,6 @@ def refuse_unready(pipeline: Pipeline) -> None:
 
 _ARRAY: Final = "$array"
 _FLOAT: Final = "$float"
-
-
-def learns(pipeline: Pipeline) -> bool:
-    """Whether any of the connectors learns from experience, so that there is a state to keep."""
-    return any(overrides(connector, "update") for connector in pipeline.connectors)
 
 
 def state_to_json(pipeline: Pipeline) -> dict[str, Any]:

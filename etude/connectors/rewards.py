@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors that change rewards for the learner: clipped, scaled or summed over n steps; and next observations."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from etude.connectors.connector import Connector, Inputs, array_column, column
 from etude.connectors.observations import Moments
 from etude.errors import DataError
 from etude.experience import Experience, Segments, returns
-from etude.experience.arrays import Array, Index, clip, ranges, sign, where_rows
+from etude.experience.arrays import Array, Index, clip, library, ranges, where_rows
+from etude.experience.experience import check_finite
 from etude.modules.module import Module
 from etude.settings import FloatAbove0, Fraction, IntFrom1, check_arguments, check_range
 
@@ -52,7 +52,7 @@ class ClipReward(RewardMap):
         self.low, self.high, self.sign = low, high, sign
 
     def map_reward(self, reward: Array) -> Array:
-        return clip(sign(reward) if self.sign else reward, self.low, self.high)
+        return clip(library(reward).sign(reward) if self.sign else reward, self.low, self.high)
 
 
 class NormalizeReward(RewardMap):
@@ -96,8 +96,7 @@ class NormalizeReward(RewardMap):
             DataError: a reward is not finite; the message says where. The statistics are then unchanged.
         """
         reward = column(exp, col.REWARD, "NormalizeReward")
-        if not math.isfinite(reward.sum(dtype=np.float64)):
-            exp.validate(finite=(col.REWARD,))
+        check_finite(exp, (col.REWARD,))
         starts, own = exp.segments.t_start + exp.segments.lookback, exp.lengths - exp.segments.lookback
         order = np.lexsort((starts, exp.segments.tracks()))
         order = order[own[order] > 0]

@@ -36,8 +36,8 @@ def take(array: Array, index: Index) -> Array:
     return array.index_select(0, torch.from_numpy(index).to(array.device))
 
 
-def _library(array: Array) -> Any:
-    """NumPy or torch, whichever ``array`` is of."""
+def library(array: Array) -> Any:
+    """NumPy or torch, whichever ``array`` is of: ``library(x).exp(x)``."""
     if isinstance(array, np.ndarray):
         return np
     import torch
@@ -47,7 +47,7 @@ def _library(array: Array) -> Any:
 
 def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
     """The arrays joined along an axis; a single array is returned as it is."""
-    return arrays[0] if len(arrays) == 1 else _library(arrays[0]).concatenate(arrays, axis)
+    return arrays[0] if len(arrays) == 1 else library(arrays[0]).concatenate(arrays, axis)
 
 
 def where_rows(rows: Array, values: Array, others: Array) -> Array:
@@ -60,12 +60,12 @@ def where_rows(rows: Array, values: Array, others: Array) -> Array:
     """
     if isinstance(others, np.ndarray) and not rows.any():
         return others
-    library, at = _library(others), rows.reshape(-1, *(1,) * (others.ndim - 1))
-    if library is np or others.dtype not in (library.int16, library.uint16, library.uint64):
-        return library.where(at, values, others)
+    of, at = library(others), rows.reshape(-1, *(1,) * (others.ndim - 1))
+    if of is np or others.dtype not in (of.int16, of.uint16, of.uint64):
+        return of.where(at, values, others)
     # runtimes of ONNX can't choose between numbers of these dtypes
     wide = values if isinstance(values, int) else values.long()
-    return library.where(at, wide, others.long()).to(others.dtype)
+    return of.where(at, wide, others.long()).to(others.dtype)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
@@ -74,11 +74,6 @@ def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
     if isinstance(like, np.ndarray):
         return np.full(shape, None, object) if like.dtype == object else np.zeros(shape, like.dtype)
     return like.new_zeros(shape)
-
-
-def stack(arrays: Sequence[Array], axis: int) -> Array:
-    """The arrays stacked along a new axis."""
-    return _library(arrays[0]).stack(arrays, axis)
 
 
 def copied(array: Array) -> Array:
@@ -96,29 +91,6 @@ def clip(array: Array, low: Any, high: Any) -> Array:
     if isinstance(array, np.ndarray):
         return np.minimum(np.maximum(array, low), high)  # faster than np.clip
     return array.clamp(low, high)
-
-
-def clip_in_place(array: Array, low: float, high: float) -> Array:
-    """Clip ``array`` between two numbers in place, and return it."""
-    if not isinstance(array, np.ndarray):
-        return array.clamp_(low, high)
-    np.maximum(array, low, out=array)
-    return np.minimum(array, high, out=array)
-
-
-def sign(array: Array) -> Array:
-    """The sign of each number: -1, 0 or 1."""
-    return _library(array).sign(array)
-
-
-def exp(array: Array) -> Array:
-    """e to the power of each number."""
-    return _library(array).exp(array)
-
-
-def tanh(array: Array) -> Array:
-    """The hyperbolic tangent of each number."""
-    return _library(array).tanh(array)
 
 
 def host(array: Array) -> NDArray[Any]:
@@ -253,11 +225,11 @@ class ActionCodes:
     """Encodes actions as vectors ``[rows, width]``: choices one-hot, other actions flattened; all columns concatenated.
 
     Args:
-        action_space: The action space; None: none yet.
+        action_space: The action space.
     """
 
-    def __init__(self, action_space: Space | None = None) -> None:
-        found = {} if action_space is None else leaves(action_space, col.ACTION)
+    def __init__(self, action_space: Space) -> None:
+        found = leaves(action_space, col.ACTION)
         self._sizes = {name: math.prod(leaf_shape(leaf)) for name, leaf in found.items()}
         self._choices: dict[str, tuple[Constant, Constant]] = {}
         """For each column of choices: which of its numbers, and which choice, a component of the vector stands for."""

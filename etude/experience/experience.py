@@ -350,10 +350,8 @@ class Experience:
             max_len: The most steps of a segment, not counting ``lookback``.
             lookback: The number of preceding steps that each further piece gets as context; these rows are copied.
         """
-        if max_len < 1:
-            raise ValueError(f"max_len must be at least 1, not {max_len}.")
-        if lookback < 0:
-            raise ValueError(f"lookback must be at least 0, not {lookback}.")
+        if max_len < 1 or lookback < 0:
+            raise ValueError(f"max_len must be at least 1, not {max_len}, and lookback at least 0, not {lookback}.")
         pieces = -(-self.lengths // max_len)
         parent = np.repeat(np.arange(self.num_segments), pieces)
         nth = np.arange(len(parent)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -469,10 +467,8 @@ class Experience:
             rng: The random generator for the order; None creates a fresh one.
             names: The columns to include; None means all.
         """
-        if size < 1:
-            raise ValueError(f"a minibatch needs a size of at least 1, not {size}.")
-        if epochs < 0:
-            raise ValueError(f"epochs must be at least 0, not {epochs}.")
+        if size < 1 or epochs < 0:
+            raise ValueError(f"size must be at least 1, not {size}, and epochs at least 0, not {epochs}.")
         columns = {name: self.steps[name] for name in (self.steps if names is None else names)}
         rows = np.flatnonzero(self.trained())
         rng = rng if rng is not None or not shuffle else np.random.default_rng()

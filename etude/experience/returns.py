@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.experience.arrays import Array, Index, copied, exp, zeros
+from etude.experience.arrays import Array, Index, copied, library, zeros
 
 
 def scan(x: Array, decay: Array) -> Array:
@@ -144,7 +144,7 @@ def vtrace(
     if not len(reward):
         return VTraceTargets(reward, reward)
     highest = float(np.log(max(rho_bar, c_bar)))  # also capped before exp, which could overflow
-    ratio = exp(log_ratio.clip(max=highest))
+    ratio = library(log_ratio).exp(log_ratio.clip(max=highest))
     rho, c = ratio.clip(max=rho_bar), lambda_ * ratio.clip(max=c_bar)
     following = _following(value, bootstrap, offsets)
     excess = scan(rho * (reward + gamma * following - value), _decays(value, offsets, gamma * c))

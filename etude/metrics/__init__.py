@@ -3,8 +3,7 @@
 
 from etude.metrics.plot import plot_runs
 from etude.metrics.stats import Ema, Metrics, Window
-from etude.metrics.trackers import MLflow, WandB
-from etude.metrics.writers import JSONLines, TensorBoard, cut_jsonl, read_jsonl, write_csv
+from etude.metrics.writers import JSONLines, MLflow, TensorBoard, WandB, cut_jsonl, read_jsonl, write_csv
 
 __all__ = [
     "Ema",

@@ -91,14 +91,12 @@ def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 def _curves(run: Path, label: str) -> tuple[str, str, list[Band]]:
     """The clock of a run, ``env_steps`` or ``updates``; what is drawn over it, ``episode return`` or ``loss``; and one
     or two curves."""
-    if not run.exists():
-        raise DataError(f"{run}: there is no such run.")
     path = run / METRICS_FILE if run.is_dir() else run
     if not path.exists():
         several = sorted(path.parent.name for path in run.glob(f"*/{METRICS_FILE}")) if run.is_dir() else []
         hint = f" or several, such as {run}/*: it has {several[0]}" if several else ""
         raise DataError(
-            f"{run} has no metrics: there is no {METRICS_FILE} in it. Give the folder of a training run{hint}."
+            f"{run} is no run with metrics: there is no {METRICS_FILE}. Give the folder of a training run{hint}."
         )
     rows = read_jsonl(path)
     if not rows:

@@ -261,7 +261,8 @@ class Metrics:
         tensors = [value for entry in entries for value in entry.waiting if not isinstance(value, float | np.ndarray)]
         moved = iter(_on_host(tensors) if tensors else ())
         for entry in entries:
-            values, entry.waiting = entry.waiting, []
+            values: Any = entry.waiting
+            entry.waiting = []
             if not all(isinstance(value, float) for value in values):
                 values = np.hstack([v if isinstance(v, float | np.ndarray) else next(moved) for v in values])
             entry.stat.add(values)

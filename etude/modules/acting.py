@@ -16,8 +16,7 @@ from torch import nn
 from etude.columns import DIST_INPUTS, Columns
 from etude.errors import ModuleError
 from etude.experience.arrays import Array
-from etude.modules.distributions import Distribution, Floats
-from etude.modules.mask import ActionMask
+from etude.modules.distributions import ActionMask, Distribution, Floats
 from etude.modules.network import ACTIVATIONS, Image, Network, Numbers, Trunk
 
 CHUNK = 1024

@@ -17,7 +17,16 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from etude.columns import ACTION
 from etude.modules.distributions import Distribution
 from etude.modules.module import Module
-from etude.modules.network import ACTIVATIONS, Network, NetworkConfig, Numbers, ObsEncoder, OneHot, RecurrentLayer
+from etude.modules.network import (
+    ACTIVATIONS,
+    ColumnEncoder,
+    Network,
+    NetworkConfig,
+    Numbers,
+    ObsEncoder,
+    OneHot,
+    RecurrentLayer,
+)
 from etude.spaces import Flattener, Space, leaves
 
 M = TypeVar("M", bound=nn.Module)
@@ -30,11 +39,8 @@ def frozen_copy(module: M) -> M:
     return copied
 
 
-@cache
-def _averaging(tau: float) -> Callable[[list[Tensor], list[Tensor], None], None]:
-    """The function that sets targets to (1 - tau) targets + tau sources."""
-    average: Callable[[list[Tensor], list[Tensor], None], None] = get_ema_multi_avg_fn(1.0 - tau)  # type: ignore[no-untyped-call]
-    return average
+_averaging: Callable[[float], Callable[[list[Tensor], list[Tensor], None], None]] = cache(get_ema_multi_avg_fn)
+"""For a decay, the function that sets targets to decay * targets + (1 - decay) * sources."""
 
 
 class TargetNetwork:
@@ -60,7 +66,7 @@ class TargetNetwork:
     def follow(self, tau: float) -> None:
         """Set target = (1 - tau) target + tau source for parameters, and copy buffers. With tau = 1, both are equal."""
         if self._targets:
-            _averaging(tau)(self._targets, self._sources, None)
+            _averaging(1.0 - tau)(self._targets, self._sources, None)
         for own, other in self._owners:
             for target, source in zip(own.buffers(recurse=False), other.buffers(recurse=False), strict=True):
                 target.copy_(source)
@@ -133,30 +139,20 @@ class Scaled(nn.Module):
         return ((flat - self.middle) / self.scale).clamp(self.least, self.most)
 
 
-class ActionEncoder(nn.Module):
+class ActionEncoder(ColumnEncoder):
     """Encodes all leaves of an action as one vector: Boxes of floats scaled by their bounds, choices one-hot.
 
     Args:
         space: An action space that `distribution_for` supports.
-
-    Attributes:
-        width: The length of the vector.
     """
 
     def __init__(self, space: Space) -> None:
-        super().__init__()
+        super().__init__({name: _encoder_of(leaf) for name, leaf in leaves(space, ACTION).items()})
         self._columns_of = Flattener(space, ACTION)
-        self._parts: dict[str, Scaled | OneHot | Numbers] = {
-            name: _encoder_of(leaf) for name, leaf in leaves(space, ACTION).items()
-        }
-        self.encoders = nn.ModuleList(self._parts.values())
-        self.width = sum(part.width for part in self._parts.values())
 
     def forward(self, action: Any) -> Tensor:
         """Encode actions, nested as in the space, tensors ``[..., *shape]``, as ``[..., width]``."""
-        columns = self._columns_of(action)
-        encoded = [part(columns[name]) for name, part in self._parts.items()]
-        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+        return super().forward(self._columns_of(action))
 
 
 def _encoder_of(leaf: Space) -> Scaled | OneHot | Numbers:

@@ -24,8 +24,7 @@ from etude.modules.acting import (
     as_tensor,
     runs_in_numpy,
 )
-from etude.modules.distributions import Distribution, Floats, distribution_for
-from etude.modules.mask import action_mask
+from etude.modules.distributions import Distribution, Floats, action_mask, distribution_for
 from etude.modules.network import Network, NetworkConfig, Output
 from etude.spaces import Flattener, Nester, Space, in_short, leaf_dtype, leaf_shape, leaves
 from etude.urls import first_line
@@ -46,7 +45,7 @@ class Module(nn.Module):
     ``[B, ...]``, with the state after the last step. Other networks are called with observations ``[B, *shape]``.
 
     If the observation space is a Dict with the key `action_mask`, choices that the mask forbids have probability 0,
-    whatever the network returns (see `etude.modules.mask.ActionMask`).
+    whatever the network returns (see `etude.modules.distributions.ActionMask`).
 
     Args:
         net: The network. It is called with observations nested as in the space, with float64 converted to float32, and
@@ -87,16 +86,6 @@ class Module(nn.Module):
         """In one line; ``print(module.net)`` shows the layers."""
         spaces = f"{in_short(self.obs_space)} -> {in_short(self.action_space)}"
         return short(self, spaces, net=type(self.net).__name__, parameters=sum(p.numel() for p in self.parameters()))
-
-    def train(self, mode: bool = True) -> "Module":
-        """Like torch's, but in less than half the time, since acting and learning may alternate after every step."""
-        parts = list(self.modules())
-        for part in parts[1:]:
-            if type(part).train is not nn.Module.train:
-                return super().train(mode)
-        for part in parts:
-            part.__dict__["training"] = mode
-        return self
 
     @property
     def device(self) -> torch.device:
@@ -152,11 +141,10 @@ class Module(nn.Module):
                 # [B, T] with T = 1 has one axis less than the inputs, and is not squeezed.
                 axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
                 result.value = value.squeeze(-1) if value.dim() == axes else value
+            if result.value is not None and result.value.dtype == torch.bfloat16:
+                result.value = result.value.float()
             if inputs is not None and inputs.dtype == torch.bfloat16:  # densities would lose most of their digits
                 result.dist_inputs = inputs = inputs.float()
-            if value is not None and value.dtype == torch.bfloat16:
-                assert result.value is not None
-                result.value = result.value.float()
             if inputs is not None and self.mask is not None:
                 result.dist_inputs = self.mask.apply(inputs, obs[ACTION_MASK])
             result.dist = self.dist
@@ -181,7 +169,7 @@ class Module(nn.Module):
 
     def _wrong_input(self, obs: Any) -> str:
         """The error message for observations that are not tensors ``[B, *shape]``; empty if they are."""
-        axes = ["B", "T"] if self._state else ["B"]
+        axes = ("B", "T") if self._state else ("B",)
         try:
             columns = self.columns_of(obs)
             shapes = {name: tuple(np.shape(column)) for name, column in columns.items()}
@@ -190,18 +178,15 @@ class Module(nn.Module):
                 f"the observation is a {type(obs).__name__}, but must be nested as {self.obs_space}, of torch tensors."
             )
         for name, leaf in self.columns_of.leaves.items():
-            value, there, shape = columns[name], shapes[name], leaf_shape(leaf)
-            fits = there[len(there) - len(shape) :] == shape and len(there) >= len(shape)
-            if isinstance(value, Tensor) and fits and len(there) >= len(axes) + len(shape):
-                continue
-            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-            wanted = ", ".join(map(str, (*axes, *shape)))
-            text = f"a module is called with torch tensors [{wanted}], but `{name}` is a {kind} of shape {there}"
-            if not fits or name != OBS:
-                return f"{text}."
-            missing = ", ".join(["None"] * (len(axes) + len(shape) - len(there)))
-            made = "obs" if isinstance(value, Tensor) else "torch.as_tensor(obs)"
-            return f"{text}: write module({made}{f'[{missing}]' if missing else ''})."
+            there, shape = shapes[name], leaf_shape(leaf)
+            own = len(there) - len(shape)
+            if not isinstance(columns[name], Tensor) or own < len(axes) or there[own:] != shape:
+                wanted = ", ".join(map(str, (*axes, *shape)))
+                return (
+                    f"a module is called with torch tensors [{wanted}], but `{name}` is a "
+                    f"{type(columns[name]).__name__} of shape {there}. For a single observation, write "
+                    f"module(torch.as_tensor(obs)[{', '.join(['None'] * len(axes))}])."
+                )
         return ""
 
     def _check(self, output: Any, lead: tuple[int, ...] | None, obs: Any) -> None:
@@ -216,22 +201,30 @@ class Module(nn.Module):
             inputs.dim() < 2 or inputs.shape[-1] != wanted or lead not in (None, tuple(inputs.shape[:-1]))
         ):
             axes = "batch" if lead is None else f"{lead[0]}, {lead[1]}"
-            remedy = f"let the last layer have {wanted} outputs"
-            if lead is not None and inputs.shape[-1:] == (wanted,):
-                remedy = "keep the axes of sequences and of time, which observations have"
             raise ModuleError(
                 self._wrong_input(obs)
                 or f"the forward of {name} gave `dist_inputs` of shape {tuple(inputs.shape)}; the action space "
-                f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: {remedy}."
+                f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: keep the axes "
+                f"that observations have in front, and let the last layer have {wanted} outputs."
             )
         if lead is not None:
-            check_state(name, output.state, {name: (lead[0], *shape) for name, shape in self._state.items()})
+            self._check_state(output.state, lead[0])
         elif inputs is not None:
             lead = tuple(inputs.shape[:-1])
         if value is not None and lead is not None and tuple(value.shape) not in (lead, (*lead, 1)):
             raise ModuleError(
                 f"the forward of {name} gave `value` of shape {tuple(value.shape)} for a batch of {lead}: it must have "
                 f"shape {lead} or {(*lead, 1)}, one number for each observation."
+            )
+
+    def _check_state(self, state: Any, rows: int) -> None:
+        wanted, found = {name: (rows, *shape) for name, shape in self._state.items()}, None
+        if isinstance(state, Mapping):
+            found = {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
+        if found != wanted:
+            raise ModuleError(
+                f"the forward of {type(self.net).__name__} gave a `state` of shapes {found}, but its initial_state "
+                f"and this batch need {wanted}: return Output(..., state=...) with the state after the last step."
             )
 
     def state_from(self, columns: Mapping[str, T]) -> dict[str, T]:
@@ -278,7 +271,9 @@ class Module(nn.Module):
             state_columns: Columns ``state_in/...``: the state before ``obs_columns``.
             following: The next observations, in the same form as ``obs_columns``.
         """
-        time = {name: arrays.stack([column, following[name]], 1) for name, column in obs_columns.items()}
+        time = {
+            name: arrays.library(column).stack([column, following[name]], 1) for name, column in obs_columns.items()
+        }
         return self._evaluated(time, self.state_from(state_columns))[1]
 
     def logp_and_value(
@@ -317,7 +312,12 @@ class Module(nn.Module):
             for start in range(0, n, CHUNK):
                 rows = slice(start, start + CHUNK)
                 output: Output = self(self.obs_from(part(obs, rows)), part(state, rows) or None)
-                found = output.needed_value(self.net)[last].float()
+                if output.value is None:
+                    raise ModuleError(
+                        f"{type(self.net).__name__} gives no values, which are needed here: return Output(value=...) "
+                        "from its forward."
+                    )
+                found = output.value[last].float()
                 value[rows] = arrays.host(found) if is_host else found
                 if action is not None:
                     dist, inputs = output.bound()
@@ -335,7 +335,7 @@ class Module(nn.Module):
     def actor(self, *, explore: bool) -> Actor:
         """An actor for this module: it samples if ``explore``, and otherwise takes the modes.
 
-        See `etude.modules.tensors.tensor_actor` for observations that are tensors.
+        See `etude.modules.actors.tensor_actor` for observations that are tensors.
         """
         if runs_in_numpy(self.net):
             return NumPyActor(self.net, self.dist, self.mask, explore=explore)
@@ -463,26 +463,16 @@ def make_module(
 
 
 def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_space: Space) -> nn.Module:
-    name = getattr(make, "__name__", repr(make))
-    if not callable(make):
-        raise ModuleError(f"`module` is {make!r}: it must be a torch.nn.Module, a class of them, or a function.")
-    try:
-        inspect.signature(make).bind(obs_space, action_space)
-    except TypeError as error:
-        raise ModuleError(
-            f"`module`: {name} can't be called with (obs_space, action_space): {error}. Let it take both, or pass a "
-            "network object."
-        ) from error
+    call = f"{getattr(make, '__name__', repr(make))}(obs_space, action_space)"
     try:
         net = make(obs_space, action_space)
     except Exception as error:
         raise ModuleError(
-            f"`module`: {name}(obs_space, action_space) fails: {type(error).__name__}: {error}"
+            f"`module`: {call} fails: {type(error).__name__}: {error}. Give a torch.nn.Module, or a class or a "
+            "function that makes one for both spaces."
         ) from error
     if not isinstance(net, nn.Module):
-        raise ModuleError(
-            f"`module`: {name}(obs_space, action_space) gave a {type(net).__name__}, not a torch.nn.Module."
-        )
+        raise ModuleError(f"`module`: {call} gave a {type(net).__name__}, not a torch.nn.Module.")
     return net
 
 
@@ -496,16 +486,13 @@ def declared_state(net: nn.Module) -> Shapes:
     if declare is None:
         return {}
     parts = declare() if callable(declare) else declare
-    rule = 'such as {"h": torch.zeros(64)}: the state of one row at the start of an episode, by name.'
-    if not isinstance(parts, Mapping):
-        raise ModuleError(f"initial_state of {name} gave a {type(parts).__name__}: it must give tensors, {rule}")
-    for part, value in parts.items():
-        if not isinstance(part, str) or not part or SEPARATOR in part:
-            raise ModuleError(f"initial_state of {name} has the key {part!r}: names are words without {SEPARATOR!r}.")
-        if not isinstance(value, Tensor) or value.dtype != torch.float32 or bool(value.any()):
+    for part, value in parts.items() if isinstance(parts, Mapping) else [(None, parts)]:
+        is_named = isinstance(part, str) and part and SEPARATOR not in part
+        if not is_named or not isinstance(value, Tensor) or value.dtype != torch.float32 or bool(value.any()):
             raise ModuleError(
-                f"initial_state of {name} gave `{part}` = {str(value)[:80]}, but must give zeros of float32, {rule} "
-                "To start from other values (a learned start, for example), add them to the zeros in forward."
+                f"initial_state of {name} gave {part!r}: {str(value)[:80]}, but must give zeros of float32 by names "
+                f'without {SEPARATOR!r}, such as {{"h": torch.zeros(64)}}: the state of one row at the start of an '
+                "episode. To start from other values (a learned start, for example), add them to the zeros in forward."
             )
     if parts and "state" not in inspect.signature(net.forward).parameters:
         raise ModuleError(
@@ -513,18 +500,6 @@ def declared_state(net: nn.Module) -> Shapes:
             "forward(self, obs, state)."
         )
     return {part: tuple(value.shape) for part, value in parts.items()}
-
-
-def check_state(name: str, state: Any, wanted: Shapes) -> None:
-    """Raise a ModuleError if the state that the network ``name`` returned does not have the shapes ``wanted``."""
-    found = None
-    if isinstance(state, Mapping):
-        found = {part: tuple(getattr(value, "shape", ())) for part, value in state.items()}
-    if found != wanted:
-        raise ModuleError(
-            f"the forward of {name} gave a `state` of shapes {found}, but its initial_state and this batch need "
-            f"{wanted}: return Output(..., state=...) with the state after the last step."
-        )
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, shared: bool = False) -> None:
@@ -541,23 +516,18 @@ def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, shar
     """
     own = module.state_dict()
     for name in sorted(own.keys() | weights.keys()):
-        if name not in weights or name not in own:
-            where = "the checkpoint" if name not in weights else "the module"
-            raise CheckpointError(f"{where} has no weight `{name}`: the checkpoint is of another module.")
-        if own[name].shape != weights[name].shape:
+        there, here = (tuple(of[name].shape) if name in of else "none" for of in (weights, own))
+        if there != here:
             raise CheckpointError(
-                f"weight `{name}` has shape {tuple(weights[name].shape)} in the checkpoint, but "
-                f"{tuple(own[name].shape)} in the module: the checkpoint is of another module."
+                f"weight `{name}` has the shape {there} in the checkpoint, but {here} in the module: the checkpoint is "
+                "of another module."
             )
     parameters = dict(module.named_parameters(remove_duplicate=False)) if shared else {}
     with torch.no_grad():
         for name, value in own.items():
             given = weights[name]
-            if name in parameters and _is_alike(given, value):
+            is_alike = (given.device, given.dtype, given.stride()) == (value.device, value.dtype, value.stride())
+            if name in parameters and is_alike:
                 parameters[name].data = given
             else:
                 value.copy_(given)
-
-
-def _is_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.device == b.device and a.dtype == b.dtype and a.stride() == b.stride()

@@ -57,19 +57,6 @@ class Output:
         dist, inputs = self.bound()
         return dist.kl(other_dist_inputs, inputs)
 
-    def needed_value(self, net: nn.Module) -> Tensor:
-        """The value.
-
-        Raises:
-            ModuleError: ``net``, whose output this is, has no value.
-        """
-        if self.value is None:
-            raise ModuleError(
-                f"{type(net).__name__} gives no values, which are needed here: return Output(value=...) from its "
-                "forward."
-            )
-        return self.value
-
     def bound(self) -> tuple[Distribution, Tensor]:
         """The distribution and its inputs.
 
@@ -250,16 +237,11 @@ def is_image(leaf: Space) -> bool:
 @functools.cache
 def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
     """Warn, once, of images that convolutions can't encode, as they have two or four axes."""
-    is_grey = len(shape) == 2
     _log.warning(
-        "`%s` of the shape %s looks like %s, but only images with three axes are encoded by convolutions: its pixels "
-        "go to fully connected layers. %s",
-        name,
-        shape,
-        "a grey image" if is_grey else "a stack of images",
-        "Add the connector `frame_stack:1`, which adds an axis, or `frame_stack:4`."
-        if is_grey
-        else "Stack images with the connector `frame_stack:4` instead of a wrapper.",
+        "`%s` of the shape %s looks like images, but only images with three axes are encoded by convolutions: its "
+        "pixels go to fully connected layers. The connector `frame_stack:1` adds an axis to a grey image, and "
+        "`frame_stack:4` stacks images, instead of a wrapper.",
+        *(name, shape),
     )
 
 
@@ -279,45 +261,55 @@ def has_pixels(leaf: Space) -> bool:
     return is_image(leaf) or (is_large and leaf_dtype(leaf) == np.uint8)
 
 
-class ObsEncoder(nn.Module):
-    """Encodes the leaves of an observation, except its `action_mask`, and concatenates them.
+class ColumnEncoder(nn.Module):
+    """Encodes columns, each by a module of its own, and concatenates the results.
+
+    Args:
+        parts: The module of each column by name; each has a ``width``.
 
     Attributes:
         width: The length of the vector.
-        parts: The encoder of each leaf by column name.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        self.encoders = nn.ModuleList(self.parts.values())
+        self.width: int = sum(part.width for part in self.parts.values())
+
+    def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Map columns ``[..., *shape]`` to ``[..., width]``."""
+        encoded: list[Tensor] = [part(columns[name]) for name, part in self.parts.items()]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+
+
+class ObsEncoder(ColumnEncoder):
+    """Encodes the leaves of an observation, except its `action_mask`.
+
+    Attributes:
         vector: Whether no leaf is an image.
     """
 
     def __init__(self, obs_space: Space, conv: Sequence[Conv] | None, conv_width: int) -> None:
-        super().__init__()
-        self.parts: dict[str, Numbers | OneHot | Image] = {}
+        parts: dict[str, Numbers | OneHot | Image] = {}
         for name, leaf in leaves(obs_space, OBS).items():
             if name == OBS_MASK:
                 continue  # it is applied to the logits, not an input
-            if is_image(leaf):
-                assert isinstance(leaf, spaces.Box)
-                self.parts[name] = Image(leaf, conv, conv_width)
+            if isinstance(leaf, spaces.Box) and is_image(leaf):
+                parts[name] = Image(leaf, conv, conv_width)
             elif isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-                self.parts[name] = OneHot(leaf)
+                parts[name] = OneHot(leaf)
             else:
-                self.parts[name] = Numbers(leaf)
-        if not self.parts:
+                parts[name] = Numbers(leaf)
+                if has_pixels(leaf):
+                    _warn_of_pixels(name, leaf_shape(leaf))
+        if not parts:
             raise ModuleError(
                 f"the observation has no part except {ACTION_MASK!r}, so the network has no input. Add another part to "
                 "the observation; a constant is enough."
             )
-        for name, part in self.parts.items():
-            leaf = leaves(obs_space, OBS)[name]
-            if isinstance(part, Numbers) and has_pixels(leaf):
-                _warn_of_pixels(name, leaf_shape(leaf))
-        self.encoders = nn.ModuleList(self.parts.values())
-        self.width = sum(part.width for part in self.parts.values())
-        self.vector = not any(isinstance(part, Image) for part in self.parts.values())
-
-    def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Map columns ``[..., *shape]`` to ``[..., width]``."""
-        encoded = [part(columns[name]) for name, part in self.parts.items()]
-        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+        super().__init__(parts)
+        self.vector = not any(isinstance(part, Image) for part in parts.values())
 
 
 class RecurrentLayer(nn.Module):

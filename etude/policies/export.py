@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline, overrides
+from etude.connectors.connector import sampled
 from etude.errors import ModuleError, SettingsError, how_to_install
-from etude.experience.arrays import where_rows
+from etude.experience.arrays import where_rows, zeros
 from etude.modules import Distribution, Module
 from etude.modules.module import forward_step
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
@@ -34,6 +36,40 @@ ROWS: Final = 16
 """Number of observations on which a policy and its torch form are compared."""
 
 TOLERANCE: Final = 1e-5
+
+
+def advanced(
+    connectors: Pipeline,
+    inputs: Inputs,
+    state: Mapping[str, Any],
+    choose: Callable[[Any, Any], tuple[Columns, Columns]],
+) -> tuple[Columns, Columns, Columns, dict[str, Any]]:
+    """Let a policy with a state make one step, in NumPy or in torch.
+
+    Args:
+        connectors: Its connectors.
+        inputs: What they get; where an episode begins, the action and the reward of the step before don't count.
+        state: The state before the step, see `Policy.initial_state`.
+        choose: Maps the module's observations and its memory to its actions and its other outputs.
+
+    Returns:
+        The env's action, the module's, the module's other outputs, and the state after the step.
+    """
+    first = inputs.first
+    memory = {name: where_rows(first, 0.0, part) for name, part in state.get("memory", {}).items()}
+    inputs.prev_action = {name: where_rows(first, 0, part) for name, part in inputs.prev_action.items()}
+    inputs.prev_reward = where_rows(first, 0.0, inputs.prev_reward)
+    before = inputs.prev_action
+    inputs, act = connectors.step_and_act(inputs, state.get("connectors", {}))
+    chosen, outputs = choose(inputs.obs, memory)
+    acted, kept = act(chosen)
+    after = {
+        "first": zeros((first.shape[0],), first),
+        "action": {name: chosen[name] for name in before},
+        "memory": {name: outputs[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
+        "connectors": kept,
+    }
+    return acted, chosen, outputs, after
 
 
 class TracedPolicy(nn.Module):
@@ -85,26 +121,16 @@ class TracedPolicy(nn.Module):
         state = _nested({path: by_name[name] for name, path in self._paths.items()})
         rows = given[0].shape[0]
         first: Any = by_name[FIRST] if FIRST in by_name else torch.ones(rows, dtype=torch.bool)
-        memory = {name: where_rows(first, 0.0, part) for name, part in state.get("memory", {}).items()}
-        before = {name: where_rows(first, 0, part) for name, part in state.get("action", {}).items()}
-        reward: Any = by_name.get(col.REWARD)
-        reward = torch.zeros(rows, dtype=torch.float64) if reward is None else where_rows(first, 0.0, reward)
+        reward: Any = by_name.get(col.REWARD, torch.zeros(rows, dtype=torch.float64))
         seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
+
+        def choose(obs: dict[str, Any], memory: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+            found = forward_step(self.module, obs, memory)
+            return self.module.dist.act(found[col.DIST_INPUTS], None), found
+
         slots = np.zeros(0, np.int64)  # empty, since the state is passed explicitly
-        inputs, act = self._connectors.step_and_act(
-            Inputs(slots, seen, first, before, reward), state.get("connectors", {})
-        )
-        obs: dict[str, Any] = dict(inputs.obs)
-        found = forward_step(self.module, obs, memory)
-        chosen = self.module.dist.act(found[col.DIST_INPUTS], None)
-        acted: Any
-        acted, kept = act(chosen)
-        last = {
-            "first": torch.zeros_like(first),
-            "action": {name: chosen[name] for name in before},
-            "memory": {name: found[f"{col.STATE_OUT}/{name}"] for name in memory},
-            "connectors": kept,
-        }
+        inputs = Inputs(slots, seen, first, state.get("action", {}), reward)
+        acted, _, _, last = advanced(self._connectors, inputs, state, choose)
         after = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in state_leaves(last)}
         return (*(acted[name] for name in self.acted), *(after[name] for name in self.initial_state))
 
@@ -122,17 +148,12 @@ def check_connectors(connectors: Pipeline) -> None:
     for connector in connectors.connectors:
         if isinstance(connector, Pipeline):
             check_connectors(connector)
-        elif connector.remembers() and overrides(connector, "act") and not overrides(connector, "step"):
-            raise SettingsError(
-                f"the connector `{connector.name}` can't be exported, since its `act` may change what it keeps from "
-                "step to step. Leave it out, and do its work after calling the exported policy."
-            )
         elif not _has_torch_form(connector):
             raise SettingsError(
                 f"the connector `{connector.name}` can't be exported, since it works on NumPy arrays alone. If it "
                 "works on torch tensors, too, let its class say so: takes_tensors = True, and if it keeps something "
                 "from step to step, a method step (see etude.Connector.step). A function becomes a Connector with "
-                "these. Or leave it out, and do its work before calling the exported policy."
+                "these. Or leave it out, and do its work before or after calling the exported policy."
             )
 
 
@@ -173,16 +194,13 @@ def export(
         SettingsError: the path has another suffix or can't be written, or a package is missing.
         ModuleError: torch can't export the network, or its torch form chooses other actions.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise SettingsError(f"a policy is exported to the path of a file, such as 'policy.onnx', not to {path!r}.")
-    if is_url(os.fspath(path)):
+    is_path = isinstance(path, str | os.PathLike) and not is_url(os.fspath(path))
+    if not is_path or Path(path).suffix not in (".onnx", ".pt2"):
         raise SettingsError(
-            f"{redacted(os.fspath(path))}: a policy is exported to a file on this machine only. Write it to one, and "
-            "copy that."
+            "a policy is exported to the path of a file on this machine that ends in .onnx or .pt2, not to "
+            f"{redacted(str(path))}."
         )
     path = Path(path)
-    if path.suffix not in (".onnx", ".pt2"):
-        raise SettingsError(f"a policy is exported to a file that ends in .onnx or .pt2, not to {path}.")
     if path.suffix == ".onnx":
         _check_packages()
     given = _compared(traced, spaces[0], act)
@@ -269,16 +287,9 @@ def _about(traced: TracedPolicy, spaces: tuple[Space, Space]) -> dict[str, Any]:
 
 def _compared(traced: TracedPolicy, obs_space: Space, act: Callable[..., Any]) -> tuple[Tensor, ...]:
     """Compare the torch form with the policy on sampled observations; return inputs to trace it with."""
-    space = copy.deepcopy(obs_space)
-    space.seed(0)
-    flatten = Flattener(space, col.OBS)
-    drawn = [flatten(space.sample()) for _ in range(ROWS)]
-    obs = {
-        name: np.ones((ROWS, *leaf_shape(leaf)), leaf_dtype(leaf))
-        if name == col.OBS_MASK
-        else np.stack([np.asarray(one[name]) for one in drawn]).astype(leaf_dtype(leaf), copy=False)
-        for name, leaf in flatten.leaves.items()
-    }
+    obs = sampled(obs_space, ROWS)
+    if col.OBS_MASK in obs:
+        obs[col.OBS_MASK] = np.ones_like(obs[col.OBS_MASK])
     given = traced.samples(obs, ROWS)
     with torch.no_grad():
         found = dict(zip(traced.outputs, traced(*given), strict=True))

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: a module with its connectors, which acts on the env's observations."""
 
-import functools
-import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,9 +16,9 @@ from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline
 from etude.display import short
 from etude.errors import SettingsError, SpaceError, UnknownNameError
-from etude.experience.arrays import host, not_finite, where_rows
+from etude.experience.arrays import host, not_finite
 from etude.modules import Actor, Module
-from etude.policies.export import TracedPolicy, export
+from etude.policies.export import TracedPolicy, advanced, export, state_leaves
 from etude.spaces import (
     Flattener,
     NamedDiscrete,
@@ -49,30 +47,6 @@ ACT_ELSEWHERE: Final = (
     "sample_action infer"
 )
 """What other libraries call `Policy.act`."""
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _arguments_hinted(method: F) -> F:
-    """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
-
-    @functools.wraps(method)
-    def called(*given: Any, **named: Any) -> Any:
-        try:
-            return method(*given, **named)
-        except TypeError as error:
-            signature = inspect.signature(method)
-            try:
-                signature.bind(*given, **named)
-            except TypeError as wrong:
-                named_only = {name for name, own in signature.parameters.items() if own.kind == own.KEYWORD_ONLY}
-                takes = ", ".join(f"{n}=" if n in named_only else n for n in signature.parameters if n != "self")
-                hint = f" {_EXPLORE}" if {"deterministic", "stochastic", "training"} & named.keys() else ""
-                raise SettingsError(f"Policy.{method.__name__}: {wrong}. It takes {takes}.{hint}") from error
-            raise
-
-    return cast(F, called)
 
 
 LARGEST_REWARD: Final = float(np.finfo(np.float32).max)
@@ -187,7 +161,6 @@ class Policy:
         """The names of the connectors that need the action or the reward of the last step, by the column's name."""
         return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
-    @_arguments_hinted
     def act(
         self,
         obs: Any,
@@ -225,8 +198,7 @@ class Policy:
                 Box are accepted, and parts that the space does not have are ignored.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows, or it has
                 none and is given one; or it needs the last reward, but there is none; or names are asked for, and the
-                action space has none; or ``state``, ``reward`` or ``rng`` is something else, or another argument is
-                given.
+                action space has none; or ``state``, ``reward`` or ``rng`` is something else.
         """
         if not isinstance(state, Mapping | None):
             raise SettingsError(
@@ -307,9 +279,7 @@ class Policy:
         except (KeyError, IndexError, TypeError) as error:
             raise misfit(self.obs_space, obs, col.OBS) from error
         for name, value in parts.items():
-            if isinstance(value, torch.Tensor):
-                device = value.device
-                value = _from_tensor(name, value)
+            device = value.device if isinstance(value, torch.Tensor) else device
             given[name] = _array(name, self._flatten.leaves[name], value)
         is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
         rows = {len(value) for value in given.values()} if is_batch else {1}
@@ -347,59 +317,39 @@ class Policy:
         if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
         earned = np.zeros(rows) if reward is None else _for_rows("reward", reward, rows, np.float64)
-        memory, action = state["memory"], state["action"]
-        if begins.any():
-            memory = {name: where_rows(begins, 0.0, part).astype(np.float32) for name, part in memory.items()}
-            action = {name: where_rows(begins, 0, part).astype(part.dtype) for name, part in action.items()}
-            earned = np.where(begins, 0.0, earned)
-        if not (fits := np.abs(earned) <= LARGEST_REWARD).all() and self.readers(col.REWARD):
+        if not (fits := np.abs(earned) <= LARGEST_REWARD)[~begins].all() and self.readers(col.REWARD):
             raise SettingsError(
-                f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
+                f"`reward` is {earned[~fits & ~begins][0]}, but must be finite, and no larger than float32 allows."
             )
-        inputs, act = self.connectors.step_and_act(
-            Inputs(np.arange(rows), obs, begins, action, earned), state["connectors"]
-        )
-        chosen, extras = actor.step(inputs.obs, col.prefixed(memory, col.STATE_IN) or None)
-        acted, kept = act(chosen)
-        after: PolicyState = {
-            "first": np.zeros(rows, bool),
-            "action": {name: chosen[name] for name in action},
-            "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
-            "connectors": kept,
-        }
-        return acted, chosen, extras, after
+
+        def choose(seen: Columns, memory: Columns) -> tuple[Columns, Columns]:
+            return actor.step(seen, col.prefixed(memory, col.STATE_IN) or None)
+
+        return advanced(self.connectors, Inputs(np.arange(rows), obs, begins, state["action"], earned), state, choose)
 
     @cached_property
-    def _state_forms(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
-        """The shapes, without the rows, and the dtypes of the memory and the action in a state."""
-        start = self.initial_state(1)
-        return {
-            part: {name: (array.shape[1:], array.dtype) for name, array in start[part].items()}
-            for part in ("memory", "action")
-        }
+    def _state_forms(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shape, without the rows, and the dtype of each array of a state but those of connectors, by path."""
+        parts = state_leaves(self.initial_state(1) | {"connectors": {}})
+        return {path: (array.shape[1:], array.dtype) for path, array in parts}
 
     def _check_state(self, state: PolicyState, rows: int) -> None:
         """Raise a SettingsError for a state of another policy, or one that was changed."""
-        wrong = "" if isinstance(state["first"], np.ndarray) else "first"
-        for part, forms in self._state_forms.items():
-            given = state.get(part)
-            if not isinstance(given, Mapping) or given.keys() != forms.keys():
-                wrong = part
-                continue
-            for name, (shape, dtype) in forms.items():
-                array = given[name]
-                is_ours = isinstance(array, np.ndarray) and array.shape == (rows, *shape)
-                if not is_ours or not np.can_cast(array.dtype, dtype, "safe" if part == "memory" else "same_kind"):
-                    wrong = f"{part}/{name}"
+        given = {path: leaf for path, leaf in state_leaves(state) if path[0] != "connectors"}
+        wrong = given.keys() ^ self._state_forms.keys()
+        for path, (shape, dtype) in self._state_forms.items():
+            array: Any = given.get(path)
+            is_ours = isinstance(array, np.ndarray) and array.shape == (rows, *shape)
+            if not is_ours or not np.can_cast(array.dtype, dtype, "safe" if path[0] == "memory" else "same_kind"):
+                wrong.add(path)
         if wrong or not isinstance(state.get("connectors"), Mapping):
             raise SettingsError(
-                f"`state` is not one of this policy: its `{wrong or 'connectors'}` has another form. Pass what "
-                "policy.initial_state() or the last act of the same policy returned."
+                f"`state` is not one of this policy: its `{'/'.join(min(wrong, default=('connectors',)))}` has another "
+                "form. Pass what policy.initial_state() or the last act of the same policy returned."
             )
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
-    @_arguments_hinted
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 
@@ -484,14 +434,6 @@ def _for_rows(name: str, value: ArrayLike, rows: int, dtype: type) -> NDArray[An
         raise SettingsError(f"`{name}` is {value!r}, but must be a number, or one for each of {rows} rows.") from error
 
 
-def _from_tensor(name: str, tensor: torch.Tensor) -> NDArray[Any]:
-    """A part of an observation that is a tensor, as an array."""
-    try:
-        return host(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)  # NumPy has no bfloat16
-    except (TypeError, RuntimeError) as error:
-        raise SpaceError(f"`{name}` is a tensor that can't be read: {error}") from error
-
-
 def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
     """A part of an observation as an array of numbers."""
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):
@@ -507,6 +449,8 @@ def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
                 f"{', '.join(leaf.names)}: write row[{list(leaf.names)}]."
             )
     try:
+        if isinstance(value, torch.Tensor):
+            value = host(value.float() if value.dtype == torch.bfloat16 else value)  # NumPy has no bfloat16
         array = np.asarray(value)
         if array.dtype.kind in "UO" and isinstance(leaf, NamedDiscrete):
             return leaf.numbers(value)
@@ -514,7 +458,7 @@ def _array(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         raise SpaceError(f"`{name}` of the observation: {error}") from error
     except ValueError as error:
         raise SpaceError(f"`{name}` is no array of numbers: its rows differ in length or depth.") from error
-    except (TypeError, RuntimeError) as error:  # such as of lists of tensors on a GPU
+    except (TypeError, RuntimeError) as error:  # such as of tensors on meta, or lists of tensors on a GPU
         raise SpaceError(f"`{name}` can't be read as an array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
         found = described_value(value) if array.ndim == 0 else f"an array of dtype {array.dtype}"

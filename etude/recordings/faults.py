@@ -82,7 +82,7 @@ def _faults_of(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[
 
 
 def forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
-    """Find actions that the action mask of the same step forbids; see `etude.modules.mask.ActionMask`."""
+    """Find actions that the action mask of the same step forbids; see `etude.modules.distributions.ActionMask`."""
     parts = {name: leaf for name, leaf in leaves.items() if col.is_under(name, col.ACTION)}
     codes = {name: ActionCodes(leaf) for name, leaf in parts.items() if choices_of(leaf) is not None}
     if col.OBS_MASK not in exp.steps or not codes.keys() <= exp.steps.keys():

@@ -152,13 +152,10 @@ class WholeEpisodeLimit(Limit):
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         if len(envs):
-            self._add(envs, numbers)
+            self.cut(envs, numbers)
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.cut`: the steps of cut episodes are returned."""
-        self._add(envs, numbers)
-
-    def _add(self, envs: Ints, numbers: Ints) -> None:
+        """Add these episodes: the steps of cut ones are returned, too."""
         self.choose(envs, numbers)
         self._missing -= self._tracker.steps_of(envs, by_clock=self._by_clock)
         self.is_open = self._missing > 0

@@ -71,15 +71,12 @@ class PolicyMapping:
         self._index = {module_id: i for i, module_id in enumerate(rollouts)}
         self._only = self._rollouts[0] if len(self._rollouts) == 1 and module_of is None else None
         strangers = sorted({str(agent) for agent in arena.agents if agent not in self._index})
-        if self._only is None and module_of is None and set(arena.agents) == {None}:
-            raise EtudeError(
-                f"there are the modules {_names(self._index)}, but the env has one agent, which has no name: leave "
-                "`modules` out, or set which module acts in an episode, as module_of=lambda agent, episode: ...."
-            )
         if self._only is None and module_of is None and strangers:
+            whom = "the env's agent, which has no name" if set(arena.agents) == {None} else strangers
             raise EtudeError(
-                f"there are the modules {_names(self._index)}, but none for {strangers}: set which module acts for an "
-                "agent, as module_of=lambda agent, episode: ..., or give the modules the names of the agents."
+                f"there are the modules {_names(self._index)}, but none for {whom}: set which module acts for an "
+                "agent, as module_of=lambda agent, episode: ..., give the modules the names of the agents, or leave "
+                "`modules` out."
             )
         self._module_of = module_of if module_of is not None else (lambda agent, episode: agent)
         self._arena = arena

@@ -22,7 +22,7 @@ from etude.experience.experience import check_finite, offsets_of
 from etude.experience.ids import Ids
 from etude.modules import Actor
 from etude.modules.acting import as_tensor
-from etude.modules.tensors import tensor_actor
+from etude.modules.actors import tensor_actor
 from etude.policies import Policy
 from etude.runners.episodes import EpisodeTracker
 from etude.runners.limits import Limit

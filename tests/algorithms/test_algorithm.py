@@ -454,7 +454,7 @@ def test_learner_connectors_that_look_back_need_whole_episodes() -> None:
 
 
 def test_several_modules_for_one_agent_without_a_name_need_module_of() -> None:
-    with pytest.raises(EtudeError, match=r"\['a', 'b'\], but the env has one agent, which has no name: leave"):
+    with pytest.raises(EtudeError, match=r"\['a', 'b'\], but none for the env's agent, which has no name: set"):
         PPO(PPOConfig(env="CartPole-v1", modules=("a", "b"), num_envs=2))
 
 

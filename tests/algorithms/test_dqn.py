@@ -18,8 +18,8 @@ from etude import DQN, DQNConfig, NetworkConfig, Output, SettingsError, Stop
 from etude.algorithms.dqn import QModule
 from etude.learners import Batch, Loss
 from etude.modules import Module
+from etude.modules.actors import NoisyNetwork
 from etude.modules.distributions import EpsilonGreedy
-from etude.modules.noisy import NoisyNetwork
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etude.connectors import Connector, Pipeline
-from etude.connectors.pipeline import learns, state_from_json, state_to_json
+from etude.connectors.pipeline import state_from_json, state_to_json
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 
@@ -56,8 +56,8 @@ def test_frames_of_running_slots_are_left_out():
 
 
 def test_who_learns():
-    assert learns(learned("normalize_obs"))
-    assert not learns(pipeline("frame_stack:2", "clip_action"))
+    assert learned("normalize_obs").learns
+    assert not pipeline("frame_stack:2", "clip_action").learns
 
 
 class Odd(Connector):

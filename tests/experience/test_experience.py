@@ -291,9 +291,9 @@ def test_nothing_at_all_goes_through_everything():
 
 def test_numbers_of_parts_that_can_not_be_are_refused():
     exp = numbered([3, 2, 4])
-    with pytest.raises(ValueError, match="lookback must be at least 0, not -1"):
+    with pytest.raises(ValueError, match="lookback at least 0, not -1"):
         exp.cut(3, lookback=-1)
-    with pytest.raises(ValueError, match="epochs must be at least 0, not -1"):
+    with pytest.raises(ValueError, match="epochs at least 0, not -1"):
         next(exp.minibatches(2, epochs=-1))
     with pytest.raises(TypeError, match="several segments are experience.select"):
         exp[np.array([True, False, True])]

@@ -37,5 +37,5 @@ def test_minibatches_are_seeded_shuffled_anew_each_epoch_or_in_order():
 
 
 def test_batches_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="size of at least 1, not 0"):
+    with pytest.raises(ValueError, match="size must be at least 1, not 0"):
         next(numbered([2]).minibatches(0))

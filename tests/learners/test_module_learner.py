@@ -282,11 +282,13 @@ def test_weights_of_another_module_are_refused() -> None:
     learner = ModuleLearner(make(), loss)
     weights = learner.state_dict()["module"]
     name, value = next(iter(weights.items()))
-    with pytest.raises(CheckpointError, match=f"weight `{name}` has shape .* in the checkpoint, but .* in the module"):
+    with pytest.raises(
+        CheckpointError, match=f"weight `{name}` has the shape .* in the checkpoint, but .* in the module"
+    ):
         load_weights(learner.module, {**weights, name: value[:1]})
-    with pytest.raises(CheckpointError, match=f"the checkpoint has no weight `{name}`"):
+    with pytest.raises(CheckpointError, match=f"weight `{name}` has the shape none in the checkpoint"):
         load_weights(learner.module, {n: w for n, w in weights.items() if n != name})
-    with pytest.raises(CheckpointError, match="the module has no weight `zz`"):
+    with pytest.raises(CheckpointError, match="weight `zz` .* but none in the module"):
         load_weights(learner.module, {**weights, "zz": value})
 
 

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from etude.errors import DataError
 from etude.metrics import JSONLines, TensorBoard, writers
-from etude.metrics.trackers import MLflow, WandB
+from etude.metrics.writers import MLflow, WandB
 
 
 def make(kind, folder):

@@ -345,7 +345,7 @@ def test_errors():
         distribution_for(spaces.Dict({"x": spaces.Box(0, 9, (2,), np.int32)}))
     with pytest.raises(SpaceError, match=r"`action` is Box.*finite bounds.*don't squash"):
         distribution_for(spaces.Box(-np.inf, np.inf, (2,)), squash=True)
-    with pytest.raises(SpaceError, match=r"`action` is Box.*its bounds coincide at index \[1\].*`rescale_action`"):
+    with pytest.raises(SpaceError, match=r"`action` is Box.*index \[1\] has none"):
         distribution_for(spaces.Box(np.array([-1.0, 3.0]), np.array([1.0, 3.0]), dtype=np.float64), squash=True)
     with pytest.raises(SpaceError, match=r"`action/x` is Box\(.*, \(0,\), float32\), which holds no number"):
         distribution_for(spaces.Dict({"x": spaces.Box(-1, 1, (0,))}))

@@ -378,15 +378,15 @@ H = {"h": torch.zeros(2)}
     [
         (
             Claims(torch.zeros(2)),
-            'initial_state of Claims gave a Tensor: it must give tensors, such as {"h": torch.zer',
+            r'initial_state of Claims gave None: tensor\(.*, but must give zeros .*, such as {"h": torch.zer',
         ),
-        (Claims({"a/b": torch.zeros(2)}), "initial_state of Claims has the key 'a/b': names are words without '/'"),
+        (Claims({"a/b": torch.zeros(2)}), "initial_state of Claims gave 'a/b': .* by names without '/'"),
         (
             Claims({"h": torch.ones(2)}),
-            r"gave `h` = tensor\(\[1., 1.\]\), but must give zeros of float32.*a learned start",
+            r"gave 'h': tensor\(\[1., 1.\]\), but must give zeros of float32.*a learned start",
         ),
         (Claims({"h": torch.zeros(2).double()}), "must give zeros of float32"),
-        (Claims({"h": 0.0}), r"gave `h` = 0.0, but must give zeros of float32"),
+        (Claims({"h": 0.0}), r"gave 'h': 0.0, but must give zeros of float32"),
         (
             TakesNone(),
             r"TakesNone has an initial_state, but .* no argument named `state`: write forward\(self, obs, state\)",
@@ -403,7 +403,7 @@ def test_declared_states_are_checked(net, message):
     [
         (
             Output(torch.zeros(2, 3), None, {"h": torch.zeros(2, 2)}),
-            r"`dist_inputs` of shape \(2, 3\).*needs \[2, 5, 3\]: keep the axes of sequences and of time",
+            r"`dist_inputs` of shape \(2, 3\).*needs \[2, 5, 3\]: keep the axes that observations have",
         ),
         (Output(torch.zeros(2, 5, 3)), r"gave a `state` of shapes None, but its.* need {'h': \(2, 2\)}: return Output"),
         (Output(torch.zeros(2, 5, 3), None, {"h": torch.zeros(1, 2, 2)}), r"of shapes {'h': \(1, 2, 2\)}, but"),

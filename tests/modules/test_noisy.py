@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from etude.modules import NetworkConfig, make_module
-from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
+from etude.modules.actors import NoisyActor, NoisyLinear, NoisyNetwork
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 

@@ -4,7 +4,7 @@ import pytest
 from gymnasium import spaces
 
 from etude.errors import EnvError, ModuleError
-from etude.modules.random import RandomModule
+from etude.modules.actors import RandomModule
 
 SEEN = spaces.Box(-1, 1, (2,), np.float32)
 

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from etude.errors import EnvError, ModuleError
 from etude.experience.arrays import host_columns
 from etude.modules import Distribution, NetworkConfig, distribution_for, make_module
+from etude.modules.actors import HostActor, TensorActor, tensor_actor
 from etude.modules.distributions import FORBIDDEN, EpsilonGreedy
-from etude.modules.tensors import HostActor, TensorActor, tensor_actor
 
 CPU = torch.device("cpu")
 ROWS = 4000
@@ -181,7 +181,7 @@ def test_a_module_elsewhere_is_refused_with_what_to_set() -> None:
 
 
 def test_a_module_with_an_actor_of_its_own_acts_on_the_host() -> None:
-    from etude.modules.random import RandomModule
+    from etude.modules.actors import RandomModule
 
     module = RandomModule(BOX, spaces.Discrete(4))
     actor, usual = tensor_actor(module, CPU, explore=True), module.actor(explore=True)

@@ -22,10 +22,9 @@ from etude.algorithms.td3 import DeterministicModule, NoisyTanh
 from etude.connectors import Connector, History, Pipeline, ReturnToGo
 from etude.errors import ModuleError, SettingsError
 from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.actors import NoisyNetwork, RandomModule
 from etude.modules.distributions import Categorical
 from etude.modules.network import Network
-from etude.modules.noisy import NoisyNetwork
-from etude.modules.random import RandomModule
 from etude.policies import Policy
 
 pytest.importorskip("onnxruntime")
@@ -221,12 +220,12 @@ def test_what_can_not_be_exported_is_named(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=f"the connector `{name}` can't be exported.*takes_tensors = True"):
             policy_of(VECTOR, PUSH, [connector]).export(tmp_path / "mine.pt2")
     policy = POLICIES["vector"]()
-    with pytest.raises(SettingsError, match=r"ends in \.onnx or \.pt2"):
+    with pytest.raises(SettingsError, match=r"file on this machine that ends in \.onnx or \.pt2"):
         policy.export(tmp_path / "policy.bin")
     for path in (3, None, b"policy.onnx"):
         with pytest.raises(SettingsError, match="path of a file"):
             policy.export(path)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="on this machine only"):
+    with pytest.raises(SettingsError, match="a file on this machine"):
         policy.export("s3://bucket/policy.onnx")
     with pytest.raises(SettingsError, match=r"mine\.pt2.*can't be written"):
         policy.export(tmp_path / "mine.pt2" / "policy.pt2")

@@ -265,14 +265,8 @@ def test_arguments_that_are_something_else_are_told() -> None:
 
 def test_arguments_of_other_libraries_are_told() -> None:
     policy, obs = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2))), np.zeros(4)
-    with pytest.raises(SettingsError, match=r"unexpected keyword argument 'deterministic'.* explore=True samples one"):
-        policy.act(obs, deterministic=True)  # type: ignore[call-arg]
     with pytest.raises(SettingsError, match=r"`state` is True, .*policy\.initial_state\(\).* explore=True samples one"):
         policy.act(obs, True)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"Policy\.act: .*'mask'. It takes obs, state, reward=, first=, explore="):
-        policy.act(obs, mask=None)  # type: ignore[call-arg]
-    with pytest.raises(SettingsError, match=r"Policy\.export: missing .*'path'. It takes path\."):
-        policy.export()  # type: ignore[call-arg]
 
 
 def test_what_is_no_module_is_told() -> None:
@@ -336,7 +330,7 @@ def test_states_of_other_policies_are_told() -> None:
         ):
             with pytest.raises(SettingsError, match=r"`state` is not one of this policy: its `.*initial_state"):
                 lstm.policy.act(obs, wrong)
-        with pytest.raises(SettingsError, match="its `action` has another form"):
+        with pytest.raises(SettingsError, match="its `action.* has another form"):
             other.policy.act(obs, start["lstm"])
 
 
@@ -415,7 +409,7 @@ def test_what_a_connector_keeps_when_it_acts_is_part_of_the_state(nested: bool, 
         np.testing.assert_allclose(action, wanted, atol=1e-6)
         state = after
     assert repr(pipeline.state_dict()) == repr(before)
-    with pytest.raises(SettingsError, match="`smooth` can't be exported, since its `act` may change what it keeps"):
+    with pytest.raises(SettingsError, match="`smooth` can't be exported"):
         policy.export(tmp_path / "policy.pt2")
 
 
@@ -438,7 +432,7 @@ def test_tensors_without_a_counterpart_in_numpy() -> None:
     half = torch.tensor([0.5, -0.25, 1.0, 0.0], dtype=torch.bfloat16)
     assert policy.act(half) == policy.act(half.float())
     for wrong in (torch.zeros(4).to_sparse(), torch.zeros(4, device="meta")):
-        with pytest.raises(SpaceError, match="`obs` is a tensor that can't be read"):
+        with pytest.raises(SpaceError, match="`obs` can't be read as an array of numbers"):
             policy.act(wrong)
     with pytest.raises(SpaceError, match="`obs` can't be read as an array of numbers: .*requires grad"):
         policy.act([torch.zeros(4, requires_grad=True)])

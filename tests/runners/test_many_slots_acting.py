@@ -14,7 +14,7 @@ from torch import nn
 from etude.connectors import FrameStack, Pipeline, PrevActionReward, RescaleAction
 from etude.learners.batch import as_tensors
 from etude.modules import Module, Output, make_module
-from etude.modules.random import RandomModule
+from etude.modules.actors import RandomModule
 
 
 class Plain(nn.Module):

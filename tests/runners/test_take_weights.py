@@ -57,7 +57,7 @@ def test_weights_of_another_module_are_refused_and_the_old_ones_stay() -> None:
     own.take_weights(filled(own, 2.0), 2)
     weights = filled(own, 9.0)
     name = next(iter(weights))
-    with pytest.raises(CheckpointError, match=f"weight `{name}` has shape"):
+    with pytest.raises(CheckpointError, match=f"weight `{name}` has the shape"):
         own.take_weights({**weights, name: weights[name][..., :1]}, 9)
     with pytest.raises(EtudeError, match=r"there is no module 'red'; the modules are \[None\]"):
         own.take_weights(weights, 9, "red")
