@@ -526,8 +526,8 @@ def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, shar
     with torch.no_grad():
         for name, value in own.items():
             given = weights[name]
-            is_alike = (given.device, given.dtype, given.stride()) == (value.device, value.dtype, value.stride())
-            if name in parameters and is_alike:
+            form = value.device, value.dtype, value.stride()
+            if name in parameters and (given.device, given.dtype, given.stride()) == form:
                 parameters[name].data = given
             else:
                 value.copy_(given)

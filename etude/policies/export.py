@@ -55,11 +55,12 @@ def advanced(
     Returns:
         The env's action, the module's, the module's other outputs, and the state after the step.
     """
-    first = inputs.first
-    memory = {name: where_rows(first, 0.0, part) for name, part in state.get("memory", {}).items()}
-    inputs.prev_action = {name: where_rows(first, 0, part) for name, part in inputs.prev_action.items()}
-    inputs.prev_reward = where_rows(first, 0.0, inputs.prev_reward)
-    before = inputs.prev_action
+    first: Any = inputs.first
+    memory, before = state.get("memory", {}), inputs.prev_action
+    if isinstance(first, Tensor) or first.any():
+        memory = {name: where_rows(first, 0.0, part) for name, part in memory.items()}
+        inputs.prev_action = {name: where_rows(first, 0, part) for name, part in before.items()}
+        inputs.prev_reward = where_rows(first, 0.0, inputs.prev_reward)
     inputs, act = connectors.step_and_act(inputs, state.get("connectors", {}))
     chosen, outputs = choose(inputs.obs, memory)
     acted, kept = act(chosen)

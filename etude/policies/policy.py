@@ -18,7 +18,7 @@ from etude.display import short
 from etude.errors import SettingsError, SpaceError, UnknownNameError
 from etude.experience.arrays import host, not_finite
 from etude.modules import Actor, Module
-from etude.policies.export import TracedPolicy, advanced, export, state_leaves
+from etude.policies.export import TracedPolicy, advanced, export
 from etude.spaces import (
     Flattener,
     NamedDiscrete,
@@ -328,24 +328,31 @@ class Policy:
         return advanced(self.connectors, Inputs(np.arange(rows), obs, begins, state["action"], earned), state, choose)
 
     @cached_property
-    def _state_forms(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], np.dtype[Any]]]:
-        """The shape, without the rows, and the dtype of each array of a state but those of connectors, by path."""
-        parts = state_leaves(self.initial_state(1) | {"connectors": {}})
-        return {path: (array.shape[1:], array.dtype) for path, array in parts}
+    def _state_forms(self) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
+        """The shapes, without the rows, and the dtypes of the memory and the action in a state."""
+        start = self.initial_state(1)
+        return {
+            part: {name: (array.shape[1:], array.dtype) for name, array in start[part].items()}
+            for part in ("memory", "action")
+        }
 
     def _check_state(self, state: PolicyState, rows: int) -> None:
         """Raise a SettingsError for a state of another policy, or one that was changed."""
-        given = {path: leaf for path, leaf in state_leaves(state) if path[0] != "connectors"}
-        wrong = given.keys() ^ self._state_forms.keys()
-        for path, (shape, dtype) in self._state_forms.items():
-            array: Any = given.get(path)
-            is_ours = isinstance(array, np.ndarray) and array.shape == (rows, *shape)
-            if not is_ours or not np.can_cast(array.dtype, dtype, "safe" if path[0] == "memory" else "same_kind"):
-                wrong.add(path)
+        wrong = "" if isinstance(state["first"], np.ndarray) else "first"
+        for part, forms in self._state_forms.items():
+            given = state.get(part)
+            if not isinstance(given, Mapping) or given.keys() != forms.keys():
+                wrong = part
+                continue
+            for name, (shape, dtype) in forms.items():
+                array = given[name]
+                is_ours = isinstance(array, np.ndarray) and array.shape == (rows, *shape)
+                if not is_ours or not np.can_cast(array.dtype, dtype, "safe" if part == "memory" else "same_kind"):
+                    wrong = f"{part}/{name}"
         if wrong or not isinstance(state.get("connectors"), Mapping):
             raise SettingsError(
-                f"`state` is not one of this policy: its `{'/'.join(min(wrong, default=('connectors',)))}` has another "
-                "form. Pass what policy.initial_state() or the last act of the same policy returned."
+                f"`state` is not one of this policy: its `{wrong or 'connectors'}` has another form. Pass what "
+                "policy.initial_state() or the last act of the same policy returned."
             )
 
     # -- elsewhere ----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_connectors_leave_the_mask_alone_or_say_that_they_can_not(connector: str
         algorithm.train()
     exp = algorithm.runner.collect(num_steps=300)
     assert exp.steps["obs/action_mask"][np.arange(exp.num_steps), exp.steps["action"]].all()
-    with pytest.raises(ModuleError, match="holds 200 numbers. It needs 100.* that change the mask can't be used"):
+    with pytest.raises(ModuleError, match="must hold 100 numbers.* that change the mask can't be used"):
         PPO(PPOConfig(env=lambda: Keyring(masked=True), connectors=(Doubles,)))
 
 
