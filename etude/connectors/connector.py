@@ -50,8 +50,7 @@ def snake_case(name: str) -> str:
 class Connector:
     """Base class of transformations between env and module, online and on recorded Experience. Does nothing itself.
 
-    Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step; a
-    module can't learn with a connector that has `online` alone. The
+    Override what is needed. `offline` must compute from a recorded episode what `online` computes step by step. The
     calls come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update`
     after each collection. ``__init__`` must keep its arguments as attributes of the same names, which ``repr`` shows,
     unchanged, since a loaded checkpoint makes the connector again with them. With an `update`, or a `start` without a

@@ -140,6 +140,7 @@ class Pipeline(Connector):
 
     def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
         self.connectors = [connector_from(spec) for spec in connectors]
+        self._online_alone: str | None = None
         self._obs_shapes: dict[str, tuple[int, ...]] = {}
         """Shapes of the module's observations, by column; {} before `spaces`."""
         self._action_shapes: dict[str, tuple[int, ...]] = {}
@@ -149,15 +150,14 @@ class Pipeline(Connector):
         # methods that do nothing are not called at every step
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
-        lacking = (c.name for c in self.connectors if overrides(c, "online") and not overrides(c, "offline"))
-        self._lacks_offline = next(lacking, None)
+        self._may_lack_offline = any(_lacks_offline(c) for c in self.connectors)
         self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self._offline = [c for c in self.connectors if overrides(c, "offline")]
         self._learning = [i for i, c in enumerate(self.connectors) if overrides(c, "update")]
         self._watches, self._watches_actions, self._watches_offline = map(
             bool, (self._online, self._act, self._offline)
         )
-        """Whether what comes next is checked, since it is the first."""
+        """Whether what comes next is checked: what is first, and more turns where `offline` may be missing."""
         self.observes = bool(self._online)
         """Whether `online` does anything; if not, the module sees the env's observations."""
         self.acts = bool(self._act)
@@ -189,12 +189,16 @@ class Pipeline(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees after all connectors."""
+        self._online_alone = None
         self._action_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
         chosen = self._chosen(obs_space, action_space) if self.chosen is None else self.chosen
         for connector in self.connectors:
+            before = obs_space
             if isinstance(connector, PreviousActions | Pipeline):
                 connector.chosen = chosen
             obs_space, action_space = connector.spaces(obs_space, action_space)
+            if obs_space != before and _lacks_offline(connector):
+                self._online_alone = connector.name
         self._obs_shapes = {name: leaf_shape(leaf) for name, leaf in leaves(obs_space, col.OBS).items()}
         self._arrange()  # whether there are bounds is known only now
         return obs_space, action_space
@@ -213,10 +217,10 @@ class Pipeline(Connector):
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """The observations that the module sees.
+        """The observations that the module sees. A connector that changes them is noted if it has no `offline`.
 
         Raises:
-            SpaceError: what comes out first is not what the connectors' `spaces` say.
+            SpaceError: what comes out is not what the connectors' `spaces` say.
         """
         if not self._watches:
             for online in self._online:
@@ -225,14 +229,16 @@ class Pipeline(Connector):
         num_rows = len(inputs.slots)
         for connector in self.connectors:
             if overrides(connector, "online"):
-                inputs = connector.online(inputs)
+                before, inputs = inputs, connector.online(inputs)
                 if not isinstance(inputs, Inputs):
                     raise SpaceError(
                         f"`{connector.name}.online` returned a {type(inputs).__name__}: it must return Inputs, such as "
                         "inputs.with_obs(columns)."
                     )
+                if _lacks_offline(connector) and any(inputs.obs.get(n) is not c for n, c in before.obs.items()):
+                    self._online_alone = connector.name
         self._check_shapes("online", inputs.obs, self._obs_shapes, num_rows)
-        self._watches = False
+        self._watches = self._may_lack_offline
         return inputs
 
     def _check_shapes(
@@ -310,13 +316,12 @@ class Pipeline(Connector):
         return action
 
     def check_offline(self) -> None:
-        """Raise a SettingsError if a connector can change the observations that the module acts on, but not those that
-        it learns from."""
-        if self._lacks_offline is not None:
+        """Raise a SettingsError if a connector has changed the observations that the module acts on, but can't change
+        those that it learns from."""
+        if self._online_alone is not None:
             raise SettingsError(
-                f"the connector `{self._lacks_offline}` has a method online, which makes the observations that the "
-                "module acts on, but none for those that it learns from: write its method offline, too, which may "
-                "return its argument if online changes no observation."
+                f"the connector `{self._online_alone}` changes the observations that the module sees when it acts "
+                "(online), but not those that it learns from: write its method offline, too."
             )
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
@@ -395,6 +400,10 @@ class Pipeline(Connector):
             )
         for connector, part in zip(own, parts, strict=True):
             connector.load_state_dict(part["state"])
+
+
+def _lacks_offline(connector: Connector) -> bool:
+    return overrides(connector, "online") and not overrides(connector, "offline")
 
 
 def _warn_of_differences(
