@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
+from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.inferring import (
     Range,
@@ -50,14 +51,10 @@ from etude.recordings.formats.source import (
     without_order,
 )
 from etude.recordings.formats.table_index import (
-    Ints,
     TableIndex,
     ended_at_last_rows,
-    ends_of,
     from_own_first_steps,
     index_of,
-    is_time,
-    key_codes,
     tracks_of,
 )
 from etude.recordings.formats.table_inputs import (
@@ -69,7 +66,17 @@ from etude.recordings.formats.table_inputs import (
     unreadable,
     with_members,
 )
-from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
+from etude.recordings.formats.table_keys import (
+    Ints,
+    are_times,
+    can_be_times,
+    date_orders,
+    ends_of,
+    is_time,
+    key_codes,
+    number_times,
+    times,
+)
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
@@ -108,10 +115,17 @@ class ColumnMap:
     is_propensity: bool = False
     """Whether the column of ``logp`` holds probabilities."""
 
+    @property
+    def extras_as_mapped(self) -> dict[str, tuple[str, ...]]:
+        """The extras in the form of `mapped`."""
+        return {name: (own,) for name, own in self.extras.items()}
+
     @staticmethod
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
         """Return the plan for a table, from `Source.mapped`; columns that are not ``mapped`` are extras."""
         ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
+        if len(both := [name for name, word in ends.items() if word == LAST_ROW]) > 1:
+            raise DataError(f"{' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out.")
         is_propensity = PROPENSITY in mapped
         own_names = {name: col.LOGP if name == PROPENSITY else name for name in mapped if name not in ends}
         mapped, vectors = _parts_apart({own: mapped[name] for name, own in own_names.items()}, schema)
@@ -136,16 +150,15 @@ def _parts_apart(
     vectors: list[str] = []
     for name, own in mapped.items():
         alike = mapped.get(col.as_obs(name), own)
-        is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
-        stand_alone = [is_text(kind) or is_list(kind) for kind in (schema.field(part).type for part in alike)]
-        if not is_several or not any(stand_alone):
+        kinds = [schema.field(part).type for part in alike]
+        apart = {
+            part: one for part, one, kind in zip(alike, own, kinds, strict=False) if is_text(kind) or is_list(kind)
+        }
+        if not apart or len(own) == 1 or len(alike) != len(own) or not any(col.is_under(name, root) for root in CODED):
             out[name] = own
             continue
-        apart = {part: one for part, one, alone in zip(alike, own, stand_alone, strict=True) if alone}
-        others = tuple(one for one, alone in zip(own, stand_alone, strict=True) if not alone)
-        if others:
-            vector = "numbers" if "numbers" not in apart else "all numbers"
-            vectors.append(f"{name}{col.SEPARATOR}{vector}")
+        if others := tuple(one for one in own if one not in apart.values()):
+            vectors.append(f"{name}{col.SEPARATOR}{'all numbers' if 'numbers' in apart else 'numbers'}")
             out[vectors[-1]] = others
         out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
     return out, frozenset(vectors)
@@ -156,6 +169,7 @@ class TableColumns:
 
     def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
         self._groups, self._schema, self._plan = groups, schema, plan
+        self._where = str(groups[0].file or "the table")
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._texts: dict[str, set[str]] = {}  # by column, all texts found
@@ -173,26 +187,27 @@ class TableColumns:
         """Columns of the table that can't be kept, and why."""
         self.warnings: list[Problem] = []
         """What may be meant otherwise than it is read."""
-        self._look()
+        for name, own in self._values().items():
+            self._found |= self._shapes(name, own)
+        for name, column in plan.extras.items():
+            if reason := self._unusable(name, column):
+                self.dropped[name] = reason
         if source.obs_space is None:
             self._widen()
-        self._warn_of_unknown(groups)
+        self._warn_of_unknown()
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
             self.action_space = self._space(col.ACTION, source.action_space)
             self._fit()
         except DataError as error:
-            places = [str(group.file or "the table") for group in groups]
-            is_said = any(place in str(error) for place in places)
-            raise DataError(str(error) if is_said else f"{places[0]}: {error}") from error
+            is_said = any(str(group.file or self._where) in str(error) for group in groups)
+            raise DataError(str(error) if is_said else f"{self._where}: {error}") from error
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
     def warn(self, message: str) -> None:
         """Log a warning, and keep it for `validate`."""
         _log.warning("%s", message)
-        self.warnings.append(
-            Problem(MAPPING, message, str(self._groups[0].file or "the table"), count=0, harmless=True)
-        )
+        self.warnings.append(Problem(MAPPING, message, self._where, count=0, harmless=True))
 
     @property
     def row_bytes(self) -> int:
@@ -235,7 +250,7 @@ class TableColumns:
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Load columns of one group, by Etude's names."""
         finals = col.subtree(self._plan.mapped, col.FINAL_OBS)
-        plan = {**self._values(), **finals, **{name: (own,) for name, own in self._plan.extras.items()}}
+        plan = {**self._values(), **finals, **self._plan.extras_as_mapped}
         out: Columns = {}
         for name, own in plan.items():
             if any(col.is_under(wanted, name) for wanted in names):
@@ -297,77 +312,68 @@ class TableColumns:
             if name not in others and not col.is_under(name, col.FINAL_OBS)
         }
 
-    def _look(self) -> None:
-        """Find shapes and dtypes from the first group."""
-        for name, own in self._values().items():
-            for path, values in self._raw(0, name, own).items():
-                self._found[path] = values.shape[1:], values.dtype
-        for name, own_name in self._plan.extras.items():
-            if pa.types.is_struct(self._schema.field(own_name).type) and self._has_members(own_name):
-                self.dropped[name] = "members of it are mapped"
-                continue
-            if not all(own_name in group.schema.names for group in self._groups):
-                self.dropped[name] = "not in every file"
-                continue
-            try:
-                found = self._raw(0, name, (own_name,))
-            except DataError as error:
-                self.dropped[name] = str(error)
-            else:
-                self._found |= {path: (values.shape[1:], values.dtype) for path, values in found.items()}
-        self._drop_incomplete()
+    def _shapes(self, name: str, own: Sequence[str]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shapes of rows and dtypes of one of Etude's columns, from the first group."""
+        return {path: (values.shape[1:], values.dtype) for path, values in self._raw(0, name, own).items()}
+
+    def _unusable(self, name: str, own: str) -> str | None:
+        """Take the shape of an extra; or say why it can't be kept, by all groups.
+
+        Integers and booleans of which some are missing can't be kept, as NaN could not replace them, nor lists of
+        another length.
+        """
+        kind = self._schema.field(own).type
+        mapped = (part for parts in self._plan.mapped.values() for part in parts)
+        if pa.types.is_struct(kind) and any(part.startswith((f"{own}.", f"{own}/")) for part in mapped):
+            return "members of it are mapped"
+        if not all(own in group.schema.names for group in self._groups):
+            return "not in every file"
+        is_whole = pa.types.is_integer(innermost(kind)) or pa.types.is_boolean(innermost(kind))
+        is_ragged = is_list(kind) and not pa.types.is_fixed_size_list(kind)
+        found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        try:
+            found = self._shapes(name, (own,))
+            self._found |= found
+            for g, group in enumerate(self._groups[1:] if is_whole or is_ragged else (), 1):
+                if is_ragged or own not in (group.complete() if group.complete else ()):
+                    array = one_array(self._read(group, [own])[own])
+                    self._as_planned(g, name, numbers(array, own, group.place, with_nan=not is_whole))
+        except DataError as error:
+            for path in found:
+                del self._found[path]
+            return str(error)
+        return None
+
+    def _later(self, name: str) -> list[str]:
+        """The table's columns of the observations that follow those in a column of Etude's."""
+        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
+        return [part for root in roots for part in self._plan.mapped.get(col.moved(name, col.OBS, root), ())]
 
     def _widen(self) -> None:
         """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
-        for name in col.under(self._found, col.OBS):
-            shape, dtype = self._found[name]
-            if dtype.kind in "iu" and self._misfits(name, dtype):
-                wide = np.dtype(np.float64 if self._misfits(name, np.dtype(np.int64)) else np.int64)
+        for name in col.subtree(self._plan.mapped, col.OBS).keys() & self._found.keys():
+            (shape, dtype), later = self._found[name], self._later(name)
+            kinds = {str(self._schema.field(part).type) for part in (*self._plan.mapped[name], *later)}
+            if dtype.kind in "iu" and len(kinds) > 1 and not self._are_all_in(later, dtype):
+                wide = np.dtype(np.int64 if self._are_all_in(later, np.dtype(np.int64)) else np.float64)
                 self._found[name] = shape, wide
 
-    def _misfits(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether numbers that follow an observation, which have another type, do not fit in ``dtype``."""
-        mapped, later = self._plan.mapped, col.moved(name, col.OBS, col.NEXT_OBS)
-        if name in mapped:
-            after = [part for own in (later, col.moved(name, col.OBS, col.FINAL_OBS)) for part in mapped.get(own, ())]
-            kinds = {str(self._schema.field(part).type) for part in (*mapped[name], *after)}
-            return len(kinds) > 1 and self._lies_in(after, dtype) is not None
-        if self._found.get(later, self._found[name])[1] == self._found[name][1]:
-            return False
-        for g in range(len(self._groups)):  # a member of a struct
-            values = self._raw(g, col.NEXT_OBS, mapped[col.NEXT_OBS]).get(later, np.zeros(0))
-            values = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-            if not np.array_equal(values.astype(dtype), values):
-                return True
-        return False
-
-    def _drop_incomplete(self) -> None:
-        """Drop extras that can't be kept because of what comes after the first group.
-
-        These are integers and booleans of which some are missing, as NaN could not replace them, and lists of another
-        length.
-        """
-        own_types = {name: self._schema.field(own).type for name, own in self._plan.extras.items()}
-        kinds = {name: kind for name, kind in own_types.items() if name in self._found}
-        inside = {name: innermost(kind) for name, kind in kinds.items()}
-        whole = {n for n, kind in inside.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)}
-        lists = {name for name, kind in kinds.items() if is_list(kind) and not pa.types.is_fixed_size_list(kind)}
-        for g, group in enumerate(self._groups[1:] if whole or lists else (), 1):
-            known = group.complete() if group.complete else ()
-            for name in [n for n in kinds if n in lists or (n in whole and self._plan.extras[n] not in known)]:
-                own = self._plan.extras[name]
-                try:
-                    array = one_array(self._read(group, [own])[own])
-                    found = numbers(array, own, group.place, with_nan=name not in whole)
-                    self._as_planned(g, name, found)
-                except DataError as error:
-                    self.dropped[name] = str(error)
-                    del self._found[name], kinds[name]
-
-    def _has_members(self, struct: str) -> bool:
-        """Whether members of a struct are mapped to columns of their own."""
-        own = (name for names in self._plan.mapped.values() for name in names)
-        return any(name.startswith((f"{struct}.", f"{struct}/")) for name in own)
+    def _are_all_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> bool:
+        """Whether all numbers in columns of the table are whole and in the range of ``dtype``."""
+        limits = np.iinfo(dtype)
+        for group in self._groups if names else ():
+            table = self._read(group, names)
+            for part in names:
+                values = np.asarray(_numbers_in(one_array(table[part])).drop_null())
+                if values.dtype.kind == "f":
+                    values = values[~np.isnan(values)]
+                    if (values != np.floor(values)).any():
+                        return False
+                if values.dtype.kind in "iuf" and len(values):
+                    low, high = values.min(), values.max()
+                    if low < limits.min or high > limits.max:
+                        return False
+        return True
 
     def _space(self, root: str, given: Space | None) -> Space:
         names = col.under(self._found, root)
@@ -376,7 +382,6 @@ class TableColumns:
             found = {name: self._found[name][::-1] for name in names}
             ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
             space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
-            self._warn_of_many_names(root)
             if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
                 self._warn_of_whole_actions(space)
         else:
@@ -411,27 +416,15 @@ class TableColumns:
                 self._named[name] = leaf
         return space
 
-    def _warn_of_unknown(self, groups: Sequence[Group]) -> None:
+    def _warn_of_unknown(self) -> None:
         """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
         observed = {n for name in col.under(self._plan.mapped, col.OBS) for n in self._plan.mapped[name]}
         for root in (col.ACTION, col.REWARD):
-            own = [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name] if n in observed]
-            if own:
-                self.warn(
-                    f"{groups[0].file or 'the table'}: column `{own[0]}` is mapped as both `{col.OBS}` and `{root}`: a "
-                    "policy can't see it before it acts."
-                )
-
-    def _warn_of_many_names(self, root: str) -> None:
-        """Warn of text that is different in many rows, which is hardly a choice."""
-        rows = sum(group.num_rows for group in self._groups)
-        for name, texts in col.subtree(self._texts, root).items():
-            if len(texts) > _FEW and 4 * len(texts) > rows:
-                self.warn(
-                    f"{self._groups[0].file or 'the table'}: `{name}` is text with {len(texts):,} different values in "
-                    f"{rows:,} rows, such as {min(texts)[:40]!r}. They are read as names, which have no order, and a "
-                    "policy refuses others. If they hold numbers, convert them."
-                )
+            for own in [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name]]:
+                if own in observed:
+                    what = f"`{own}` is mapped as both `{col.OBS}` and `{root}`: a policy can't see it before it acts."
+                    self.warn(f"{self._where}: column {what}")
+                    break
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
         """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
@@ -442,53 +435,21 @@ class TableColumns:
         if is_few or (own and space.dtype.kind == "i"):
             few = ", ".join(f"{value:g}" for value in values[:5])
             self.warn(
-                f"{self._groups[0].file or 'the table'}: the actions in column `{own}` are whole numbers of type "
-                f"{space.dtype} ({few}), so they are read as continuous. If they are choices, convert them to integers "
-                "from 0, or to words; if not, to fractions."
+                f"{self._where}: the actions in column `{own}` are whole numbers of type {space.dtype} ({few}), so "
+                "they are read as continuous. If they are choices, convert them to integers from 0, or to words."
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space.
-
-        Raises:
-            DataError: what follows has numbers that neither fit in it nor in the dtype of the column.
-        """
+        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space."""
         found = self._found[name][1]
         if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
             return False
-        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
-        later = [col.moved(name, col.OBS, root) for root in roots]
-        fits = np.can_cast(found, dtype, "safe") or self._lies_in(self._plan.mapped[name], dtype) is None
-        after = [part for one in later for part in self._plan.mapped.get(one, ())]
-        wrong = self._lies_in(after, dtype if fits else found)
-        if wrong and not np.can_cast(found, dtype, "safe"):
-            fits, wrong = False, self._lies_in(after, found)
-        if wrong:
-            raise DataError(f"{wrong}, which do not fit in the {dtype if fits else found} of `{name}`. Correct them.")
+        if np.can_cast(found, dtype, "safe"):
+            return True
+        fits = self._are_all_in([*self._plan.mapped[name], *self._later(name)], dtype)
         if not fits:
-            where = self._groups[0].file or "the table"
-            self.warn(f"{where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
+            self.warn(f"{self._where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
         return fits
-
-    def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
-        """None if all numbers of these columns are whole and in the range of ``dtype``; else which are not."""
-        limits = np.iinfo(dtype)
-        for group in self._groups if names else ():
-            table = self._read(group, names)
-            for part in names:
-                array = _numbers_in(one_array(table[part]))
-                is_whole = pa.types.is_integer(array.type)
-                if pa.types.is_floating(array.type):
-                    array = array.drop_null()
-                    array = array.filter(pc.invert(pc.is_nan(array)))
-                    is_whole = pc.all(pc.equal(array, pc.floor(array)), min_count=0).as_py()
-                elif not is_whole:
-                    continue
-                low, high = pc.min_max(array).as_py().values()
-                if low is not None and not (is_whole and limits.min <= low <= high <= limits.max):
-                    what = "numbers" if is_whole else "fractions"
-                    return f"{group.place(0)}: column `{part}` has {what} from {low} to {high}"
-        return None
 
     def _ranges(self, root: str) -> dict[str, Range]:
         """The ranges of integers under ``root`` in all groups."""
@@ -538,7 +499,7 @@ class TableColumns:
         group = self._groups[g]
         return self._numbers(self._read(group, own), name, own, group.place)
 
-    def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: Callable[[int], str]) -> Columns:
+    def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: RowPlace) -> Columns:
         if len(own) == 1 and name not in self._plan.vectors:
             array = self._array(table[own[0]], name)
             if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
@@ -571,7 +532,7 @@ class TableColumns:
         except pa.ArrowInvalid:  # more digits than a fraction has: that some are missing is an error
             return array
 
-    def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
+    def _flat(self, array: pa.Array, own: str, name: str, place: RowPlace) -> Columns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
@@ -581,7 +542,7 @@ class TableColumns:
         found = flat(array, own, place, coded if is_coded else None, with_nan=self._takes_nan(name))
         return {name + path[len(own) :]: values for path, values in found.items()}
 
-    def _coded(self, texts: pa.Array, name: str, own: str, place: Callable[[int], str]) -> NDArray[Any]:
+    def _coded(self, texts: pa.Array, name: str, own: str, place: RowPlace) -> NDArray[Any]:
         """Convert text to the numbers of its `NamedDiscrete`; zeros while that is not known."""
         if name not in self._named:
             self._texts.setdefault(name, set()).update(strings(pc.unique(texts), own, place))
@@ -601,24 +562,26 @@ class TableColumns:
         if name not in self._found:
             return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
-        if int(np.prod(shape)) * len(values) != values.size:
-            if (seen := col.as_obs(name)) != name and g == 0:
-                raise DataError(
-                    f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but `{seen}` of "
-                    f"{list(shape)}. Map the same columns for both, in the same order."
-                )
+        if math.prod(shape) * len(values) != values.size:
             raise DataError(
-                f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])} from here on, but "
-                f"{list(shape)} before. All rows must have one shape."
+                f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but "
+                f"`{col.as_obs(name)}` of {list(shape)}. All rows must have one shape."
             )
         values = values.reshape(len(values), *shape)
-        if dtype.kind == "O" or values.dtype == dtype:
-            return values
         is_whole = dtype.kind != "f" and values.dtype.kind == "f"
         if is_whole and col.is_under(name, col.NEXT_OBS) and np.isnan(values).any():
             return values  # empty where an episode ends; see `TableRows.read`
-        with np.errstate(invalid="ignore"):
-            return values.astype(dtype)
+        return values if dtype.kind == "O" else _cast(values, dtype, name, self._groups[g].place)
+
+
+def _cast(values: NDArray[Any], dtype: np.dtype[Any], name: str, place: RowPlace) -> NDArray[Any]:
+    """Numbers as another dtype; whole ones must not change."""
+    with np.errstate(invalid="ignore"):
+        out = values.astype(dtype, copy=False)
+    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype, "safe") and (lost := out != values).any():
+        row = int(lost.reshape(len(lost), -1).any(axis=1).argmax())
+        raise DataError(f"{place(row)}: `{name}` is {values[row]}, which does not fit in {dtype}. Correct it.")
+    return out
 
 
 def _numbers_in(array: pa.Array) -> pa.Array:
@@ -629,7 +592,7 @@ def _numbers_in(array: pa.Array) -> pa.Array:
     return array
 
 
-def _joined(table: pa.Table, names: Sequence[str], place: Callable[[int], str]) -> pa.ChunkedArray:
+def _joined(table: pa.Table, names: Sequence[str], place: RowPlace) -> pa.ChunkedArray:
     """A column, or several as one of texts such as ``van-3/17``."""
     if len(names) == 1:
         return table[names[0]]
@@ -642,7 +605,7 @@ def _joined(table: pa.Table, names: Sequence[str], place: Callable[[int], str]) 
     return pc.binary_join_element_wise(*texts, "/")
 
 
-def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
+def _logarithm(values: NDArray[Any], own: str, place: RowPlace) -> NDArray[np.float64]:
     """Convert probabilities to their logarithms."""
     if values.ndim != 1:
         raise DataError(f"{place(0)}: column `{own}` of `{PROPENSITY}` holds more than one number a row.")
@@ -650,15 +613,10 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
     wrong = ~((chance > 0) & (chance <= 1 + _ROUNDING))
     if wrong.any():
         row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
-        advice = (
-            "Correct it, or leave the row out; if it is the logarithm of a probability or a density, map it as "
-            f"`{col.LOGP}`."
-        )
-        if chance[row] == 0:
-            advice = f"If it was rounded, write more digits; else leave the row out, or do not map `{PROPENSITY}`."
         raise DataError(
             f"{place(row)}: column `{own}` of `{PROPENSITY}` is {values[row]}, but the probability of an action that "
-            f"was taken is above 0 and at most 1{more}. {advice}"
+            f"was taken is above 0 and at most 1{more}. If it was rounded, write more digits; else correct it or leave "
+            f"the row out. Map the logarithm of a probability or a density as `{col.LOGP}`."
         )
     return np.log(np.minimum(chance, 1.0))
 
@@ -757,22 +715,19 @@ class TableRows(Format):
         if common.has_next and numbers_after:  # of an ended episode, they may be empty
             is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
             known = goes_on | ~is_empty
+        elif after and not common.has_next:
+            known = goes_on | found[HAS_FINAL][last]
         for name in obs:
             if common.has_next:
                 final = found[after[name]][last]
                 final[~known] = 0
-                if (dtype := found[name].dtype) != final.dtype:  # of whole numbers, some of which are empty
-                    if (gaps := np.isnan(final).reshape(len(last), -1).any(axis=1)).any():
-                        where = common.words(int(start + last[gaps.argmax()]))
-                        raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
-                    final = final.astype(dtype)
-                final_obs[name] = final
+                place = partial(_place_at, common, start + last)
+                final_obs[name] = _cast(final, found[name].dtype, after[name], place)
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
             final[goes_on] = found[name][last[goes_on] + 1]
             if after:
                 there = found[HAS_FINAL][last]
-                known |= there
                 final[there] = found[after[name]][last[there]]
         keys = {name: getattr(index, name)[which] for name in ("t_start", "terminated", "truncated")}
         keys |= {name: ids[which] for name, ids in index.ids.items()}
@@ -780,8 +735,7 @@ class TableRows(Format):
         exp = Experience({name: found[name][: offsets[-1]] for name in columns}, offsets, segments, final_obs)
         if problems is not None and common.has_next:
             for name, other in after.items():
-                place = partial(self.place, unit, exp=exp)
-                problems += not_chained(place, name, found[name], found[other], offsets)
+                problems += not_chained(partial(self.place, unit, exp=exp), name, found[name], found[other], offsets)
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
@@ -915,9 +869,7 @@ def contents_of(
     if index is None:
         needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
-        for note in notes:
-            columns.warn(note)
+        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
         index = index_of(ordered, chained, common.words, is_sorted=True, **how)
@@ -977,6 +929,10 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         if found:
             meta[name] = found
     return meta
+
+
+def _place_at(common: _Common, rows: Ints, i: int) -> str:
+    return common.words(int(rows[i]))
 
 
 def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:

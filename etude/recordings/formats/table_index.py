@@ -3,24 +3,19 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS, cut_long, grouped
-from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
+from etude.recordings.formats.arrow import Place
 from etude.recordings.formats.source import FLAGS, KEYS
-from etude.recordings.formats.texts import truths
+from etude.recordings.formats.table_keys import Ints, ends_of, is_time, key_codes, steps_or_times
 
-_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""The bits of whole numbers that floats hold, by the bits of their type."""
-
-Ints = NDArray[np.int64]
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
 """Yields the number of rows and the key columns of one group after another. It may be called many times."""
 
@@ -140,40 +135,24 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     return dataclasses.replace(index, terminated=terminated, truncated=truncated)
 
 
-def tracks_of(
-    groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
-) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
-    reader, first, midnight = _KeyReader(chained, place), 0, None
+def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time.
+
+    Raises:
+        DataError: the times have no date. Past midnight, their order would not be that of the steps.
+    """
+    reader, first = _KeyReader(chained, place), 0
     for rows, columns in groups():
         keys = reader.read(rows, columns)
+        if reader.is_time_of_day:
+            raise DataError(
+                f"{place(first)}: `{col.T_INDEX}` is a time of day, and rows are not in order of episode and time, so "
+                "that times past midnight could not be told apart. Map a column of date and time; or leave "
+                f"`{col.T_INDEX}` out, if the rows of each episode are in order."
+            )
         episode, *agent = _tracks(keys)
-        track = episode << 32 | agent[0] if agent else episode
-        back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
-        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
-        if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
-            midnight = int(back[0])
-            warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
-        yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
+        yield episode << 32 | agent[0] if agent else episode, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
-
-
-_PAST_MIDNIGHT: Final = (
-    "`t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
-    "midnight come first: if episodes run past midnight, map a column of date and time."
-)
-_SET_BACK: Final = (
-    "the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
-    "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
-)
-_RARE: Final = 20
-"""A time that goes back once in so many rows is one of rows in order."""
-
-
-def _goes_back(track: Ints, t: Ints) -> Ints:
-    """The rows whose time is before that of the row before them in their track."""
-    order = np.argsort(track, kind="stable")
-    return order[np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0)) + 1]
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
@@ -181,7 +160,7 @@ Keys: TypeAlias = Mapping[str, NDArray[Any]]
 the table does not have is missing, except flags."""
 
 
-def _taken(keys: Keys, rows: slice) -> Keys:
+def _taken(keys: Keys, rows: Any) -> dict[str, NDArray[Any]]:
     return {name: values[rows] for name, values in keys.items()}
 
 
@@ -210,11 +189,7 @@ class _Cut:
         self._reader, self._by_one = reader, by_one
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
-        self._starts: list[Ints] = []
-        self._firsts: list[Ints] = []
-        self._bases: list[Ints] = []  # the first ``t`` of each segment's track, if ``t`` counts steps
-        self._heads: list[Keys] = []  # the keys of each segment's first row
-        self._before: list[Keys] = []  # and of the row before it
+        self._heads: list[Keys] = []  # of the first row of each segment; see `add`
 
     @property
     def is_of_other_stride(self) -> bool:
@@ -237,11 +212,8 @@ class _Cut:
         return keys if last is None else {n: np.concatenate([last[n], values]) for n, values in keys.items()}
 
     def add(self, keys: Keys) -> None:
-        """Cut some more rows, which come after those before."""
-        num = len(keys[col.TERMINATED])
-        if not num:
-            return
-        is_first = self._last is None
+        """Cut some more rows, at least one, which come after those before."""
+        num, is_first = len(keys[col.TERMINATED]), self._last is None
         if is_first:
             self._last = _taken(keys, slice(0, 1))
         both = self._with_last(keys)
@@ -254,11 +226,10 @@ class _Cut:
             breaks |= ~_are_alike([both[col.MODULE_ID]])
         breaks[0] |= is_first
         starts = np.flatnonzero(breaks)
-        self._starts.append(starts + self._num)
-        self._firsts.append(t[starts])
-        self._bases.append(bases[starts])
-        self._heads.append({name: values[starts] for name, values in keys.items()})
-        self._before.append({name: both[name][starts] for name in (col.TERMINATED, col.TRUNCATED)})
+        before = _taken({name: both[name] for name in (col.TERMINATED, col.TRUNCATED)}, starts)
+        ids = _taken({name: keys[name] for name in KEYS if name in keys}, starts)
+        # The first ``t`` of each segment's track is its base, if ``t`` counts steps; the flags are of the row before.
+        self._heads.append({"start": starts + self._num, "t": t[starts], "base": bases[starts], **before, **ids})
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
     def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> tuple[Ints, Ints]:
@@ -282,24 +253,24 @@ class _Cut:
     def index(self, most: int) -> TableIndex:
         """Return the segments of all rows, in parts of at most ``most`` rows."""
         assert self._last is not None  # there are rows
-        offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
+        heads = {name: np.concatenate([each[name] for each in self._heads]) for name in self._heads[0]}
+        offsets = np.append(heads["start"], self._num).astype(np.int64)
         parent, start, stop = cut_long(offsets, most)
         goes_on = stop != offsets[1:][parent]
-        ends = {}
-        for name in (col.TERMINATED, col.TRUNCATED):
-            last_rows = np.concatenate([*(keys[name] for keys in self._before), self._last[name]])[1:]
-            ends[name] = last_rows[parent] & ~goes_on
-        ids = {n: np.concatenate([keys[n] for keys in self._heads])[parent] for n in KEYS if n in self._last}
-        firsts, bases = np.concatenate(self._firsts), np.concatenate(self._bases)
+        ends = {
+            name: np.append(heads[name][1:], self._last[name])[parent] & ~goes_on
+            for name in (col.TERMINATED, col.TRUNCATED)
+        }
+        t, bases = heads["t"], heads["base"]
         least = int(bases.min())
         first = least if 1 <= least <= self.stride and not self._by_one else 0
         # Agents that act in turns begin at ``first``, the number after it and so on.
-        firsts += (bases - first) // self.stride - bases // self.stride
+        t += (bases - first) // self.stride - bases // self.stride
         return TableIndex(
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
-            t_start=firsts[parent] + start - offsets[:-1][parent],
-            ids={name: self._reader.names_of(name, codes) for name, codes in ids.items()},
+            t_start=t[parent] + start - offsets[:-1][parent],
+            ids={name: self._reader.names_of(name, heads[name][parent]) for name in KEYS if name in heads},
             parts=grouped(stop - start, most),
             stride=self.stride,
             first=first,
@@ -331,7 +302,7 @@ class _KeyReader:
         terminated, truncated = ends_of(columns, num, place)
         keys: dict[str, NDArray[Any]] = {col.TERMINATED: terminated, col.TRUNCATED: truncated}
         if col.T_INDEX in columns:
-            keys[col.T_INDEX] = _time(columns[col.T_INDEX], place)
+            keys[col.T_INDEX] = steps_or_times(columns[col.T_INDEX], place)
             self.is_clock = is_time(columns[col.T_INDEX].type)
             self.is_time_of_day = bool(pa.types.is_time(columns[col.T_INDEX].type))
         if col.EPISODE_ID in columns:
@@ -383,94 +354,3 @@ class _KeyReader:
         episode = self._episode + np.cumsum(begins)
         self._episode, self._t, self._done = int(episode[-1]), 0 if t is None else int(t[-1]), bool(done[-1])
         return episode
-
-
-def ends_of(
-    keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each row terminates its episode, and whether it truncates it."""
-    return ends_by({n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}, num_rows)
-
-
-def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return ``(terminated, truncated)`` by the flags that exist, of these two and ``done``, which is either one."""
-    none = np.zeros(num_rows, bool)
-    terminated, truncated, done = (flags.get(name, none) for name in FLAGS)
-    rest = done & ~terminated & ~truncated
-    if col.TERMINATED in flags and col.TRUNCATED not in flags:
-        return terminated, truncated | rest
-    return terminated | rest, truncated
-
-
-def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
-    """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
-    array = one_array(column)
-    if is_text(array.type):
-        found = truths(array)
-        wrong = np.asarray(found.is_null()) & np.asarray(array.is_valid())
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise DataError(
-                f"{place(row)}: the column of `{name}` is {str(array[row])[:40]!r}, not true or false. Write yes and "
-                "no, true and false, or 1 and 0."
-            )
-        array = found
-    values = numbers(array, name, place)
-    bad = (values != 0) & (values != 1)
-    if values.ndim != 1 or bad.any():
-        row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
-        raise DataError(f"{place(row)}: the column of `{name}` is {values[row]}, not true or false.")
-    return values.astype(bool)
-
-
-def is_time(kind: pa.DataType) -> bool:
-    """Whether a column holds points in time."""
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
-
-
-def _time(column: pa.ChunkedArray, place: Place) -> Ints:
-    array = one_array(column)
-    if is_clock := is_time(array.type):
-        array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
-    values = numbers(array, col.T_INDEX, place)
-    if is_clock:
-        return values.astype(np.int64)
-    if values.ndim == 1 and values.dtype.kind == "f":
-        bad = ~(np.abs(values) < 2**53) | (values != np.round(values))
-    else:
-        bad = np.full(len(values), values.ndim != 1 or values.dtype.kind == "b")
-    if values.dtype.kind in "iuf" and values.ndim == 1:
-        bad |= (values < 0) | (values > 2**62)
-    if bad.any():
-        row = int(bad.argmax())
-        raise DataError(
-            f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0. Leave "
-            f"`{col.T_INDEX}` out, if the rows of each episode are in order."
-        )
-    return values.astype(np.int64)
-
-
-def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
-    """Convert a key to codes, in order of first appearance, and the texts that they stand for."""
-    array = one_array(column)
-    if array.null_count == len(array) and name != col.EPISODE_ID:
-        return np.zeros(len(array), np.int64), np.array([None], object)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.null_count and name == col.EPISODE_ID:
-        row = int(np.argmax(np.asarray(array.is_null())))
-        raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
-    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
-    most = pc.max(pc.abs(array.cast(pa.float64()))).as_py() if pa.types.is_floating(array.type) else None
-    if most is not None and most >= 1 << (bits := _BITS[array.type.bit_width]):
-        raise DataError(
-            f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: different "
-            "ids may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
-        )
-    if most is not None:
-        array = pc.add(array, pa.scalar(0.0, array.type))  # 0.0 and -0.0 are one id
-    try:
-        encoded = array.dictionary_encode(null_encoding="encode")
-    except pa.ArrowException as error:
-        raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
-    return np.asarray(encoded.indices).astype(np.int64), strings(encoded.dictionary, name, place)

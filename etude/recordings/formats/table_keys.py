@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags and times as tables hold them: as text, or times as numbers."""
+"""The key columns of tables: flags and times, as numbers or as text, and ids."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import Place, numbers
-from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, MONTH_FIRST
+from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, shown, strings
+from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, FLAGS, MONTH_FIRST
+
+Ints = NDArray[np.int64]
 
 NO: Final = ("no", "false", "n", "f", "0")
 YES: Final = ("yes", "true", "y", "t", "1")
@@ -111,17 +113,13 @@ def are_times(arrays: Iterable[pa.Array]) -> bool:
     or all are at least `UNIX_FROM`."""
     least = math.inf
     for array in arrays:
-        if pa.types.is_integer(array.type):
-            low = pc.min(array).as_py()
-            if low is not None and low < UNIX_FROM:
-                return False  # without reading the others
-            least = min(least, math.inf if low is None else low)
-        else:
-            values = np.asarray(array.drop_null().cast(pa.float64()))
-            values = values[np.isfinite(values)]
-            if (values != np.floor(values)).any():
-                return True
-            least = min(least, values.min(initial=math.inf))
+        values = np.asarray(array.drop_null().cast(pa.float64(), safe=False))
+        values = values[np.isfinite(values)]
+        if (values != np.floor(values)).any():
+            return True
+        least = min(least, values.min(initial=math.inf))
+        if least < UNIX_FROM and pa.types.is_integer(array.type):
+            return False  # without reading the others
     return bool(UNIX_FROM <= least < math.inf)
 
 
@@ -178,3 +176,94 @@ def _dates(parts: pa.Array, order: str) -> tuple[NDArray[Any], NDArray[np.bool_]
     is_right &= days.astype("datetime64[M]") == months
     seconds = (hour * 60 + minute) * 60 + second
     return days.astype("datetime64[us]") + (seconds * 1_000_000 + fraction), is_right
+
+
+# -- flags, steps and ids ----------------------------------------------------------------------------------------------
+
+
+_BITS: Final = {16: 11, 32: 24, 64: 53}
+"""The bits of whole numbers that floats hold, by the bits of their type."""
+
+
+def ends_of(
+    keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each row terminates its episode, and whether it truncates it."""
+    return ends_by({n: flags_of(keys[n], n, place) for n in FLAGS if n in keys}, num_rows)
+
+
+def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return ``(terminated, truncated)`` by the flags that exist, of these two and ``done``, which is either one."""
+    none = np.zeros(num_rows, bool)
+    terminated, truncated, done = (flags.get(name, none) for name in FLAGS)
+    rest = done & ~terminated & ~truncated
+    if col.TERMINATED in flags and col.TRUNCATED not in flags:
+        return terminated, truncated | rest
+    return terminated | rest, truncated
+
+
+def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
+    """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
+    array = one_array(column)
+    found = truths(array) if is_text(array.type) else array
+    wrong = np.asarray(pc.and_(found.is_null(), array.is_valid()))  # texts that are neither
+    if not wrong.any():
+        values = numbers(found, name, place)
+        wrong = (values != 0) & (values != 1) if values.ndim == 1 else np.ones(len(values), bool)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{place(row)}: the column of `{name}` is {shown(array[row])!r}, not true or false. Write yes and no, true "
+            "and false, or 1 and 0."
+        )
+    return values.astype(bool)
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column holds points in time."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
+
+
+def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
+    """Convert ``t``: the number of a step, or a point in time as a number."""
+    array = one_array(column)
+    if is_time(array.type):
+        array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
+        return numbers(array, col.T_INDEX, place).astype(np.int64)
+    values = numbers(array, col.T_INDEX, place)
+    is_right = np.zeros(len(values), bool)
+    if values.ndim == 1 and values.dtype.kind in "iuf":
+        limit = 2**53 if values.dtype.kind == "f" else 2**62
+        is_right = (values >= 0) & (values < limit) & (values == np.round(values))
+    if not is_right.all():
+        row = int(is_right.argmin())
+        raise DataError(
+            f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0. Leave "
+            f"`{col.T_INDEX}` out, if the rows of each episode are in order."
+        )
+    return values.astype(np.int64)
+
+
+def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
+    """Convert a key to codes, in order of first appearance, and the texts that they stand for."""
+    array = one_array(column)
+    if array.null_count == len(array) and name != col.EPISODE_ID:
+        return np.zeros(len(array), np.int64), np.array([None], object)
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if array.null_count and name == col.EPISODE_ID:
+        row = int(np.argmax(np.asarray(array.is_null())))
+        raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
+    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    if pa.types.is_floating(array.type):
+        most, bits = pc.max(pc.abs(array.cast(pa.float64()))).as_py(), _BITS[array.type.bit_width]
+        if most is not None and most >= 1 << bits:
+            raise DataError(
+                f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: "
+                "different ids may be equal. Write them as text (in a CSV file with a letter in front)."
+            )
+        array = pc.add(array, pa.scalar(0.0, array.type))  # 0.0 and -0.0 are one id
+    try:
+        encoded = array.dictionary_encode(null_encoding="encode")
+    except pa.ArrowException as error:
+        raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
+    return np.asarray(encoded.indices).astype(np.int64), strings(encoded.dictionary, name, place)
