@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
+from etude.recordings.formats import table_keys
 from etude.recordings.formats.arrow import is_list, is_number, is_text, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
@@ -48,15 +49,6 @@ from etude.recordings.formats.source import (
     PROPENSITY,
 )
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, joint_schema, no_rows, unreadable
-from etude.recordings.formats.table_keys import (
-    are_times,
-    can_be_times,
-    date_orders,
-    flags_of,
-    is_time,
-    times,
-    truths,
-)
 
 MOST_ROWS: Final = 65_536
 MOST_CHOICES: Final = 100
@@ -277,7 +269,7 @@ class _Guessing:
 
     def _take_time(self) -> None:
         """Take the only column of times for the step, if none is called so and episodes have an id."""
-        found = [name for name in self._left if is_time(self._columns[name].type)]
+        found = [name for name in self._left if table_keys.is_time(self._columns[name].type)]
         if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
             return
         episode = self._one(col.EPISODE_ID)
@@ -431,7 +423,7 @@ class _Guessing:
             texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
             if is_like := written_numbers(texts):
                 self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
-            if role == col.T_INDEX and date_orders(array) == DATE_ORDERS:
+            if role == col.T_INDEX and table_keys.date_orders(array) == DATE_ORDERS:
                 self._taken[role] = (f"{name}:{MONTH_FIRST}",)
                 self._unsure.append(
                     f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}"
@@ -499,8 +491,9 @@ class _Guessing:
                     f"write truncated={LAST_ROW} where they were cut off"
                 )
             return
-        if t is not None and can_be_times(self._columns[t].type) and not are_times([self._columns[t]]):
-            if (np.diff(np.asarray(self._columns[t])) <= 0).any():
+        array = pa.nulls(0) if t is None else self._columns[t]
+        if table_keys.can_be_times(array.type) and not table_keys.are_times([array]):
+            if (np.diff(np.asarray(array)) <= 0).any():
                 self._taken[col.TERMINATED] = (LAST_ROW,)
                 self._unsure.append(f"no column has the episode's id: one begins where `{t}` falls")
                 return
@@ -564,8 +557,8 @@ def _codes(array: pa.Array) -> NDArray[np.int64]:
 def _time_codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the steps or times of a column do."""
     try:
-        order = (*date_orders(array), None)[0] if is_text(array.type) else None
-        return _codes(times(array, "", str, order) if is_text(array.type) else array)
+        order = (*table_keys.date_orders(array), None)[0] if is_text(array.type) else None
+        return _codes(table_keys.times(array, str, "", order) if is_text(array.type) else array)
     except DataError:  # such as of a text that is no time
         return _codes(array)
 
@@ -576,7 +569,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _truths(array: pa.Array) -> NDArray[np.bool_]:
     """The values of a flag without missing ones."""
-    return np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
+    return np.asarray(table_keys.truths(array) if is_text(array.type) else array.cast(pa.bool_()))
 
 
 def _num_distinct(array: pa.Array) -> int | None:
@@ -600,23 +593,23 @@ def _range(array: pa.Array) -> tuple[float, float]:
 def _is_flag(array: pa.Array) -> bool:
     found = array.drop_null()
     try:
-        return bool(len(found) and len(flags_of(found, "", str)))
+        return bool(len(found) and len(table_keys.flags_of(found, "", str)))
     except DataError:
         return False
 
 
 def _is_count(array: pa.Array) -> bool:
-    if is_time(array.type):
+    if table_keys.is_time(array.type):
         return True
     if is_text(array.type):
         first = array.drop_null().slice(0, 100)
         try:
-            return bool(len(times(first, "", str, (*date_orders(first), None)[0])))
+            return bool(len(table_keys.times(first, str, "", (*table_keys.date_orders(first), None)[0])))
         except DataError:
             return False
     if pa.types.is_integer(array.type) and _range(array)[0] >= 0:
         return True
-    return can_be_times(array.type) and are_times([array])
+    return table_keys.can_be_times(array.type) and table_keys.are_times([array])
 
 
 def _is_chance(array: pa.Array) -> bool:

@@ -285,10 +285,6 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _ordered() -> dict[Any, Any]:
-    return {}
-
-
 def _bytes(raw: Any = b"") -> bytes:
     if not isinstance(raw, bytes):
         raise _Refused("bytes that are not made of bytes")
@@ -300,7 +296,7 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{("numpy", "ndarray"): _Array, ("numpy", "dtype"): _dtype},
-    **{("_codecs", "encode"): _encode, ("collections", "OrderedDict"): _ordered},
+    **{("_codecs", "encode"): _encode, ("collections", "OrderedDict"): lambda: {}},
     # bytes() and bytearray(b"...") of early protocols
     **{(builtins, name): _bytes for builtins in ("builtins", "__builtin__") for name in ("bytes", "bytearray")},
 }
@@ -318,8 +314,7 @@ def unpack(text: str | bytes) -> Any:
     try:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        shown = text[:24] if isinstance(text, str) else bytes(text[:24]).decode("latin1")
-        raise DataError(f"{shown!r} is not a packed array: it is not base64 text ({error})") from error
+        raise DataError(f"{text[:24]!r} is not a packed array: it is not base64 text ({error})") from error
     return unpickle(decompress(frame))
 
 

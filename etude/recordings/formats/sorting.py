@@ -130,17 +130,15 @@ def write_sorted(
     spill_schema = head.table.schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
     batches: list[list[int]] = [[] for _ in range(buckets.num)]  # the batches of each bucket in the temporary file
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, spill_schema) as writer:
-        written = 0
+        numbers = itertools.count()
         pending: dict[int, list[pa.Table]] = {}
         size = 0
 
         def flush() -> None:
-            nonlocal written
             for bucket, tables in sorted(pending.items()):
                 (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
                 writer.write_batch(batch)
-                batches[bucket].append(written)
-                written += 1
+                batches[bucket].append(next(numbers))
             pending.clear()
 
         for some in itertools.chain([head], rest):
@@ -163,12 +161,11 @@ def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tu
     """Yield a copy of the rows of each bucket, in the order given."""
     bucket = buckets.of(rows.track, rows.when)
     order = np.argsort(bucket, kind="stable")
-    bucket = bucket[order]
     columns = [*rows.table.columns, pa.chunked_array([pa.array(rows.track)]), pa.chunked_array([pa.array(rows.when)])]
     table = pa.table(columns, schema=schema)
-    heads = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1])) if len(bucket) else np.zeros(0, np.int64)
-    for start, stop in zip(heads.tolist(), [*heads[1:].tolist(), len(bucket)], strict=True):
-        yield int(bucket[start]), table.take(pa.array(order[start:stop]))
+    found, heads = np.unique(bucket[order], return_index=True)
+    for which, own in zip(found.tolist(), np.split(order, heads[1:]), strict=False):  # none of none is one
+        yield which, table.take(pa.array(own))
 
 
 def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> KeyedRows:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -22,23 +22,12 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
+from etude.recordings.formats import inferring, table_index, table_keys
 from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
-from etude.recordings.formats.inferring import (
-    Range,
-    fits,
-    fitting,
-    inferred_space,
-    named,
-    needs_range,
-    reserved,
-    widen,
-    widened,
-)
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
-    DATE_ORDERS,
     DONE,
     ETUDE,
     EVERY_ROW,
@@ -50,13 +39,7 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import (
-    TableIndex,
-    ended_at_last_rows,
-    from_own_first_steps,
-    index_of,
-    tracks_of,
-)
+from etude.recordings.formats.table_index import TableIndex
 from etude.recordings.formats.table_inputs import (
     BROKEN,
     Group,
@@ -66,17 +49,7 @@ from etude.recordings.formats.table_inputs import (
     unreadable,
     with_members,
 )
-from etude.recordings.formats.table_keys import (
-    Ints,
-    are_times,
-    can_be_times,
-    date_orders,
-    ends_of,
-    is_time,
-    key_codes,
-    number_times,
-    times,
-)
+from etude.recordings.formats.table_keys import Ints
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
@@ -115,11 +88,6 @@ class ColumnMap:
     is_propensity: bool = False
     """Whether the column of ``logp`` holds probabilities."""
 
-    @property
-    def extras_as_mapped(self) -> dict[str, tuple[str, ...]]:
-        """The extras in the form of `mapped`."""
-        return {name: (own,) for name, own in self.extras.items()}
-
     @staticmethod
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
         """Return the plan for a table, from `Source.mapped`; columns that are not ``mapped`` are extras."""
@@ -133,7 +101,7 @@ class ColumnMap:
         extras = {}
         for name in schema.names:
             if name not in used and not name.startswith("__index_level_"):  # an unnamed pandas index
-                taken = reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
+                taken = inferring.reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
                 extras[f"extra/{name}" if taken else name] = name
         return ColumnMap(mapped, extras, vectors, ends, is_propensity)
 
@@ -178,9 +146,7 @@ class TableColumns:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
-        self.date_order = self._date_order(source)
-        """What comes first in dates of ``t`` that are text: one of `DATE_ORDERS`; None if nothing says it."""
-        self._has_number_times = source.preset != ETUDE and self._are_number_times()
+        self._as_time, self.date_order = self._times(source)
         self.inferred: dict[str, str] = {}
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -233,16 +199,11 @@ class TableColumns:
         """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
         of text or of `are_times`."""
         columns = {name: self._plan.mapped[name] for name in names if name in self._plan.mapped}
-        own = {name: first for name, (first, *_) in columns.items()}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(part for parts in columns.values() for part in parts)))
             found = {name: _joined(table, parts, group.place) for name, parts in columns.items()}
-            if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
-                t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
-                found[col.T_INDEX] = pa.chunked_array([t])
-            elif col.T_INDEX in own and self._has_number_times:
-                kind = self._schema.field(own[col.T_INDEX]).type
-                t = number_times(one_array(found[col.T_INDEX]).cast(kind, safe=False), group.place)
+            if col.T_INDEX in found and self._as_time is not None:
+                t = self._as_time(one_array(found[col.T_INDEX]), group.place)
                 found[col.T_INDEX] = pa.chunked_array([t])
             always = pa.chunked_array([pa.array(np.ones(group.num_rows, bool))])
             yield group.num_rows, {name: found.get(name, always) for name in names}
@@ -250,7 +211,7 @@ class TableColumns:
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Load columns of one group, by Etude's names."""
         finals = col.subtree(self._plan.mapped, col.FINAL_OBS)
-        plan = {**self._values(), **finals, **self._plan.extras_as_mapped}
+        plan = {**self._values(), **finals, **{name: (own,) for name, own in self._plan.extras.items()}}
         out: Columns = {}
         for name, own in plan.items():
             if any(col.is_under(wanted, name) for wanted in names):
@@ -283,25 +244,19 @@ class TableColumns:
 
     # -- what there is ----------------------------------------------------------------------------------------
 
-    def _date_order(self, source: Source) -> str | None:
-        """What the source says, or else a date of any group."""
+    def _times(self, source: Source) -> tuple[Callable[[pa.Array, RowPlace], pa.Array] | None, str | None]:
+        """How ``t`` becomes a time, by all of its rows, if it is one as text or numbers; and what comes first in dates:
+        one of `DATE_ORDERS`, or None if nothing says it."""
         (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
+        if not own or source.preset == ETUDE:
+            return None, None
         _, order = without_order(str(source.columns.get(col.T_INDEX, own)), self._schema.names)
-        if order is not None or not own or not is_text(self._schema.field(own).type):
-            return order
-        for table in self.tables([own]):
-            orders = date_orders(one_array(table[own]))
-            if orders != DATE_ORDERS:
-                return orders[0] if orders else None
-        return None
-
-    def _are_number_times(self) -> bool:
-        """Whether ``t`` holds times as numbers, by all of its rows."""
-        (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
-        if not own:
-            return False
-        kind = self._schema.field(own).type
-        return can_be_times(kind) and are_times(one_array(t[own]).cast(kind, safe=False) for t in self.tables([own]))
+        kind, arrays = self._schema.field(own).type, (one_array(table[own]) for table in self.tables([own]))
+        if is_text(kind):
+            order = order or table_keys.date_order(arrays)
+            return partial(table_keys.times, name=own, order=order), order
+        is_time = table_keys.can_be_times(kind) and table_keys.are_times(arrays)
+        return table_keys.number_times if is_time else None, order
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""
@@ -380,8 +335,8 @@ class TableColumns:
         if given is None:
             self.inferred[root] = "the space, from the numbers"
             found = {name: self._found[name][::-1] for name in names}
-            ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
-            space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
+            ranges = self._ranges(root) if any(inferring.needs_range(name, *own) for name, own in found.items()) else {}
+            space = inferring.inferred_space(found, root, ranges, col.subtree(self._texts, root))
             if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
                 self._warn_of_whole_actions(space)
         else:
@@ -391,7 +346,7 @@ class TableColumns:
                 why = "".join(f" `{name}` is text, such as {min(self._texts[name])[:40]!r}." for name in texts)
                 raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.{why}")
             for name, leaf in wanted.items():
-                if not fits(self._found[name][0], leaf_shape(leaf)):
+                if not inferring.fits(self._found[name][0], leaf_shape(leaf)):
                     raise DataError(
                         f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
                     )
@@ -404,12 +359,12 @@ class TableColumns:
             dtypes = {
                 name: leaf_dtype(leaf)
                 if leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
-                else fitting(leaf, self._found[name][1])
+                else inferring.fitting(leaf, self._found[name][1])
                 for name, leaf in wanted.items()
             }
-            space = widened(given, root, dtypes)
+            space = inferring.widened(given, root, dtypes)
         several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
-        space = named(space, root, several)
+        space = inferring.named(space, root, several)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
@@ -451,13 +406,15 @@ class TableColumns:
             self.warn(f"{self._where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
         return fits
 
-    def _ranges(self, root: str) -> dict[str, Range]:
+    def _ranges(self, root: str) -> dict[str, inferring.Range]:
         """The ranges of integers under ``root`` in all groups."""
-        ranges: dict[str, Range] = {}
+        ranges: dict[str, inferring.Range] = {}
         for name, own in self._plan.mapped.items():
             if col.is_under(name, root) or (root == col.OBS and col.is_under(name, col.NEXT_OBS)):
                 for g in range(len(self._groups)):
-                    widen(ranges, {path: self._whole(path, values) for path, values in self._raw(g, name, own).items()})
+                    inferring.widen(
+                        ranges, {path: self._whole(path, values) for path, values in self._raw(g, name, own).items()}
+                    )
         return ranges
 
     def _whole(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -655,7 +612,7 @@ class _Common(NamedTuple):
         pairs = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in col.under(self.columns.steps, col.OBS)}
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
-            ends = np.logical_or(*ends_of(flags, num, self.groups[g].place))
+            ends = np.logical_or(*table_keys.ends_of(flags, num, self.groups[g].place))
             if ends.all() and not last:  # nothing goes on anyway
                 continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
@@ -675,10 +632,14 @@ class _Common(NamedTuple):
         )
         return np.zeros_like(goes_on)
 
+    def origin(self, row: int) -> tuple[Group, int]:
+        """The group that a row of the table originally came from, before sorting, and its index there."""
+        g = int(np.searchsorted(self.first, row, side="right")) - 1
+        return self.groups[g].origin(row - int(self.first[g]))
+
     def place(self, row: int) -> Place:
         """Locate a row of the table."""
-        g = int(np.searchsorted(self.first, row, side="right")) - 1
-        group, inside = self.groups[g].origin(row - int(self.first[g]))
+        group, inside = self.origin(row)
         return Place(group.place(inside), str(group.file or self.where), group.first + inside)
 
     def words(self, row: int) -> str:
@@ -711,6 +672,7 @@ class TableRows(Format):
         found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
         known = goes_on | common.has_next
         final_obs: Columns = {}
+        at = start + last
         numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
         if common.has_next and numbers_after:  # of an ended episode, they may be empty
             is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
@@ -721,8 +683,7 @@ class TableRows(Format):
             if common.has_next:
                 final = found[after[name]][last]
                 final[~known] = 0
-                place = partial(_place_at, common, start + last)
-                final_obs[name] = _cast(final, found[name].dtype, after[name], place)
+                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(at[i])))
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
             final[goes_on] = found[name][last[goes_on] + 1]
@@ -779,10 +740,10 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
     own: dict[Any, dict[Any, tuple[Any, Any]]] = {}
     for group, (num, found) in zip(groups, columns.keys(keys), strict=True):
         t = one_array(found.get(col.T_INDEX, pa.chunked_array([np.zeros(num, "datetime64[us]")])))
-        if not is_time(t.type) or t.null_count:
+        if not table_keys.is_time(t.type) or t.null_count:
             return
         t = t.cast(pa.int64() if t.type.bit_width == 64 else pa.int32())
-        codes, ids = key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
+        codes, ids = table_keys.key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
         spans = pa.table({"id": codes, "t": t}).group_by("id").aggregate([("t", "min"), ("t", "max")]).to_pylist()
         for row in spans:
             first, last = own.setdefault(group.file, {}).get(ids[row["id"]], (row["t_min"], row["t_max"]))
@@ -811,10 +772,9 @@ def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str,
             at = several.index(part) if part in several else 0
             for to in (root, col.NEXT_OBS, col.FINAL_OBS) if root == col.OBS else (root,):
                 own = mapped.get(col.moved(name, root, to)) or mapped.get(to, ())
-                field = schema.field(own[at]) if at < len(own) else None
-                kind = getattr(field.type, "value_type", field.type) if field is not None else None
-                if field is None or is_list(field.type):
+                if at >= len(own) or is_list((field := schema.field(own[at])).type):
                     continue
+                kind = getattr(field.type, "value_type", field.type)
                 if pa.types.is_floating(kind) or pa.types.is_struct(kind):
                     raise DataError(
                         f"column `{field.name}` is of type {kind}, but `{name}` has names that are whole numbers: "
@@ -865,21 +825,15 @@ def contents_of(
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
     chained = common.chained(keys)
-    index = index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
+    index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
-        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
+        needed, tracks = columns.of_table(), partial(table_index.tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
         groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, chained, common.words, is_sorted=True, **how)
+        index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
-    if is_uneven := index.is_mostly_gaps() and not index.is_clock:
-        columns.warn(
-            f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
-            f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
-            "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
-        )
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
         columns.warn(
@@ -888,27 +842,23 @@ def contents_of(
             "steps, or seem to end before them. Restore the files, or leave their episodes out."
         )
     if source.preset != ETUDE and not unread:  # else, what is missing at the beginning may be lost
-        index = from_own_first_steps(index)
-    if source.preset != ETUDE and not is_uneven and (late := index.num_late()) > 1:
+        index = table_index.from_own_first_steps(index)
+    if source.preset != ETUDE and not index.is_clock and (index.is_mostly_gaps() or index.is_mostly_late()):
         columns.warn(
-            f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "
-            f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
-            "steps of each episode, leave it out where the rows of each episode are in order."
-        )
-    if len(both := [name for name, word in plan.ends.items() if word == LAST_ROW]) > 1:
-        raise DataError(
-            f"{where}: {' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out."
+            f"{where}: `{plan.mapped[col.T_INDEX][0]}` as `{col.T_INDEX}` is the number of the step, and most steps or "
+            "most beginnings of episodes are missing. If none are, as it is a time or counts the rows of the table, "
+            f"{table_keys.WITHOUT_T}."
         )
     for name, word in plan.ends.items():
         if word == LAST_ROW:
-            index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
+            index = table_index.ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
     header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
     units = []
     for k, (first, last) in enumerate(itertools.pairwise(index.parts.tolist())):
         start, stop = index.offsets[[first, last]].tolist()
-        place = common.place(start)
-        file = next((file for file in files if str(file) == place.file), None)
-        units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
+        group, inside = common.origin(start)
+        data = RowsUnit(slice(first, last), index, common)
+        units.append(Unit(k, stop - start, group.file, group.first + inside, data))
     return Contents(header, columns.steps, units, files, columns.warnings)
 
 
@@ -929,10 +879,6 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         if found:
             meta[name] = found
     return meta
-
-
-def _place_at(common: _Common, rows: Ints, i: int) -> str:
-    return common.words(int(rows[i]))
 
 
 def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:

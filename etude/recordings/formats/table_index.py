@@ -14,7 +14,7 @@ from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS, cut_long, grouped
 from etude.recordings.formats.arrow import Place
 from etude.recordings.formats.source import FLAGS, KEYS
-from etude.recordings.formats.table_keys import Ints, ends_of, is_time, key_codes, steps_or_times
+from etude.recordings.formats.table_keys import WITHOUT_T, Ints, ends_of, is_time, key_codes, steps_or_times
 
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
 """Yields the number of rows and the key columns of one group after another. It may be called many times."""
@@ -53,10 +53,10 @@ class TableIndex:
         is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
         return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
 
-    def num_late(self) -> int:
-        """How many agents lack the first steps of their episode, if most do; else 0."""
+    def is_mostly_late(self) -> bool:
+        """Whether most agents, and more than one, lack the first steps of their episode."""
         late = self.t_start[np.append(True, ~self.has_next)] > 0
-        return int(late.sum()) if 2 * int(late.sum()) > len(late) else 0
+        return 1 < int(late.sum()) > len(late) / 2
 
 
 def index_of(
@@ -147,8 +147,7 @@ def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -
         if reader.is_time_of_day:
             raise DataError(
                 f"{place(first)}: `{col.T_INDEX}` is a time of day, and rows are not in order of episode and time, so "
-                "that times past midnight could not be told apart. Map a column of date and time; or leave "
-                f"`{col.T_INDEX}` out, if the rows of each episode are in order."
+                f"that times past midnight could not be told apart. Map a column of date and time; or {WITHOUT_T}."
             )
         episode, *agent = _tracks(keys)
         yield episode << 32 | agent[0] if agent else episode, keys.get(col.T_INDEX, np.arange(first, first + rows))

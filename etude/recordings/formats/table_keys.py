@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, shown, strings
+from etude.recordings.formats.arrow import Place, check_nulls, is_text, numbers, one_array, shown, strings
 from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, FLAGS, MONTH_FIRST
 
 Ints = NDArray[np.int64]
@@ -28,6 +28,8 @@ _DATE: Final = (
 _ISO: Final = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
 
 
+WITHOUT_T: Final = f"leave `{col.T_INDEX}` out, if the rows of each episode are in order"
+"""Advice where ``t`` does not say the order of steps."""
 UNIX_FROM: Final = 10**8
 """Whole numbers from here on are Unix times, in whatever unit (in seconds, this is 1973), and not indices of steps."""
 
@@ -50,7 +52,15 @@ def date_orders(array: pa.Array) -> tuple[str, ...]:
     return (MONTH_FIRST,) if two > 12 else DATE_ORDERS
 
 
-def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Array:
+def date_order(arrays: Iterable[pa.Array]) -> str | None:
+    """What comes first in the dates of a column, by the first part of it that shows it; None if none does."""
+    for orders in map(date_orders, arrays):
+        if orders != DATE_ORDERS:
+            return orders[0] if orders else None
+    return None
+
+
+def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Array:
     """Convert texts to timestamps in microseconds, without what is finer.
 
     They are ISO 8601, with zones in all rows or in none, also with slashes in the date; or dates such as 11/24/2026 and
@@ -58,8 +68,8 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
 
     Args:
         array: The texts; what is empty stays so.
-        name: The column's name.
         place: Describes the location of a row, for errors.
+        name: The column's name.
         order: One of `DATE_ORDERS`; None if no date shows it.
 
     Raises:
@@ -81,15 +91,14 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
         raise DataError(
             f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is text such as {texts[row].as_py()[:40]!r}, "
             "neither the number of a step nor a time such as 2026-03-01 08:30:00 or 3/24/2026 3:15 PM, written alike "
-            f"in all rows. Convert it; or leave `{col.T_INDEX}` out, if the rows of each episode are in order."
+            f"in all rows. Convert it; or {WITHOUT_T}."
         )
     if order is None:
         row = int(is_there.argmax())
         given = " or ".join(f"{col.T_INDEX}={name}:{one}" for one in DATE_ORDERS)
         raise DataError(
             f"{place(row)}: no row of the column `{name}` tells whether the month or the day is first in "
-            f"{texts[row].as_py()!r}. Write {given}; or leave `{col.T_INDEX}` out, if the rows of each episode are in "
-            "order."
+            f"{texts[row].as_py()!r}. Write {given}; or {WITHOUT_T}."
         )
     values, is_right = _dates(parts, order)
     wrong = is_there & ~(is_date & is_right)
@@ -97,8 +106,7 @@ def times(array: pa.Array, name: str, place: Place, order: str | None) -> pa.Arr
         row = int(wrong.argmax())
         raise DataError(
             f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is {texts[row].as_py()[:40]!r}, which is no time "
-            f"with the {order.partition('-')[0]} first, as in other rows. Write all times alike, such as "
-            "2026-03-01 08:30:00."
+            f"with the {order.partition('-')[0]} first, as in other rows. Write all times alike."
         )
     return pa.array(values, pa.timestamp("us"), mask=~is_there)
 
@@ -212,10 +220,8 @@ def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDA
         wrong = (values != 0) & (values != 1) if values.ndim == 1 else np.ones(len(values), bool)
     if wrong.any():
         row = int(wrong.argmax())
-        raise DataError(
-            f"{place(row)}: the column of `{name}` is {shown(array[row])!r}, not true or false. Write yes and no, true "
-            "and false, or 1 and 0."
-        )
+        found_there = f"{place(row)}: the column of `{name}` is {shown(array[row])!r}"
+        raise DataError(f"{found_there}, not true or false. Write yes and no, true and false, or 1 and 0.")
     return values.astype(bool)
 
 
@@ -237,10 +243,8 @@ def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
         is_right = (values >= 0) & (values < limit) & (values == np.round(values))
     if not is_right.all():
         row = int(is_right.argmin())
-        raise DataError(
-            f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0. Leave "
-            f"`{col.T_INDEX}` out, if the rows of each episode are in order."
-        )
+        what = f"the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0"
+        raise DataError(f"{place(row)}: {what}. Correct it; or {WITHOUT_T}.")
     return values.astype(np.int64)
 
 
@@ -250,9 +254,8 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
     array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-    if array.null_count and name == col.EPISODE_ID:
-        row = int(np.argmax(np.asarray(array.is_null())))
-        raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
+    if name == col.EPISODE_ID:
+        check_nulls(array, name, place)
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     if pa.types.is_floating(array.type):
         most, bits = pc.max(pc.abs(array.cast(pa.float64()))).as_py(), _BITS[array.type.bit_width]

@@ -244,7 +244,7 @@ def test_a_space_that_does_not_fit_is_told_with_the_file(tmp_path: Path) -> None
     ("changed", "message"),
     [
         ({"command": [None, 1, 2]}, "row 0: column `command` is empty"),
-        ({"trip": ["a", None, "a"]}, "row 1: the column of `episode_id` is empty"),
+        ({"trip": ["a", None, "a"]}, "row 1: column `episode_id` is empty"),
         ({"tick": ["x", "y", "z"]}, "row 0: the column `tick` of `t` is text such as 'x'"),
         ({"speed": None}, "there is no column `speed`"),
         (None, "has no rows, only the names"),
@@ -521,7 +521,7 @@ def test_an_uneven_time_is_told_from_gaps(tmp_path: Path, caplog: pytest.LogCapt
         table = pa.table({"obs": [0.5] * 6, "action": [0, 1] * 3, "trip": ["a"] * 6, "tick": at})
         pq.write_table(table, tmp_path / "a.parquet")
         Recording.open(Source(tmp_path / "a.parquet", columns=columns), on_bad=None)
-        assert ("`tick` rises unevenly, like a time" in caplog.text) == is_uneven
+        assert ("most steps or most beginnings of episodes are missing" in caplog.text) == is_uneven
         caplog.clear()
 
 
@@ -665,7 +665,7 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
     (found,) = recording.validate().errors
     assert found.kind == "unreadable"
     rows[5]["command"], rows[5]["trip"] = 1, None
-    with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
+    with pytest.raises(DataError, match="row 5: column `episode_id` is empty"):
         read(table_of(rows))
 
 
@@ -700,7 +700,7 @@ def test_names_of_folders_are_columns(tmp_path: Path) -> None:
     )
     pq.write_to_dataset(rows, tmp_path / "hive", partition_cols=["day", "ep"])
     columns = {"obs": "x", "action": "a", "episode_id": "ep", "terminated": "last-row"}
-    with pytest.raises(DataError, match="the column of `episode_id` is empty"):
+    with pytest.raises(DataError, match="column `episode_id` is empty"):
         Recording.open(Source(tmp_path / "hive", columns))
     pq.write_to_dataset(rows.slice(0, 3), tmp_path / "whole", partition_cols=["day", "ep"])
     exp = Recording.open(Source(tmp_path / "whole", columns)).read()
@@ -838,7 +838,7 @@ def test_uuids_are_ids() -> None:
 def test_an_id_of_two_columns_has_no_gaps() -> None:
     rows = {"van": ["a", "a", "b"], "trip": [1, None, 1], "o": [0.1, 0.2, 0.3], "a": [0, 1, 0]}
     columns = {"obs": "o", "action": "a", "episode_id": ["van", "trip"], "terminated": "last-row"}
-    with pytest.raises(DataError, match=r"row 1: the column of `episode_id` is empty"):
+    with pytest.raises(DataError, match=r"row 1: column `episode_id` is empty"):
         read(pa.table(rows), columns)
     with pytest.raises(DataError, match=r"row 0: the columns of `episode_id` are not all text or numbers"):
         read(pa.table(rows | {"trip": [[1], [1], [1]]}), columns)
@@ -951,7 +951,7 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
         (
             {"episode_id": "trip", "obs": ["a", "b"]},
-            r"Source has no argument `episode_id`: .* columns={'episode_id': 'trip', 'obs': \['a', 'b'\]}\)",
+            r"Source has no argument `episode_id`\. .* columns={'episode_id': 'trip', 'obs': \['a', 'b'\]}\.",
         ),
         ({"presets": "rllib"}, r"Source has no argument `presets`\. Nearest: `preset`"),
         ({"sep": ";"}, r"Source has no argument `sep`\. There are data, columns, preset"),
@@ -1066,7 +1066,7 @@ def test_a_count_of_rows_as_t_is_warned_of(caplog: pytest.LogCaptureFixture) -> 
     Recording.open(Source(table, _SMALL))
     assert not caplog.records
     recording = Recording.open(Source(table.set_column(4, "t", pa.array(np.arange(300))), _SMALL))
-    assert "2 episodes begin at a `t` above 0" in caplog.text
+    assert "most steps or most beginnings of episodes are missing" in caplog.text
     assert recording.read().segments.t_start.tolist() == [0, 100, 200]
 
 
@@ -1117,21 +1117,17 @@ def tensors(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[pa.Table, A
     return pa.table({"obs": obs, "action": [0, 1, 0, 1, 1], "over": [False, False, True, False, True]}), numbers
 
 
-@pytest.mark.parametrize("order", [(1, 0), (0, 1), (2, 1, 0), (0, 2, 1)])
-def test_a_tensor_is_read_in_the_order_of_its_axes(order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1), (1, 2, 0)])
+def test_a_tensor_is_read_if_its_axes_are_stored_in_order(order: tuple[int, ...]) -> None:
+    """PyArrow and Arrow's format read and write other orders in two ways."""
     shape = (2, 3, 4)[: len(order)]
     table, numbers = tensors(shape, order)
-    read = Recording.open(Source(table, columns={"obs": "obs", "action": "action", "terminated": "over"})).read()
-    wanted = numbers.reshape(5, *shape).transpose(0, *(1 + axis for axis in order))
-    np.testing.assert_array_equal(read.steps["obs"], wanted)
-    np.testing.assert_array_equal(read.steps["obs"], table["obs"].combine_chunks().to_numpy_ndarray())
-
-
-@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0)])
-def test_an_order_of_axes_that_arrow_itself_reads_and_writes_in_two_ways_is_refused(order: tuple[int, ...]) -> None:
-    table, _ = tensors((2, 3, 4), order)
-    with pytest.raises(DataError, match=r"column `obs` is a tensor whose axes are stored in the order \[\d, \d, \d\]"):
-        Recording.open(Source(table, columns={"obs": "obs", "action": "action", "terminated": "over"}))
+    source = Source(table, columns={"obs": "obs", "action": "action", "terminated": "over"})
+    if order == (0, 1):
+        np.testing.assert_array_equal(Recording.open(source).read().steps["obs"], numbers.reshape(5, *shape))
+        return
+    with pytest.raises(DataError, match=r"column `obs` is a tensor whose axes are stored in the order \[\d, \d"):
+        Recording.open(source)
 
 
 def test_a_given_space_reorders_no_axes() -> None:
