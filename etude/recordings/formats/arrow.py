@@ -55,7 +55,7 @@ def flat(
             names the row.
     """
     if pa.types.is_struct(array.type):
-        _check_depth(name.count("/"), name, place)
+        _check_depth(array.type, name, place)
         check_nulls(array, name, place)
         out: dict[str, NDArray[Any]] = {}
         for i, field in enumerate(array.type):
@@ -84,7 +84,7 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
     if not with_nan or not (pa.types.is_floating(innermost(kind)) or pa.types.is_decimal(innermost(kind))):
         check_nulls(array, name, place)
     if is_list(kind):
-        _check_depth(_lists_in_lists(kind), name, place)
+        _check_depth(kind, name, place)
         array = _with_lists(array) if array.null_count else array
         width = _width(array, name, place)
         inside = numbers(array.flatten(), name, lambda row: place(row // width), with_nan=with_nan)
@@ -184,14 +184,10 @@ def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), width)
 
 
-def _lists_in_lists(kind: pa.DataType) -> int:
-    depth = 0
+def _check_depth(kind: pa.DataType, name: str, place: Place) -> None:
+    depth = name.count("/")
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    return depth
-
-
-def _check_depth(depth: int, name: str, place: Place) -> None:
     if depth > MOST_AXES:
         raise DataError(f"{place(0)}: column `{name[:80]}` is nested more than {MOST_AXES} deep. Leave it out.")
 
@@ -237,16 +233,17 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 def plain(table: pa.Table) -> pa.Table:
     """Decode dictionaries, each of which would only be valid for one batch."""
-    for i, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
-            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
-    return table
+    return _with_kinds(table, lambda kind: kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def without_views(table: pa.Table) -> pa.Table:
     """The table with plain text and bytes in place of views, such as those of polars, which Arrow can't select from."""
+    return _with_kinds(table, kind_without_views)
+
+
+def _with_kinds(table: pa.Table, kind_of: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
     for i, field in enumerate(table.schema):
-        if (kind := kind_without_views(field.type)) != field.type:
+        if (kind := kind_of(field.type)) != field.type:  # a cast of all fails for lists that can't hold empty entries
             table = table.set_column(i, field.with_type(kind), table[i].cast(kind))
     return table
 

@@ -4,7 +4,6 @@
 import contextlib
 import dataclasses
 import itertools
-import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -347,21 +346,14 @@ def _id(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _step(value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**62:
+    if not isinstance(value, int | np.integer) or not 0 <= value < 2**62:
         raise _refused("t_start", value, "the number of the first step, from 0")
-    return number
+    return int(value)
 
 
 def _flag(name: str, value: Any, num: int) -> bool:
-    try:
-        flags = np.asarray(value)
-    except ValueError:  # lists of several lengths
-        flags = np.empty(0, object)
-    if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
+    flags = _array(name, value)
+    if flags.dtype.kind == "f" or flags.shape not in ((), (num,)):
         raise _refused(name, value, f"true or false, or one for each of the {num} steps")
     if flags.ndim and flags[:-1].any():
         raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode continues after it")

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats import table_keys
+from etude.recordings.formats import table_index
 from etude.recordings.formats.arrow import is_list, is_number, is_text, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
@@ -200,7 +200,6 @@ class _Guessing:
         self._left = list(self._columns)
         self._taken: dict[str, tuple[str, ...]] = {}
         self._unsure: list[str] = []
-        self._is_mixed = False  # are rows of several episodes mixed, whose id no column has?
 
     def guess(self) -> Guess:
         """Apply the rules."""
@@ -214,12 +213,10 @@ class _Guessing:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
-            self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
-        self._check_mixed(entities)
+            self._note("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
+        self._check_mixed(entities)
         self._check_values()
-        if self._is_mixed:
-            self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         taken = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
         columns = {role: own[0] if len(own) == 1 else own for role, own in taken.items()}
@@ -244,6 +241,10 @@ class _Guessing:
     def _has_flag(self) -> bool:
         return any(flag in self._taken for flag in FLAGS)
 
+    def _note(self, text: str) -> None:
+        """Name something to check."""
+        self._unsure.append(text)
+
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names
         self._left = [name for name in self._left if name not in names]
@@ -257,7 +258,7 @@ class _Guessing:
             if fits is None or fits(self._columns[name]):
                 good.append(name)
             else:
-                self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
+                self._note(f"`{name}` is called as a {role}, but does not hold {what}")
         known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
         if known and all(other in self._taken for other in known):
             good = []  # the same information again
@@ -265,17 +266,17 @@ class _Guessing:
             self._take(role, good[0])
         if len(good) > 1:
             self._left = [name for name in self._left if name not in good]
-            self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+            self._note(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
     def _take_time(self) -> None:
         """Take the only column of times for the step, if none is called so and episodes have an id."""
-        found = [name for name in self._left if table_keys.is_time(self._columns[name].type)]
+        found = [name for name in self._left if table_index.is_time(self._columns[name].type)]
         if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
             return
         episode = self._one(col.EPISODE_ID)
         if episode is not None and self._num_different([episode, *found]) > self._num_different([episode]):
             self._take(col.T_INDEX, *found)
-            self._unsure.append(f"`{found[0]}` is the only column of times: rows are put in its order")
+            self._note(f"`{found[0]}` is the only column of times: rows are put in its order")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there.
@@ -297,7 +298,8 @@ class _Guessing:
 
     def _flags(self) -> list[str]:
         """The columns of flags that miss no value."""
-        return [name for flag in FLAGS for name in self._taken.get(flag, ()) if not self._columns[name].null_count]
+        found = [name for flag in FLAGS for name in self._taken.get(flag, ()) if name in self._columns]
+        return [name for name in found if not self._columns[name].null_count]
 
     def _ends(self) -> NDArray[np.bool_]:
         """Whether a flag is set in each row."""
@@ -313,7 +315,7 @@ class _Guessing:
             return
         if self._has_flag and not (self._flags() and self._has_several(person)):
             self._take(col.EPISODE_ID, person)
-            self._unsure.append(f"the rows of each `{person}` are taken for an episode")
+            self._note(f"the rows of each `{person}` are taken for an episode")
 
     def _has_several(self, name: str) -> bool:
         """Whether a value of a column has several episodes: rows after one where a flag is set."""
@@ -355,7 +357,7 @@ class _Guessing:
         named = [name for name in changing if self._is_named(name)]
         mixed = next((name for name in named if self._is_mixed_by(name, ends)), None)
         if mixed is not None:
-            self._is_mixed = True
+            self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
             what = f"rows of different `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
             several = f"make an id of `{mixed}` and the number of its episode ({_MIXED_ROWS}), and map that"
             self._unsure.insert(0, f"{what}: {several if self._has_several(mixed) else f'map episode_id={mixed}'}")
@@ -364,7 +366,7 @@ class _Guessing:
         is_id = named and not self._has_several(named[0])
         how = f"map episode_id={named[0]}" if is_id else f"map an episode_id ({_MIXED_ROWS})"
         alone = f"{_listed(flags)} alone tells episodes apart, in the order of the rows"
-        self._unsure.append(f"{alone}: if rows of {whose} are mixed, {how}")
+        self._note(f"{alone}: if rows of {whose} are mixed, {how}")
 
     def _changes_between(self, name: str, ends: NDArray[np.bool_]) -> bool:
         """Whether a column changes where no episode ends, in the order of the rows."""
@@ -394,7 +396,7 @@ class _Guessing:
             is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
             if is_set and (flags <= is_last).all():
                 self._take(DONE, name)
-                self._unsure.append(f"`{name}` is set in the last row of each episode alone: taken for its end")
+                self._note(f"`{name}` is set in the last row of each episode alone: taken for its end")
                 return
 
     def _take_action(self) -> None:
@@ -404,30 +406,26 @@ class _Guessing:
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
-        self._unsure.append(f"no column is called as an action: {why}")
+        self._note(f"no column is called as an action: {why}")
 
     def _check_values(self) -> None:
         """Say which of the columns taken hold values that are an error."""
         for role, name in [(role, name) for role, own in self._taken.items() for name in own if name in self._columns]:
             array = self._columns[name]
             if role == PROPENSITY and (zeros := pc.sum(pc.equal(array, 0)).as_py()):
-                self._unsure.append(
-                    f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out"
-                )
+                self._note(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
             if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
                 how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # others can't be read with gaps
-                self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
+                self._note(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
             if not is_text(array.type):
                 continue
             texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
             if is_like := written_numbers(texts):
-                self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
-            if role == col.T_INDEX and table_keys.date_orders(array) == DATE_ORDERS:
+                self._note(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
+            if role == col.T_INDEX and table_index.date_orders(array) == DATE_ORDERS:
                 self._taken[role] = (f"{name}:{MONTH_FIRST}",)
-                self._unsure.append(
-                    f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}"
-                )
+                self._note(f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}")
 
     # -- observations -------------------------------------------------------------------------------------------
 
@@ -443,14 +441,13 @@ class _Guessing:
             self._take(col.NEXT_OBS, *(nexts[name] for name in observed))
         if named:
             return
-        self._unsure.append(
-            f"obs is all that is left ({', '.join(observed)}): leave out what is not known before the action"
-            if observed
-            else "no column can be an observation: say which it is"
-        )
-        if self._left and observed:
+        if not observed:
+            self._note("no column can be an observation: say which it is")
+            return
+        self._note(f"obs is all that is left ({', '.join(observed)}): leave out what is not known before the action")
+        if self._left:
             why = "as an id, a constant, the next value of another column, or no numbers"
-            self._unsure.append(f"left out of obs, {why}: {', '.join(self._left)}")
+            self._note(f"left out of obs, {why}: {', '.join(self._left)}")
 
     def _parts(self, pattern: str) -> list[str]:
         """The columns left whose names are those of parts of a vector."""
@@ -486,27 +483,23 @@ class _Guessing:
             alone = self._distinct[episode] == self._rows
             self._taken[col.TERMINATED] = (EVERY_ROW if alone else LAST_ROW,)
             if not alone:
-                self._unsure.append(
-                    f"no column says where episodes end: terminated={LAST_ROW} takes the last row of each for its end; "
-                    f"write truncated={LAST_ROW} where they were cut off"
-                )
+                how = f"terminated={LAST_ROW} takes the last row of each for its end; write truncated={LAST_ROW}"
+                self._note(f"no column says where episodes end: {how} where they were cut off")
             return
         array = pa.nulls(0) if t is None else self._columns[t]
-        if table_keys.can_be_times(array.type) and not table_keys.are_times([array]):
+        if table_index.can_be_times(array.type) and not table_index.are_times([array]):
             if (np.diff(np.asarray(array)) <= 0).any():
                 self._taken[col.TERMINATED] = (LAST_ROW,)
-                self._unsure.append(f"no column has the episode's id: one begins where `{t}` falls")
+                self._note(f"no column has the episode's id: one begins where `{t}` falls")
                 return
             del self._taken[col.T_INDEX]  # it counts the rows
         self._taken[col.TERMINATED] = (EVERY_ROW,)
-        self._unsure.append(
-            "nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag"
-        )
+        self._note("nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag")
 
     def _check_time(self, episode: str, t: str | None) -> None:
         if t is None:
             if self._distinct[episode] != self._rows:
-                self._unsure.append("no column is called as a step or a time: rows are taken as they stand")
+                self._note("no column is called as a step or a time: rows are taken as they stand")
             return
         keys = [name for name in (episode, self._one(col.AGENT_ID), t) if name is not None]
         if not self._are_repeated(keys):
@@ -515,9 +508,9 @@ class _Guessing:
         for name in self._entities():
             if self._is_named(name) and not self._are_repeated([name, *keys]):
                 self._taken[col.EPISODE_ID] = (name, episode)
-                self._unsure.append(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
+                self._note(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
                 return
-        self._unsure.append(f"{several}: a step would be there twice")
+        self._note(f"{several}: a step would be there twice")
 
     def _check_counted(self, episode: str) -> None:
         """Say that a machine may be a part of an episode's id that is a count, such as of the trips of a van."""
@@ -530,7 +523,7 @@ class _Guessing:
             may_count = re.fullmatch(f"{_MACHINE}|.*{_ID}", _plain_name(name)) or _is_person(name)
             if may_count and ((np.diff(codes[order]) == 0) & (np.diff(other[order]) != 0)).any():
                 both = f"map episode_id={_word((name, episode))} if each counts its own"
-                self._unsure.append(f"rows of one `{episode}` have different `{name}`: {both}")
+                self._note(f"rows of one `{episode}` have different `{name}`: {both}")
                 return
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
@@ -557,8 +550,8 @@ def _codes(array: pa.Array) -> NDArray[np.int64]:
 def _time_codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the steps or times of a column do."""
     try:
-        order = (*table_keys.date_orders(array), None)[0] if is_text(array.type) else None
-        return _codes(table_keys.times(array, str, "", order) if is_text(array.type) else array)
+        order = (*table_index.date_orders(array), None)[0] if is_text(array.type) else None
+        return _codes(table_index.times(array, str, "", order) if is_text(array.type) else array)
     except DataError:  # such as of a text that is no time
         return _codes(array)
 
@@ -569,7 +562,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _truths(array: pa.Array) -> NDArray[np.bool_]:
     """The values of a flag without missing ones."""
-    return np.asarray(table_keys.truths(array) if is_text(array.type) else array.cast(pa.bool_()))
+    return np.asarray(table_index.truths(array) if is_text(array.type) else array.cast(pa.bool_()))
 
 
 def _num_distinct(array: pa.Array) -> int | None:
@@ -593,23 +586,23 @@ def _range(array: pa.Array) -> tuple[float, float]:
 def _is_flag(array: pa.Array) -> bool:
     found = array.drop_null()
     try:
-        return bool(len(found) and len(table_keys.flags_of(found, "", str)))
+        return bool(len(found) and len(table_index.flags_of(found, "", str)))
     except DataError:
         return False
 
 
 def _is_count(array: pa.Array) -> bool:
-    if table_keys.is_time(array.type):
+    if table_index.is_time(array.type):
         return True
     if is_text(array.type):
         first = array.drop_null().slice(0, 100)
         try:
-            return bool(len(table_keys.times(first, str, "", (*table_keys.date_orders(first), None)[0])))
+            return bool(len(table_index.times(first, str, "", (*table_index.date_orders(first), None)[0])))
         except DataError:
             return False
     if pa.types.is_integer(array.type) and _range(array)[0] >= 0:
         return True
-    return table_keys.can_be_times(array.type) and table_keys.are_times([array])
+    return table_index.can_be_times(array.type) and table_index.are_times([array])
 
 
 def _is_chance(array: pa.Array) -> bool:

@@ -118,8 +118,6 @@ def _read(data: bytes) -> Any:
             at += width
         if make is not None:
             stack.append(make(raw))
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
         elif taken:
             start = len(stack) - taken if taken > 0 else marks.pop()
             if not 0 <= start <= len(stack):
@@ -136,8 +134,8 @@ def _read(data: bytes) -> Any:
                 _append(stack[-1], items)
         elif name == "MARK":
             marks.append(len(stack))
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[int.from_bytes(raw, "little")] = stack[-1]
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[int.from_bytes(raw, "little") if raw else len(memo)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(_flat(memo[int.from_bytes(raw, "little")]))
         elif name == "GLOBAL":

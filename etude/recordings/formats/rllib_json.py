@@ -35,8 +35,8 @@ from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import TableRows, contents_of
+from etude.recordings.formats.table_index import ends_by
 from etude.recordings.formats.table_inputs import Group
-from etude.recordings.formats.table_keys import ends_by
 from etude.recordings.layout import Header, loads
 
 # -- one line --------------------------------------------------------------------------------------------------------

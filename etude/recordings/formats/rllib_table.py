@@ -40,7 +40,7 @@ from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns
 from etude.recordings.formats.rllib_rows import in_time, without_copies
 from etude.recordings.formats.source import FLAGS
-from etude.recordings.formats.table_keys import ends_by, key_codes
+from etude.recordings.formats.table_index import ends_by, key_codes
 from etude.recordings.layout import Header
 
 # -- the encodings of a column ---------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 """Column names of other tools; the first name that a table has is used."""
+_SUCH: Final = {"obs": ["speed", "angle"], "action": "command"}
 ETUDE: Final = "etude"
 """The preset for a recording of Etude's that another tool has rewritten: each column is mapped to its own name."""
 
@@ -111,10 +112,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping):
-            raise SettingsError(
-                f"Source.columns is {self.columns!r}, but must map names of columns: "
-                'columns={"obs": ["speed", "angle"], "action": "command"}.'
-            )
+            raise SettingsError(f"Source.columns is {self.columns!r}, but must map names of columns, such as {_SUCH}.")
         for name, own in self.columns.items():
             if name not in NAMES and name.split(SEPARATOR)[0] not in _ROOTS:
                 known = f"known are {', '.join(NAMES)}.{suggestion(name, NAMES)}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables with a row per step: Parquet, JSON, CSV, Arrow, or in memory, with a mapping of their columns."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -22,7 +23,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
-from etude.recordings.formats import inferring, table_index, table_keys
+from etude.recordings.formats import inferring, table_index, table_inputs
 from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
 from etude.recordings.formats.parquet_files import DecodedCache
@@ -39,17 +40,8 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import TableIndex
-from etude.recordings.formats.table_inputs import (
-    BROKEN,
-    Group,
-    groups_of,
-    joint_schema,
-    no_rows,
-    unreadable,
-    with_members,
-)
-from etude.recordings.formats.table_keys import Ints
+from etude.recordings.formats.table_index import Ints, TableIndex
+from etude.recordings.formats.table_inputs import BROKEN, Group, unreadable
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
@@ -253,10 +245,10 @@ class TableColumns:
         _, order = without_order(str(source.columns.get(col.T_INDEX, own)), self._schema.names)
         kind, arrays = self._schema.field(own).type, (one_array(table[own]) for table in self.tables([own]))
         if is_text(kind):
-            order = order or table_keys.date_order(arrays)
-            return partial(table_keys.times, name=own, order=order), order
-        is_time = table_keys.can_be_times(kind) and table_keys.are_times(arrays)
-        return table_keys.number_times if is_time else None, order
+            order = order or table_index.date_order(arrays)
+            return partial(table_index.times, name=own, order=order), order
+        is_time = table_index.can_be_times(kind) and table_index.are_times(arrays)
+        return table_index.number_times if is_time else None, order
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""
@@ -346,22 +338,16 @@ class TableColumns:
                 why = "".join(f" `{name}` is text, such as {min(self._texts[name])[:40]!r}." for name in texts)
                 raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.{why}")
             for name, leaf in wanted.items():
-                if not inferring.fits(self._found[name][0], leaf_shape(leaf)):
-                    raise DataError(
-                        f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
-                    )
+                shape = self._found[name][0]
+                if not inferring.fits(shape, leaf_shape(leaf)):
+                    raise DataError(f"`{name}` has rows of shape {list(shape)}, but its space is {leaf}.")
                 if name in self._texts and not isinstance(leaf, NamedDiscrete):
-                    raise DataError(
-                        f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete, or leave the "
-                        "space out."
-                    )
+                    raise DataError(f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete.")
             # Numbers get the dtype of the given space: tables often hold them wider than the env gave them.
-            dtypes = {
-                name: leaf_dtype(leaf)
-                if leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
-                else inferring.fitting(leaf, self._found[name][1])
-                for name, leaf in wanted.items()
-            }
+            dtypes = {}
+            for name, leaf in wanted.items():
+                keeps = leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
+                dtypes[name] = leaf_dtype(leaf) if keeps else inferring.fitting(leaf, self._found[name][1])
             space = inferring.widened(given, root, dtypes)
         several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
         space = inferring.named(space, root, several)
@@ -373,13 +359,14 @@ class TableColumns:
 
     def _warn_of_unknown(self) -> None:
         """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
-        observed = {n for name in col.under(self._plan.mapped, col.OBS) for n in self._plan.mapped[name]}
+        mapped = {
+            root: [part for own in col.subtree(self._plan.mapped, root).values() for part in own]
+            for root in (col.OBS, col.ACTION, col.REWARD)
+        }
         for root in (col.ACTION, col.REWARD):
-            for own in [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name]]:
-                if own in observed:
-                    what = f"`{own}` is mapped as both `{col.OBS}` and `{root}`: a policy can't see it before it acts."
-                    self.warn(f"{self._where}: column {what}")
-                    break
+            if both := [own for own in mapped[root] if own in mapped[col.OBS]]:
+                what = f"`{both[0]}` is mapped as both `{col.OBS}` and `{root}`: a policy can't see it before it acts."
+                self.warn(f"{self._where}: column {what}")
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
         """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
@@ -430,15 +417,13 @@ class TableColumns:
             if shape not in ((), (1,)) or dtype.kind == "O":
                 raise DataError(f"`{col.REWARD}` has rows of shape {list(shape)}, not one number each.")
             self._found[col.REWARD] = (), dtype if dtype.kind == "f" else np.dtype(np.float64)
-        finals, like = col.under(self._plan.mapped, col.FINAL_OBS), [*col.renamed(self._found, col.OBS, col.FINAL_OBS)]
-        if finals and set(finals) != set(like):
-            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
-        nexts = col.under(self._found, col.NEXT_OBS)
-        wanted = {col.moved(n, col.OBS, col.NEXT_OBS): n for n in col.under(self._found, col.OBS)}
-        if nexts and set(nexts) != set(wanted):
-            raise DataError(f"`{col.NEXT_OBS}` has the columns {nexts}, but those of `{col.OBS}` are {[*wanted]}.")
-        for name in nexts:
-            self._found[name] = self._found[wanted[name]]
+        like = col.under(self._found, col.OBS)
+        nexts, finals = col.under(self._found, col.NEXT_OBS), col.under(self._plan.mapped, col.FINAL_OBS)
+        for root, names in ((col.NEXT_OBS, nexts), (col.FINAL_OBS, finals)):
+            wanted = {col.moved(name, col.OBS, root): name for name in like}
+            if names and set(names) != set(wanted):
+                raise DataError(f"`{root}` has the columns {names}, but those of `{col.OBS}` are {like}.")
+            self._found |= {name: self._found[wanted[name]] for name in names if name in self._found}
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -457,47 +442,39 @@ class TableColumns:
         return self._numbers(self._read(group, own), name, own, group.place)
 
     def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: RowPlace) -> Columns:
-        if len(own) == 1 and name not in self._plan.vectors:
-            array = self._array(table[own[0]], name)
-            if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
-                return {name: strings(array, own[0], place)}
-            found = self._flat(array, own[0], name, place)
-            shape = shape_of(table.schema.field(own[0]))
-            if shape and name in found and math.prod(found[name].shape[1:]) == math.prod(shape):
-                found = {name: found[name].reshape(-1, *shape)}
-            if name == col.LOGP and self._plan.is_propensity:
-                found = {name: _logarithm(values, own[0], place) for name, values in found.items()}
-            return found
-        parts = [flat(self._array(table[part], name), part, place, with_nan=self._takes_nan(name)) for part in own]
+        is_vector = len(own) > 1 or name in self._plan.vectors
+        parts = [self._flat(table, part, name, place, is_coded=not is_vector) for part in own]
+        if not is_vector:
+            return parts[0]
         for part, found in zip(own, parts, strict=True):
-            if list(found) != [part] or found[part].ndim != 1:
+            if list(found) != [name] or found[name].ndim != 1:
                 raise DataError(f"{place(0)}: column `{part}` holds more than one number a row: map it on its own.")
-        return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
+        return {name: np.stack([found[name] for found in parts], axis=1)}
 
-    def _takes_nan(self, name: str) -> bool:
-        """Whether missing fractions are NaN in a column: where NaN is looked for, and in extras."""
-        return name in self._plan.extras or any(col.is_under(name, root) for root in _CHECKED)
-
-    def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
-        """A column as one array; whole numbers become fractions where some are missing and nothing says otherwise."""
-        array = one_array(column)
-        may_be = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
-        if not may_be or not array.null_count or not pa.types.is_integer(array.type):
-            return array
-        try:
-            return array.cast(pa.float64())
-        except pa.ArrowInvalid:  # more digits than a fraction has: that some are missing is an error
-            return array
-
-    def _flat(self, array: pa.Array, own: str, name: str, place: RowPlace) -> Columns:
-        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
+    def _flat(self, table: pa.Table, own: str, name: str, place: RowPlace, *, is_coded: bool) -> Columns:
+        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``; of text, the numbers
+        of its names if ``is_coded``."""
+        array = one_array(table[own])
+        if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
+            return {name: strings(array, own, place)}
+        may_be_empty = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
+        if may_be_empty and array.null_count and pa.types.is_integer(array.type):
+            with contextlib.suppress(pa.ArrowInvalid):  # more digits than a fraction has: a missing one is an error
+                array = array.cast(pa.float64())
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
             return self._coded(texts, col.as_obs(name) + path[len(own) :], path, place)
 
-        is_coded = any(col.is_under(name, root) for root in CODED)
-        found = flat(array, own, place, coded if is_coded else None, with_nan=self._takes_nan(name))
-        return {name + path[len(own) :]: values for path, values in found.items()}
+        is_coded = is_coded and any(col.is_under(name, root) for root in CODED)
+        takes_nan = name in self._plan.extras or any(col.is_under(name, root) for root in _CHECKED)
+        flat_columns = flat(array, own, place, coded if is_coded else None, with_nan=takes_nan)
+        found = {name + path[len(own) :]: values for path, values in flat_columns.items()}
+        shape = shape_of(table.schema.field(own))
+        if shape and name in found and math.prod(found[name].shape[1:]) == math.prod(shape):
+            found[name] = found[name].reshape(-1, *shape)
+        if name == col.LOGP and self._plan.is_propensity:
+            return {name: _logarithm(values, own, place) for name, values in found.items()}
+        return found
 
     def _coded(self, texts: pa.Array, name: str, own: str, place: RowPlace) -> NDArray[Any]:
         """Convert text to the numbers of its `NamedDiscrete`; zeros while that is not known."""
@@ -510,8 +487,7 @@ class TableColumns:
             row = int(np.argmax(np.asarray(found.is_null())))
             raise DataError(
                 f"{place(row)}: column `{own}` holds {texts[row].as_py()!r}, which is none of the {space.n} names that "
-                f"`{name}` has here: {space.listed()}. Correct the name, or leave the row out; a policy can't learn it "
-                "later."
+                f"`{name}` has here: {space.listed()}. Correct the name, or leave the row out."
             )
         return np.asarray(found).astype(space.dtype)
 
@@ -556,9 +532,8 @@ def _joined(table: pa.Table, names: Sequence[str], place: RowPlace) -> pa.Chunke
     try:
         texts = [table[name].cast(pa.string()) for name in names]
     except pa.ArrowException as error:
-        raise DataError(
-            f"{place(0)}: the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
-        ) from error
+        what = f"the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
+        raise DataError(f"{place(0)}: {what}") from error
     return pc.binary_join_element_wise(*texts, "/")
 
 
@@ -612,7 +587,7 @@ class _Common(NamedTuple):
         pairs = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in col.under(self.columns.steps, col.OBS)}
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
-            ends = np.logical_or(*table_keys.ends_of(flags, num, self.groups[g].place))
+            ends = np.logical_or(*table_index.ends_of(flags, num, self.groups[g].place))
             if ends.all() and not last:  # nothing goes on anyway
                 continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
@@ -722,7 +697,9 @@ class Table(TableRows):
         source = self._source
         ids = _id_columns(source.columns)
         unread: list[Problem] = []
-        contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread), unread=unread)
+        contents = contents_of(
+            source, table_inputs.groups_of(source.data, source.filesystem, ids, unread), unread=unread
+        )
         return dataclasses.replace(contents, problems=[*contents.problems, *unread]) if unread else contents
 
 
@@ -740,10 +717,10 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
     own: dict[Any, dict[Any, tuple[Any, Any]]] = {}
     for group, (num, found) in zip(groups, columns.keys(keys), strict=True):
         t = one_array(found.get(col.T_INDEX, pa.chunked_array([np.zeros(num, "datetime64[us]")])))
-        if not table_keys.is_time(t.type) or t.null_count:
+        if not table_index.is_time(t.type) or t.null_count:
             return
         t = t.cast(pa.int64() if t.type.bit_width == 64 else pa.int32())
-        codes, ids = table_keys.key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
+        codes, ids = table_index.key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
         spans = pa.table({"id": codes, "t": t}).group_by("id").aggregate([("t", "min"), ("t", "max")]).to_pylist()
         for row in spans:
             first, last = own.setdefault(group.file, {}).get(ids[row["id"]], (row["t_min"], row["t_max"]))
@@ -755,9 +732,8 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
         if 2 * shared > len(episodes) and all(last <= first for (_, last), (first, _) in itertools.pairwise(spans)):
             columns.warn(
                 f"{where}: {shared:,} of {len(episodes):,} episode ids in {file} are also in files before it, and the "
-                "rows of each id are read as one episode. If each file has its own episodes, give them other ids: "
-                f"a folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
-                "Source of its own, keep them apart."
+                "rows of each id are read as one episode. If each file has its own episodes, give a list of Sources, "
+                f"or map a folder `run=1` as a part of the id: {col.EPISODE_ID}=run,episode."
             )
             return
         seen |= episodes.keys()
@@ -799,16 +775,16 @@ def contents_of(
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
-        raise no_rows(source.data, groups)
+        raise table_inputs.no_rows(source.data, groups)
     members = [name for name in source.named if "." in name or "/" in name]
-    groups = [with_members(group, members) if members else group for group in groups if group.num_rows]
+    groups = [table_inputs.with_members(group, members) if members else group for group in groups if group.num_rows]
     try:
         names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
             names = [name for name in names if name != col.SEGMENT]  # it can be restored
         mapped = source.mapped(names)
         used = {name for own in mapped.values() for name in own}
-        schema, clashing = joint_schema(groups, _id_columns(mapped), used)
+        schema, clashing = table_inputs.joint_schema(groups, _id_columns(mapped), used)
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         schema = _with_names_as_texts(schema, source, mapped)
         plan = ColumnMap.of(schema, mapped)
@@ -837,9 +813,9 @@ def contents_of(
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
         columns.warn(
-            f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. No `{col.T_INDEX}` counts "
-            f"the steps, or ends are {LAST_ROW}, so an episode with rows in these files may be joined over the missing "
-            "steps, or seem to end before them. Restore the files, or leave their episodes out."
+            f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. Their episodes may be "
+            f"joined over the missing steps, as no `{col.T_INDEX}` counts them, or seem to end before them. Restore "
+            "the files, or leave their episodes out."
         )
     if source.preset != ETUDE and not unread:  # else, what is missing at the beginning may be lost
         index = table_index.from_own_first_steps(index)
@@ -847,7 +823,7 @@ def contents_of(
         columns.warn(
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` as `{col.T_INDEX}` is the number of the step, and most steps or "
             "most beginnings of episodes are missing. If none are, as it is a time or counts the rows of the table, "
-            f"{table_keys.WITHOUT_T}."
+            f"{table_index.WITHOUT_T}."
         )
     for name, word in plan.ends.items():
         if word == LAST_ROW:
@@ -863,7 +839,6 @@ def contents_of(
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
     inferred = dict(columns.inferred)
     if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
         inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
@@ -875,10 +850,8 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
     if col.EPISODE_ID not in plan.mapped:
         inferred[col.EPISODE_ID] = "none is mapped: numbered"
-    for name, found in (("inferred", inferred), ("dropped", columns.dropped)):
-        if found:
-            meta[name] = found
-    return meta
+    found = {"inferred": inferred, "dropped": columns.dropped}
+    return {name: notes for name, notes in found.items() if notes}
 
 
 def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:

@@ -242,18 +242,17 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
     top = above_glob(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
-        if path.is_dir():
-            inside = visible_files(path)
-            of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
-            kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
-            found += [(file, kind, in_names(top or path, file)) for file, kind in kinds.items() if kind]
-        elif path.is_file():
-            if (kind := _kind(path)) is None:
+        inside = visible_files(path) if path.is_dir() else [path] * path.is_file()
+        of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
+        folder = top or (path if path.is_dir() else path.parent)
+        for file in [file for file in inside if file.name not in of_dataset]:
+            if kind := _kind(file):
+                found.append((file, kind, in_names(folder, file)))
+            elif file is path:
                 raise DataError(
                     f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}. Other formats need no "
                     "Source: Recording.open(path) detects them, and takes `obs_space` and `action_space` too."
                 )
-            found.append((path, kind, {} if top is None else in_names(top, path)))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"

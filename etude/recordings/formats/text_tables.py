@@ -139,7 +139,6 @@ def _convert_json(path: AnyPath, texts: Sequence[str], target: Path, size: int) 
     if is_list:
         _convert_blocks(partial(_list_tables, path, size), target)
         return
-    _check_for_arrow(path)
     try:
         _convert_blocks(partial(_line_tables, path, size), target)
     except pa.ArrowInvalid:
@@ -171,9 +170,11 @@ def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]],
 
 def _line_tables(path: AnyPath, size: int, schema: pa.Schema | None) -> Iterator[pa.Table]:
     """Yield the rows of a file block by block; with a ``schema``, with all of its columns and types."""
-    for chunk in _line_blocks(path, size):
-        _check_first_line(chunk)
-        yield _json(chunk, schema)
+    with input_stream(path) as file:
+        lines = io.BufferedReader(file)
+        while chunk := lines.read(size) + lines.readline():
+            _check_for_arrow(chunk)
+            yield _json(chunk, schema)
 
 
 def _json(lines: bytes, schema: pa.Schema | None) -> pa.Table:
@@ -245,21 +246,15 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
             raise ValueError(f"there is more after the list of {number:,} objects")
 
 
-def _check_for_arrow(path: AnyPath) -> None:
-    """Raise a RecursionError or ValueError for a line that is nested so deep that Arrow would end the process."""
-    for chunk in _line_blocks(path, 2**23):
-        _check_first_line(chunk)
-        data = np.frombuffer(chunk, np.uint8)
-        ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
-        opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
-        for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
-            json.loads(chunk[ends[i - 1] if i else 0 : ends[i]])
-
-
-def _check_first_line(chunk: bytes) -> None:
-    """Raise a ValueError if lines begin with a null: Arrow 26 would end the process."""
-    if re.match(rb"(?:\xef\xbb\xbf)?\s*null", chunk):
+def _check_for_arrow(lines: bytes) -> None:
+    """Raise a RecursionError or ValueError for lines by which Arrow would end the process: nested deep, or a null."""
+    if re.match(rb"(?:\xef\xbb\xbf)?\s*null", lines):
         raise ValueError("a line is null, and not an object")
+    data = np.frombuffer(lines, np.uint8)
+    ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
+    opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
+    for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
+        json.loads(lines[ends[i - 1] if i else 0 : ends[i]])
 
 
 def _check_lines(path: AnyPath) -> None:
@@ -272,29 +267,20 @@ def _check_lines(path: AnyPath) -> None:
                 raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
-def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
-    """Yield a file in blocks of whole lines."""
-    with input_stream(path) as file:
-        lines = io.BufferedReader(file)
-        while chunk := lines.read(size) + lines.readline():
-            yield chunk
-
-
 # -- Arrow streams ----------------------------------------------------------------------------------------------------
 
 
 def _convert_stream(path: AnyPath, texts: Sequence[str], target: Path, size: int) -> None:
-    _convert_blocks(lambda schema: _stream_tables(path), target)
-
-
-def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
-    """Yield no rows, and then the rows of each record batch, with plain values in place of dictionaries."""
+    """Plain values take the place of dictionaries."""
     with input_file(path) as source, pa.ipc.open_stream(source) as reader:
         check_names(reader.schema)
-        yield plain(without_views(reader.schema.empty_table()))
-        for batch in reader:
-            batch.validate(full=True)
-            yield plain(without_views(pa.Table.from_batches([batch])))
+
+        def tables() -> Iterator[pa.Table]:
+            for batch in reader:
+                batch.validate(full=True)
+                yield plain(without_views(pa.Table.from_batches([batch])))
+
+        write_batches(target, plain(without_views(reader.schema.empty_table())).schema, tables())
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
