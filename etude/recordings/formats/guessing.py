@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats import table_index
-from etude.recordings.formats.arrow import is_list, is_number, is_text, shown
+from etude.recordings.formats.arrow import is_list, is_number, is_text, one_array, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
     DATE_ORDERS,
@@ -194,7 +194,7 @@ class _Guessing:
     """The columns of a table, the roles found so far, and what is uncertain."""
 
     def __init__(self, table: pa.Table, num_rows: int) -> None:
-        self._columns = {name: _decoded(table[name].combine_chunks()) for name in table.column_names}
+        self._columns = {name: _decoded(one_array(table[name])) for name in table.column_names}
         self._rows, self._all_rows = int(table.num_rows), num_rows
         self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
         self._left = list(self._columns)
@@ -536,9 +536,7 @@ class _Guessing:
         return int(table.group_by(list(names)).aggregate([]).num_rows)
 
 
-def _decoded(array: Any) -> pa.Array:
-    """Return a column as one array, with dictionaries decoded."""
-    array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+def _decoded(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
