@@ -3,7 +3,7 @@
 
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -55,7 +55,7 @@ def flat(
             names the row.
     """
     if pa.types.is_struct(array.type):
-        _check_depth(name.count("/"), name, place)
+        _check_depth(array.type, name, place)
         check_nulls(array, name, place)
         out: dict[str, NDArray[Any]] = {}
         for i, field in enumerate(array.type):
@@ -69,9 +69,14 @@ def flat(
 
 def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False) -> NDArray[Any]:
     """Convert a column of numbers, or of lists of numbers of one length, to ``[rows, ...]``; see `flat`."""
-    kind, shape, order = array.type, None, None
+    kind, shape = array.type, list[Any]()
     if isinstance(kind, pa.BaseExtensionType):
-        shape, order = getattr(kind, "shape", None), getattr(kind, "permutation", None)
+        shape, order = list(getattr(kind, "shape", None) or []), getattr(kind, "permutation", None)
+        if order is not None and list(order) != sorted(order):  # tools read it in different ways
+            raise DataError(
+                f"{place(0)}: column `{name}` is a tensor whose axes are stored in the order {list(order)}. Store it "
+                "with its axes in order, as of numpy.ascontiguousarray(values)."
+            )
         array, kind = array.storage, array.storage.type
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
@@ -79,15 +84,13 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
     if not with_nan or not (pa.types.is_floating(innermost(kind)) or pa.types.is_decimal(innermost(kind))):
         check_nulls(array, name, place)
     if is_list(kind):
-        _check_depth(_lists_in_lists(kind), name, place)
+        _check_depth(kind, name, place)
         array = _with_lists(array) if array.null_count else array
         width = _width(array, name, place)
         inside = numbers(array.flatten(), name, lambda row: place(row // width), with_nan=with_nan)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
-        if shape and math.prod(shape) == width * math.prod(values.shape[2:]):
-            values = values.reshape(len(array), *shape)
-            return values if order is None else values.transpose(0, *_axes(order, name, place))
-        return values
+        is_tensor = shape and math.prod(shape) == width * math.prod(values.shape[2:])
+        return values.reshape(len(array), *shape) if is_tensor else values
     if is_bytes(kind):
         return _bytes_of(array, name, place)
     if pa.types.is_decimal(kind):
@@ -98,20 +101,6 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
         raise DataError(f"{place(row)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
-def _axes(order: Sequence[int], name: str, place: Place) -> Iterable[int]:
-    """The stored axes of a tensor, from 1, in the order in which they are used.
-
-    Raises:
-        DataError: the order is not its own inverse. PyArrow writes the inverse of what Arrow's format says.
-    """
-    if any(order[axis] != i for i, axis in enumerate(order)):
-        raise DataError(
-            f"{place(0)}: column `{name}` is a tensor whose axes are stored in the order {list(order)}, which tools "
-            "read in different ways. Store it with its axes in order, as of numpy.ascontiguousarray(values)."
-        )
-    return [1 + axis for axis in order]
 
 
 def innermost(kind: pa.DataType) -> pa.DataType:
@@ -195,14 +184,10 @@ def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), width)
 
 
-def _lists_in_lists(kind: pa.DataType) -> int:
-    depth = 0
+def _check_depth(kind: pa.DataType, name: str, place: Place) -> None:
+    depth = name.count("/")
     while is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    return depth
-
-
-def _check_depth(depth: int, name: str, place: Place) -> None:
     if depth > MOST_AXES:
         raise DataError(f"{place(0)}: column `{name[:80]}` is nested more than {MOST_AXES} deep. Leave it out.")
 
@@ -248,36 +233,39 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 def plain(table: pa.Table) -> pa.Table:
     """Decode dictionaries, each of which would only be valid for one batch."""
-    for i, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
-            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
-    return table
+    return _with_kinds(table, lambda kind: kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def without_views(table: pa.Table) -> pa.Table:
     """The table with plain text and bytes in place of views, such as those of polars, which Arrow can't select from."""
+    return _with_kinds(table, kind_without_views)
+
+
+def _with_kinds(table: pa.Table, kind_of: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
     for i, field in enumerate(table.schema):
-        if (kind := kind_without_views(field.type)) != field.type:
+        if (kind := kind_of(field.type)) != field.type:  # a cast of all fails for lists that can't hold empty entries
             table = table.set_column(i, field.with_type(kind), table[i].cast(kind))
     return table
 
 
 def kind_without_views(kind: pa.DataType) -> pa.DataType:
     """The type of a column; see `without_views`."""
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
+    texts = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return kind_with(kind, lambda inside: texts.get(inside, inside))
+
+
+def kind_with(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type of a column with ``change`` applied to what its lists, structs and dictionaries hold, or to itself."""
     if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, kind_without_views(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, kind_with(kind.value_type, change), kind.ordered)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(kind_without_views(field.type)) for field in kind])
+        return pa.struct([field.with_type(kind_with(field.type, change)) for field in kind])
     if is_list(kind):
-        inside = kind.value_field.with_type(kind_without_views(kind.value_type))
+        inside = kind.value_field.with_type(kind_with(kind.value_type, change))
         if pa.types.is_fixed_size_list(kind):
             return pa.list_(inside, kind.list_size)
         return pa.large_list(inside) if pa.types.is_large_list(kind) else pa.list_(inside)
-    return kind
+    return change(kind)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

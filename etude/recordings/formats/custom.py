@@ -4,7 +4,6 @@
 import contextlib
 import dataclasses
 import itertools
-import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -110,15 +109,6 @@ class LineCounts:
         return known[stop] + 1
 
 
-def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
-    """Yield the files of a unit, all at once."""
-    rows = []
-    for span in unit:
-        with _reading(span.file):
-            rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
-    yield rows
-
-
 def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) -> Iterator[Sequence[RawRow[bytes]]]:
     """Yield the undecoded lines of a unit: each on its own, or all of a file at once; empty files are left out."""
     for span in unit:
@@ -158,12 +148,6 @@ def decoded(row: RawRow[bytes]) -> RawRow[str]:
 def names_of(path: Any) -> list[str]:
     """The components of a path."""
     return str(path).replace(os.sep, "/").split("/")
-
-
-def common(paths: Sequence[list[str]]) -> int:
-    """The number of leading components that all paths share."""
-    first, last = min(paths), max(paths)
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def files_of(paths: Paths, filesystem: Any) -> list[AnyPath]:
@@ -255,23 +239,17 @@ class Fitter:
                 raise DataError(f"gave `{key}` as a single number, not one for each step")
             if key in self.leaves:
                 columns[key] = self._cast(key, column, "column")
-        if col.REWARD in columns:
-            columns[col.REWARD] = _one_each(columns[col.REWARD])
+        if (rewards := columns.get(col.REWARD)) is not None:
+            if rewards.size != len(rewards):
+                shape = list(rewards.shape[1:])
+                raise DataError(f"gave `{col.REWARD}` with rows of shape {shape}, not one number each")
+            columns[col.REWARD] = rewards.reshape(-1)
         num = len(next(iter(actions.values())))
         final = self._final(given, columns, num)
-        ends: dict[str, Any] = {
-            flag: _flag(flag, given.get(flag, False), num) for flag in (col.TERMINATED, col.TRUNCATED)
-        }
-        episode_id = _id(col.EPISODE_ID, given)
-        segments = Segments.of(
-            1,
-            episode_id=[name if episode_id is None else episode_id],
-            agent_id=_id(col.AGENT_ID, given),
-            module_id=_id(col.MODULE_ID, given),
-            t_start=_step(given.get("t_start", 0)),
-            has_final_obs=bool(final),
-            **ends,
-        )
+        keys: dict[str, Any] = {key: _id(key, given) for key in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)}
+        keys |= {flag: _flag(flag, given.get(flag, False), num) for flag in (col.TERMINATED, col.TRUNCATED)}
+        keys[col.EPISODE_ID] = [name if keys[col.EPISODE_ID] is None else keys[col.EPISODE_ID]]
+        segments = Segments.of(1, t_start=_step(given.get("t_start", 0)), has_final_obs=bool(final), **keys)
         for key, column in columns.items():
             if len(column) != num:
                 raise DataError(f"gave `{key}` with {len(column)} rows, but there are {num} actions")
@@ -313,14 +291,15 @@ class Fitter:
         if not self._known:
             for name, column in steps.items():
                 self.schema.setdefault(name, (column.dtype, column.shape[1:]))
-        for name in {**self.schema, **steps}:
-            if name not in steps or name not in self.schema:
-                kind = "no column" if name in self.schema else "the column"
-                raise DataError(f"gave {kind} `{name}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}")
-        final_obs = {name: np.asarray(column) for name, column in exp.numpy().final_obs.items()}
-        if not exp.segments.has_final_obs.all():  # meaningless zeros need not fit
-            final_obs = {name: _known_or(column, steps[name][0], exp) for name, column in final_obs.items()}
-        final_obs = {name: self._cast(name, column, col.FINAL_OBS) for name, column in final_obs.items()}
+        for name in [name for name in {**self.schema, **steps} if (name in self.schema) != (name in steps)]:
+            kind = "no column" if name in self.schema else "the column"
+            raise DataError(f"gave {kind} `{name}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}")
+        final_obs = {}
+        for name, final in exp.numpy().final_obs.items():
+            known = exp.segments.has_final_obs.reshape(-1, *(1,) * (np.ndim(final) - 1))
+            if not known.all() and np.shape(final)[1:] == steps[name].shape[1:]:  # meaningless zeros need not fit
+                final = np.where(known, final, steps[name][0].astype(final.dtype))
+            final_obs[name] = self._cast(name, np.asarray(final), col.FINAL_OBS)
         fitted = {name: self._cast(name, steps[name], "column") for name in self.schema}
         self._known = True
         return Experience(fitted, exp.offsets, exp.segments, final_obs)
@@ -367,38 +346,18 @@ def _id(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _step(value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**62:
+    if not isinstance(value, int | np.integer) or not 0 <= value < 2**62:
         raise _refused("t_start", value, "the number of the first step, from 0")
-    return number
-
-
-def _one_each(rewards: NDArray[Any]) -> NDArray[Any]:
-    """Rewards as ``[T]``, also from ``[T, 1]``."""
-    if rewards.size != len(rewards):
-        raise DataError(f"gave `{col.REWARD}` with rows of shape {list(rewards.shape[1:])}, not one number each")
-    return rewards.reshape(-1)
+    return int(value)
 
 
 def _flag(name: str, value: Any, num: int) -> bool:
-    try:
-        flags = np.asarray(value)
-    except ValueError:  # lists of several lengths
-        flags = np.empty(0, object)
-    if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
+    flags = _array(name, value)
+    if flags.dtype.kind == "f" or flags.shape not in ((), (num,)):
         raise _refused(name, value, f"true or false, or one for each of the {num} steps")
     if flags.ndim and flags[:-1].any():
         raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode continues after it")
     return bool(flags.any())
-
-
-def _known_or(final: NDArray[Any], other: NDArray[Any], exp: Experience) -> NDArray[Any]:
-    """Final observations, with another one in place of those that are unknown."""
-    known = exp.segments.has_final_obs.reshape(-1, *(1,) * (final.ndim - 1))
-    return np.where(known, final, other.astype(final.dtype)) if final.shape[1:] == other.shape else final
 
 
 # -- the format ------------------------------------------------------------------------------------------------------
@@ -504,18 +463,14 @@ def read_text(
     return CustomSource(paths, to_experience, obs_space, action_space, env, "text", together, filesystem)
 
 
-class _CustomPlan(NamedTuple):
-    """Data that all units share."""
+class _Part(NamedTuple):
+    """What a unit is read from. All but the spans are shared by all units."""
 
+    spans: Sequence[Sequence[ByteSpan]]
     fitter: Fitter
     counts: LineCounts
     depth: int
     """The number of leading path components that all files share."""
-
-
-class _CustomUnit(NamedTuple):
-    spans: Sequence[Sequence[ByteSpan]]
-    plan: _CustomPlan
 
 
 class CustomFormat(Format):
@@ -533,30 +488,28 @@ class CustomFormat(Format):
         """
         source = self._source
         files = files_of(source.paths, source.filesystem)
-        depth = common([names_of(absolute(str(file)))[:-1] for file in files])
-        plan = _CustomPlan(Fitter(source.obs_space, source.action_space), LineCounts(), depth)
-        whole = spans_of(files, source.together)
-        parts = parts_of(whole, self._budget(whole, plan, files), cut=source.together == "line")
+        folders = zip(*(names_of(absolute(str(file)))[:-1] for file in files), strict=False)
+        depth = sum(1 for _ in itertools.takewhile(lambda names: len({*names}) == 1, folders))
+        spans = spans_of(files, source.together)
+        whole = _Part(spans, Fitter(source.obs_space, source.action_space), LineCounts(), depth)
+        parts = parts_of(spans, self._budget(whole, files), cut=source.together == "line")
         function = getattr(source.to_experience, "__qualname__", type(source.to_experience).__name__)
         header = Header(source.obs_space, source.action_space, source.env, {"to_experience": function})
-        units = [Unit(k, data=_CustomUnit(spans, plan)) for k, spans in enumerate(parts)]
-        return Contents(header, list(plan.fitter.schema), units, files)
+        units = [Unit(k, data=whole._replace(spans=own)) for k, own in enumerate(parts)]
+        return Contents(header, list(whole.fitter.schema), units, files)
 
-    def _budget(self, units: Sequence[Sequence[ByteSpan]], plan: _CustomPlan, files: Sequence[AnyPath]) -> int:
+    def _budget(self, whole: _Part, files: Sequence[AnyPath]) -> int:
         """The number of file bytes in a unit, estimated from the first rows with steps."""
         size, failed = 0, list[DataError]()
-        for raws in self._calls(_CustomUnit(units, plan)):
+        for raws, made in self._results(whole):
             size += sum(len(row.data) for row in raws)
-            try:
-                found = self._made(raws, plan)
-            except DataError as error:
-                failed.append(error)
+            if isinstance(made, DataError):
+                failed.append(made)
                 if len(failed) == _MOST_FAILED:
                     break
-                continue
-            if found:
-                steps = sum(exp.num_steps for exp in found)
-                share = max(steps / MAX_ROWS, steps * row_bytes(found[0]) / PART_BYTES, size / PART_BYTES)
+            elif made:
+                steps = sum(exp.num_steps for exp in made)
+                share = max(steps / MAX_ROWS, steps * row_bytes(made[0]) / PART_BYTES, size / PART_BYTES)
                 return max(_LEAST_BYTES, int(size / share))
         if failed:
             raise failed[0]
@@ -568,41 +521,45 @@ class CustomFormat(Format):
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Return what the function makes of the unit's rows."""
         found: list[Experience] = []
-        own: _CustomUnit = unit.data
-        for raws in self._calls(own):
-            try:
-                made = self._made(raws, own.plan)
-            except DataError as error:
-                if problems is None:
-                    raise
-                problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
-                continue
-            found += (exp.only(columns) for exp in made)
-        return Experience.concat(found) if found else own.plan.fitter.nothing().only(columns)
+        for raws, made in self._results(unit.data):
+            if not isinstance(made, DataError):
+                found += (exp.only(columns) for exp in made)
+            elif problems is None:
+                raise made
+            else:
+                problems.append(Problem("unreadable", str(made), raws[0].path, raws[0].number, repairable=True))
+        fitter: Fitter = unit.data.fitter
+        return Experience.concat(found) if found else fitter.nothing().only(columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its row in a file, and the step in the function's result."""
-        own: _CustomUnit = unit.data
-        for raws in self._calls(own):
-            try:
-                num = sum(exp.num_steps for exp in self._made(raws, own.plan))
-            except DataError:
-                continue  # such steps are not counted
+        for raws, made in self._results(unit.data):
+            num = 0 if isinstance(made, DataError) else sum(exp.num_steps for exp in made)
             if row < num:
                 return Place(f"{self._place(raws)}, step {row}", raws[0].path, raws[0].number)
             row -= num
         return super().place(unit, row, exp)
 
-    def _calls(self, unit: _CustomUnit) -> Iterator[Raws]:
-        """Yield the rows for each call of the function."""
-        for spans in unit.spans:
-            if self._source.kind == "binary":
-                yield from binary_rows(spans)
-            else:
-                yield from text_rows(spans, self._source.together, unit.plan.counts)
+    def _results(self, part: _Part) -> Iterator[tuple[Raws, list[Experience] | DataError]]:
+        """Yield the rows for each call of the function, and what it makes of them, checked; or why it can't."""
+        for spans in part.spans:
+            for raws in self._rows(spans, part.counts):
+                try:
+                    yield raws, self._made(raws, part)
+                except DataError as error:
+                    yield raws, error
 
-    def _made(self, raws: Raws, plan: _CustomPlan) -> list[Experience]:
-        """The checked experience that the function makes of some rows."""
+    def _rows(self, spans: Sequence[ByteSpan], counts: LineCounts) -> Iterator[Raws]:
+        if self._source.kind == "text":
+            yield from text_rows(spans, self._source.together, counts)
+            return
+        rows = []
+        for span in spans:
+            with _reading(span.file):
+                rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
+        yield rows
+
+    def _made(self, raws: Raws, part: _Part) -> list[Experience]:
         source, place = self._source, self._place(raws)
         rows = [decoded(row) for row in raws] if source.kind == "text" else list(raws)
         alone = source.together == "line" or (source.kind, source.together) == ("binary", "file")
@@ -616,7 +573,7 @@ class CustomFormat(Format):
                 f"{place}: to_experience raised {name}: {error}. Fix the function, or leave the row out (return None)."
             ) from error
         try:
-            return plan.fitter.fitted(given, self._name(raws, plan.depth))
+            return part.fitter.fitted(given, self._name(raws, part.depth))
         except DataError as error:
             raise DataError(f"{place}: to_experience {str(error).rstrip('.')}.") from error
 

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.arrow import is_list, is_number, is_text, plain, shown
+from etude.recordings.formats import table_index
+from etude.recordings.formats.arrow import is_list, is_number, is_text, one_array, shown
 from etude.recordings.formats.inferring import written_numbers
 from etude.recordings.formats.source import (
     DATE_ORDERS,
@@ -47,41 +48,31 @@ from etude.recordings.formats.source import (
     MONTH_FIRST,
     PROPENSITY,
 )
-from etude.recordings.formats.table_index import flags_of, is_time
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, joint_schema, no_rows, unreadable
-from etude.recordings.formats.texts import are_times, can_be_times, date_orders, times, truths
 
 MOST_ROWS: Final = 65_536
 MOST_CHOICES: Final = 100
-CALLED: Final[Mapping[str, tuple[str, ...]]] = {
-    name: tuple(" ".join(words).split())
+CALLED: Final[Mapping[str, Sequence[str]]] = {
+    name: words.split()
     for name, words in {
-        col.EPISODE_ID: (
-            "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj trip_id trip",
-            "session_id session rollout_id rollout run_id run trial_id trial game_id match_id visit_id stay_id",
-        ),
-        col.AGENT_ID: ("agent_id agent",),
-        col.T_INDEX: (
-            "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime date when",
-        ),
-        col.ACTION: (
-            "action actions act action_id action_taken chosen_action command arm treatment decision choice chosen",
-            "offer a",
-        ),
-        col.REWARD: (
-            "reward rewards rew score payoff payout revenue outcome profit click clicked conversion converted",
-            "purchase r",
-        ),
-        col.TERMINATED: ("terminated terminateds terminal terminals is_terminal churned churn",),
-        col.TRUNCATED: ("truncated truncateds timeout timeouts",),
-        DONE: ("done dones is_done is_last last end ended is_end finished is_final game_over over",),
-        PROPENSITY: (
-            "propensity propensity_score pscore action_prob action_probability behavior_prob behaviour_prob",
-            "prob probability p",
-        ),
-        col.LOGP: ("logp log_prob logprob action_logp log_propensity",),
-        col.NEXT_OBS: ("next_obs new_obs next_observation next_observations next_state next_states",),
-        col.OBS: ("obs observation observations state states context features",),
+        col.EPISODE_ID: "episode_id episode eps_id episode_index ep_id ep trajectory_id trajectory traj_id traj "
+        "trip_id trip session_id session rollout_id rollout run_id run trial_id trial game_id match_id visit_id "
+        "stay_id",
+        col.AGENT_ID: "agent_id agent",
+        col.T_INDEX: "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime "
+        "date when",
+        col.ACTION: "action actions act action_id action_taken chosen_action command arm treatment decision choice "
+        "chosen offer a",
+        col.REWARD: "reward rewards rew score payoff payout revenue outcome profit click clicked conversion converted "
+        "purchase r",
+        col.TERMINATED: "terminated terminateds terminal terminals is_terminal churned churn",
+        col.TRUNCATED: "truncated truncateds timeout timeouts",
+        DONE: "done dones is_done is_last last end ended is_end finished is_final game_over over",
+        PROPENSITY: "propensity propensity_score pscore action_prob action_probability behavior_prob behaviour_prob "
+        "prob probability p",
+        col.LOGP: "logp log_prob logprob action_logp log_propensity",
+        col.NEXT_OBS: "next_obs new_obs next_observation next_observations next_state next_states",
+        col.OBS: "obs observation observations state states context features",
     }.items()
 }
 """Common column names in the field, the most specific ones first."""
@@ -96,8 +87,7 @@ _ID: Final = r"(^|_)(id|uuid)$"
 _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
-_RISES: Final = 10
-"""How often a total so far must rise further to be taken for one."""
+_MIXED_ROWS: Final = "docs/your-data.md, Mixed rows"
 _CHANCE: Final = 0.01
 """How likely flags may be in the last row of each value of a column by chance."""
 
@@ -168,21 +158,10 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
 
 def _as_one(groups: Sequence[Group], first: Sequence[pa.Table]) -> pa.Table:
     """The ``first`` tables of ``groups`` as one; ids that are text in some and numbers in others are text."""
-    try:
-        return pa.concat_tables(first, promote_options="permissive")
-    except pa.ArrowTypeError:
-        names = dict.fromkeys(name for group in groups for name in group.schema.names)
-        schema, _ = joint_schema(groups, [name for name in names if _is_called_id(name)])
-    texts = [name for name in schema.names if _is_called_id(name) and is_text(schema.field(name).type)]
-    return pa.concat_tables([_with_texts(plain(table), texts) for table in first], promote_options="permissive")
-
-
-def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The table with columns converted to text."""
-    for name in {*names} & {*table.column_names}:
-        i = table.column_names.index(name)
-        table = table.set_column(i, name, table[i].cast(pa.string()))
-    return table
+    names = dict.fromkeys(name for group in groups for name in group.schema.names)
+    schema, _ = joint_schema(groups, [name for name in names if _is_called_id(name)])
+    same = [table.cast(pa.schema([schema.field(name) for name in table.column_names])) for table in first]
+    return pa.concat_tables(same, promote_options="permissive")
 
 
 def _is_person(name: str) -> bool:
@@ -215,22 +194,18 @@ class _Guessing:
     """The columns of a table, the roles found so far, and what is uncertain."""
 
     def __init__(self, table: pa.Table, num_rows: int) -> None:
-        names = [name for name in dict.fromkeys(table.schema.names) if table.schema.names.count(name) == 1]
-        self._columns = {name: _decoded(table[name].combine_chunks()) for name in names}
+        self._columns = {name: _decoded(one_array(table[name])) for name in table.column_names}
         self._rows, self._all_rows = int(table.num_rows), num_rows
         self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
-        self._left = list(names)
+        self._left = list(self._columns)
         self._taken: dict[str, tuple[str, ...]] = {}
         self._unsure: list[str] = []
-        self._is_mixed = False  # are rows of several episodes mixed, whose id no column has?
 
     def guess(self) -> Guess:
         """Apply the rules."""
         for role in CALLED:
             self._take_called(role)
         self._take_time()
-        self._take_count()
-        self._take_episode()
         self._take_person()
         entities = self._entities()
         self._take_ends()
@@ -238,13 +213,10 @@ class _Guessing:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
-            self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
-        self._check_mixed(entities)
+            self._note("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
-        self._check_total()
+        self._check_mixed(entities)
         self._check_values()
-        if self._is_mixed:
-            self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         taken = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
         columns = {role: own[0] if len(own) == 1 else own for role, own in taken.items()}
@@ -269,6 +241,10 @@ class _Guessing:
     def _has_flag(self) -> bool:
         return any(flag in self._taken for flag in FLAGS)
 
+    def _note(self, text: str) -> None:
+        """Name something to check."""
+        self._unsure.append(text)
+
     def _take(self, role: str, *names: str) -> None:
         self._taken[role] = names
         self._left = [name for name in self._left if name not in names]
@@ -282,7 +258,7 @@ class _Guessing:
             if fits is None or fits(self._columns[name]):
                 good.append(name)
             else:
-                self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
+                self._note(f"`{name}` is called as a {role}, but does not hold {what}")
         known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
         if known and all(other in self._taken for other in known):
             good = []  # the same information again
@@ -290,33 +266,17 @@ class _Guessing:
             self._take(role, good[0])
         if len(good) > 1:
             self._left = [name for name in self._left if name not in good]
-            self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+            self._note(f"{role} could also be `{'` or `'.join(good[1:])}`")
 
     def _take_time(self) -> None:
         """Take the only column of times for the step, if none is called so and episodes have an id."""
-        found = [name for name in self._left if is_time(self._columns[name].type)]
+        found = [name for name in self._left if table_index.is_time(self._columns[name].type)]
         if len(found) != 1 or self._columns[found[0]].null_count or col.T_INDEX in self._taken:
             return
         episode = self._one(col.EPISODE_ID)
         if episode is not None and self._num_different([episode, *found]) > self._num_different([episode]):
             self._take(col.T_INDEX, *found)
-            self._unsure.append(f"`{found[0]}` is the only column of times: rows are put in its order")
-
-    def _take_count(self) -> None:
-        """Take what is called an action, but counts the rows of each episode, for the step."""
-        episode, action = self._one(col.EPISODE_ID), self._one(col.ACTION)
-        if episode is None or action is None or col.T_INDEX in self._taken:
-            return
-        array, order = self._columns[action], np.argsort(_codes(self._columns[episode]), kind="stable")
-        if not pa.types.is_integer(array.type) or array.null_count or self._distinct[episode] == self._rows:
-            return
-        goes_on = np.diff(_codes(self._columns[episode])[order]) == 0
-        counts = np.asarray(array, np.float64)[order]
-        is_told = goes_on.sum() > 3  # fewer may be choices
-        if is_told and (np.diff(counts)[goes_on] == 1).all() and np.ptp(counts[np.append(True, ~goes_on)]) == 0:
-            del self._taken[col.ACTION]
-            self._take(col.T_INDEX, action)
-            self._unsure.append(f"`{action}` counts the rows of each `{episode}`: taken for the step, not the action")
+            self._note(f"`{found[0]}` is the only column of times: rows are put in its order")
 
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there.
@@ -338,25 +298,12 @@ class _Guessing:
 
     def _flags(self) -> list[str]:
         """The columns of flags that miss no value."""
-        return [name for flag in FLAGS for name in self._taken.get(flag, ()) if not self._columns[name].null_count]
+        found = [name for flag in FLAGS for name in self._taken.get(flag, ()) if name in self._columns]
+        return [name for name in found if not self._columns[name].null_count]
 
     def _ends(self) -> NDArray[np.bool_]:
         """Whether a flag is set in each row."""
         return np.asarray(np.any([_truths(self._columns[name]) for name in self._flags()], axis=0))
-
-    def _take_episode(self) -> None:
-        """Take an id whose values nearly all end with a flag, and have it nowhere else, for the episode's."""
-        if col.EPISODE_ID in self._taken or not (flags := self._flags()):
-            return
-        ends = self._ends()
-        for name in self._entities():
-            if _is_person(name) or not self._is_named(name) or self._columns[name].null_count:
-                continue
-            order, is_last = self._by_episode(name)
-            if 20 * (ends[order] != is_last).sum() <= ends.sum():
-                self._take(col.EPISODE_ID, name)
-                self._unsure.append(f"each `{name}` ends with {_listed(flags)}: taken for the episode's id")
-                return
 
     def _take_person(self) -> None:
         """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag.
@@ -368,7 +315,7 @@ class _Guessing:
             return
         if self._has_flag and not (self._flags() and self._has_several(person)):
             self._take(col.EPISODE_ID, person)
-            self._unsure.append(f"the rows of each `{person}` are taken for an episode")
+            self._note(f"the rows of each `{person}` are taken for an episode")
 
     def _has_several(self, name: str) -> bool:
         """Whether a value of a column has several episodes: rows after one where a flag is set."""
@@ -410,15 +357,16 @@ class _Guessing:
         named = [name for name in changing if self._is_named(name)]
         mixed = next((name for name in named if self._is_mixed_by(name, ends)), None)
         if mixed is not None:
-            self._is_mixed = True
+            self._taken[col.EPISODE_ID] = (PLACEHOLDER,)
             what = f"rows of different `{mixed}` are mixed, and {_listed(flags)} alone does not tell whose episode ends"
-            self._unsure.insert(0, f"{what}: {self._remedy(mixed, flags)}")
+            several = f"make an id of `{mixed}` and the number of its episode ({_MIXED_ROWS}), and map that"
+            self._unsure.insert(0, f"{what}: {several if self._has_several(mixed) else f'map episode_id={mixed}'}")
             return
         whose = f"different `{named[0]}`" if named else "several machines or people"
         is_id = named and not self._has_several(named[0])
-        how = f"map episode_id={named[0]}" if is_id else "map an episode_id (docs/your-data.md, Mixed rows)"
+        how = f"map episode_id={named[0]}" if is_id else f"map an episode_id ({_MIXED_ROWS})"
         alone = f"{_listed(flags)} alone tells episodes apart, in the order of the rows"
-        self._unsure.append(f"{alone}: if rows of {whose} are mixed, {how}")
+        self._note(f"{alone}: if rows of {whose} are mixed, {how}")
 
     def _changes_between(self, name: str, ends: NDArray[np.bool_]) -> bool:
         """Whether a column changes where no episode ends, in the order of the rows."""
@@ -432,34 +380,6 @@ class _Guessing:
         is_whole = self._rows == self._all_rows  # else the last row of a value here may not be its last
         by_chance = ends.mean() ** (is_last.sum() - 1)
         return bool(is_whole and ends[order][is_last].all() and by_chance < _CHANCE)
-
-    def _remedy(self, name: str, flags: Sequence[str]) -> str:
-        """How to tell apart the episodes of each value of a column."""
-        if not self._has_several(name):
-            return f"map episode_id={name}"
-        t, key, whose = self._one(col.T_INDEX), _of_pandas(name), f"`{name}`"
-        if t is not None and self._are_repeated([name, t]):  # of several within one, such as a store's articles
-            others = (one for one in self._entities() if one != name and self._is_named(one))
-            other = next((one for one in others if not self._are_repeated([one, name, t])), None)
-            if other is not None:
-                whose = f"`{other}`, `{name}`"
-                key = f'({_of_pandas(other)}.astype(str) + "/" + {key}.astype(str))'
-        order, _ = self._by_episode(name)
-        is_sorted = (order == np.lexsort((_codes(self._columns[name]),))).all()
-        when = "" if t is None or is_sorted else f", sorted by `{t}`"
-        end = " | ".join(self._flag_of_pandas(flag) for flag in flags)
-        return (
-            f"make an id of {whose} and the number of its episode, with pandas{when}: end = {end}; "
-            f'df["episode"] = {key}.astype(str) + "-" + (end.groupby({key}).cumsum() - end).astype(str); then map '
-            "episode_id=episode"
-        )
-
-    def _flag_of_pandas(self, name: str) -> str:
-        array = self._columns[name]
-        if not is_text(array.type):
-            return f"{_of_pandas(name)}{'.astype(bool)' if pa.types.is_floating(array.type) else ''}"
-        yes = pc.unique(array.filter(pa.array(_truths(array)))).to_pylist()
-        return f"{_of_pandas(name)}.isin({json.dumps(yes, ensure_ascii=False)})"
 
     def _take_ends(self) -> None:
         """Take a flag that is set in the last row of each episode, and nowhere else, for its end, if none is named."""
@@ -476,7 +396,7 @@ class _Guessing:
             is_set = 2 * flags.sum() >= is_last.sum() if self._rows < self._all_rows else (flags >= is_last).all()
             if is_set and (flags <= is_last).all():
                 self._take(DONE, name)
-                self._unsure.append(f"`{name}` is set in the last row of each episode alone: taken for its end")
+                self._note(f"`{name}` is set in the last row of each episode alone: taken for its end")
                 return
 
     def _take_action(self) -> None:
@@ -486,44 +406,26 @@ class _Guessing:
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
-        self._unsure.append(f"no column is called as an action: {why}")
-
-    def _check_total(self) -> None:
-        """Say so if the rewards look like a score so far: in no episode do they fall, but they often rise further."""
-        episode, reward = self._one(col.EPISODE_ID), self._one(col.REWARD)
-        if episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count:
-            return
-        order, is_last = self._by_episode(episode)
-        so_far = np.asarray(self._columns[reward], np.float64)[order]
-        change = np.diff(so_far)[~is_last[:-1]]
-        if (change >= 0).all() and (change[so_far[:-1][~is_last[:-1]] > 0] > 0).sum() >= _RISES:
-            self._unsure.append(
-                f"`{reward}` never falls within an episode: if it is the total so far, the reward of a row is its "
-                "difference to the row before"
-            )
+        self._note(f"no column is called as an action: {why}")
 
     def _check_values(self) -> None:
         """Say which of the columns taken hold values that are an error."""
         for role, name in [(role, name) for role, own in self._taken.items() for name in own if name in self._columns]:
             array = self._columns[name]
             if role == PROPENSITY and (zeros := pc.sum(pc.equal(array, 0)).as_py()):
-                self._unsure.append(
-                    f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out"
-                )
+                self._note(f"`{name}` is 0 in {zeros:,} rows, which is an error: correct it, or leave them out")
             if (missing := array.null_count) and role not in (col.AGENT_ID, col.NEXT_OBS):
                 rows = f"{missing:,} row{'s' * (missing > 1)}"
                 how = " (--on-bad repair)" * pa.types.is_floating(array.type)  # others can't be read with gaps
-                self._unsure.append(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
+                self._note(f"`{name}` is empty in {rows}, which is an error: fill it, or leave them out{how}")
             if not is_text(array.type):
                 continue
             texts = pc.unique(array.drop_null()).to_pylist() if role in (col.OBS, col.ACTION) else []
             if is_like := written_numbers(texts):
-                self._unsure.append(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
-            if role == col.T_INDEX and date_orders(array) == DATE_ORDERS:
+                self._note(f"`{name}` is text that {is_like}, which is an error: convert it to numbers")
+            if role == col.T_INDEX and table_index.date_orders(array) == DATE_ORDERS:
                 self._taken[role] = (f"{name}:{MONTH_FIRST}",)
-                self._unsure.append(
-                    f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}"
-                )
+                self._note(f"no row of `{name}` tells whether the month or the day is first: or {name}:{DAY_FIRST}")
 
     # -- observations -------------------------------------------------------------------------------------------
 
@@ -539,14 +441,13 @@ class _Guessing:
             self._take(col.NEXT_OBS, *(nexts[name] for name in observed))
         if named:
             return
-        self._unsure.append(
-            f"obs is all that is left ({', '.join(observed)}): leave out what is not known before the action"
-            if observed
-            else "no column can be an observation: say which it is"
-        )
-        if self._left and observed:
+        if not observed:
+            self._note("no column can be an observation: say which it is")
+            return
+        self._note(f"obs is all that is left ({', '.join(observed)}): leave out what is not known before the action")
+        if self._left:
             why = "as an id, a constant, the next value of another column, or no numbers"
-            self._unsure.append(f"left out of obs, {why}: {', '.join(self._left)}")
+            self._note(f"left out of obs, {why}: {', '.join(self._left)}")
 
     def _parts(self, pattern: str) -> list[str]:
         """The columns left whose names are those of parts of a vector."""
@@ -582,39 +483,34 @@ class _Guessing:
             alone = self._distinct[episode] == self._rows
             self._taken[col.TERMINATED] = (EVERY_ROW if alone else LAST_ROW,)
             if not alone:
-                self._unsure.append(
-                    f"no column says where episodes end: terminated={LAST_ROW} takes the last row of each for its end; "
-                    f"write truncated={LAST_ROW} where they were cut off"
-                )
+                how = f"terminated={LAST_ROW} takes the last row of each for its end; write truncated={LAST_ROW}"
+                self._note(f"no column says where episodes end: {how} where they were cut off")
             return
-        if t is not None and can_be_times(self._columns[t].type) and not are_times([self._columns[t]]):
-            if (np.diff(np.asarray(self._columns[t])) <= 0).any():
+        array = pa.nulls(0) if t is None else self._columns[t]
+        if table_index.can_be_times(array.type) and not table_index.are_times([array]):
+            if (np.diff(np.asarray(array)) <= 0).any():
                 self._taken[col.TERMINATED] = (LAST_ROW,)
-                self._unsure.append(f"no column has the episode's id: one begins where `{t}` falls")
+                self._note(f"no column has the episode's id: one begins where `{t}` falls")
                 return
             del self._taken[col.T_INDEX]  # it counts the rows
         self._taken[col.TERMINATED] = (EVERY_ROW,)
-        self._unsure.append(
-            "nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag"
-        )
+        self._note("nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag")
 
     def _check_time(self, episode: str, t: str | None) -> None:
         if t is None:
             if self._distinct[episode] != self._rows:
-                self._unsure.append("no column is called as a step or a time: rows are taken as they stand")
+                self._note("no column is called as a step or a time: rows are taken as they stand")
             return
-        tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
-        self._check_uneven(tracks, t)
-        keys = [*tracks, t]
+        keys = [name for name in (episode, self._one(col.AGENT_ID), t) if name is not None]
         if not self._are_repeated(keys):
             return
         several = f"several rows have the same `{'`, `'.join(keys)}`"
         for name in self._entities():
             if self._is_named(name) and not self._are_repeated([name, *keys]):
                 self._taken[col.EPISODE_ID] = (name, episode)
-                self._unsure.append(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
+                self._note(f"{several}, but never of the same `{name}`: both are taken for the episode's id")
                 return
-        self._unsure.append(f"{several}: a step would be there twice")
+        self._note(f"{several}: a step would be there twice")
 
     def _check_counted(self, episode: str) -> None:
         """Say that a machine may be a part of an episode's id that is a count, such as of the trips of a van."""
@@ -627,7 +523,7 @@ class _Guessing:
             may_count = re.fullmatch(f"{_MACHINE}|.*{_ID}", _plain_name(name)) or _is_person(name)
             if may_count and ((np.diff(codes[order]) == 0) & (np.diff(other[order]) != 0)).any():
                 both = f"map episode_id={_word((name, episode))} if each counts its own"
-                self._unsure.append(f"rows of one `{episode}` have different `{name}`: {both}")
+                self._note(f"rows of one `{episode}` have different `{name}`: {both}")
                 return
 
     def _are_repeated(self, names: Sequence[str]) -> bool:
@@ -639,33 +535,8 @@ class _Guessing:
         table = pa.table({name: self._columns[name] for name in names})
         return int(table.group_by(list(names)).aggregate([]).num_rows)
 
-    def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
-        """Leave out ``t`` if most of its rises are of several steps, as of a time.
 
-        In a shuffled table, the first rows miss most steps of an episode: only a range of ``t`` that all rows
-        together can't fill is then that of a time.
-        """
-        array = self._columns[t]
-        if not can_be_times(array.type) or array.null_count or are_times([array]):
-            return
-        codes = [_codes(self._columns[name]) for name in tracks]
-        order = np.lexsort((_codes(array), *codes))
-        is_same = np.all([np.diff(own[order]) == 0 for own in codes], axis=0)
-        rises = np.diff(np.asarray(array, np.float64)[order])[is_same].astype(np.int64)
-        step = np.gcd.reduce(rises)
-        if 2 * (rises > step).sum() <= len(rises):
-            return
-        what = f"`{t}` rises unevenly, like a time, so it does not number the steps"
-        if (order == np.lexsort(codes)).all():
-            del self._taken[col.T_INDEX]
-            self._unsure.append(f"{what}: left out, as the rows of each episode are in order")
-        elif rises.sum() // step + (~is_same).sum() + 1 > self._all_rows:
-            self._unsure.append(f"{what}: turn it into times, such as 2026-03-01 08:30:00")
-
-
-def _decoded(array: Any) -> pa.Array:
-    """Return a column as one array, with dictionaries decoded."""
-    array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+def _decoded(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
@@ -677,8 +548,8 @@ def _codes(array: pa.Array) -> NDArray[np.int64]:
 def _time_codes(array: pa.Array) -> NDArray[np.int64]:
     """Numbers that sort as the steps or times of a column do."""
     try:
-        order = (*date_orders(array), None)[0] if is_text(array.type) else None
-        return _codes(times(array, "", str, order) if is_text(array.type) else array)
+        order = (*table_index.date_orders(array), None)[0] if is_text(array.type) else None
+        return _codes(table_index.times(array, str, "", order) if is_text(array.type) else array)
     except DataError:  # such as of a text that is no time
         return _codes(array)
 
@@ -687,13 +558,9 @@ def _listed(names: Sequence[str]) -> str:
     return f"`{'` or `'.join(names)}`"
 
 
-def _of_pandas(name: str) -> str:
-    return f"df[{json.dumps(name, ensure_ascii=False)}]"
-
-
 def _truths(array: pa.Array) -> NDArray[np.bool_]:
     """The values of a flag without missing ones."""
-    return np.asarray(truths(array) if is_text(array.type) else array.cast(pa.bool_()))
+    return np.asarray(table_index.truths(array) if is_text(array.type) else array.cast(pa.bool_()))
 
 
 def _num_distinct(array: pa.Array) -> int | None:
@@ -717,23 +584,23 @@ def _range(array: pa.Array) -> tuple[float, float]:
 def _is_flag(array: pa.Array) -> bool:
     found = array.drop_null()
     try:
-        return bool(len(found) and len(flags_of(found, "", str)))
+        return bool(len(found) and len(table_index.flags_of(found, "", str)))
     except DataError:
         return False
 
 
 def _is_count(array: pa.Array) -> bool:
-    if is_time(array.type):
+    if table_index.is_time(array.type):
         return True
     if is_text(array.type):
         first = array.drop_null().slice(0, 100)
         try:
-            return bool(len(times(first, "", str, (*date_orders(first), None)[0])))
+            return bool(len(table_index.times(first, str, "", (*table_index.date_orders(first), None)[0])))
         except DataError:
             return False
     if pa.types.is_integer(array.type) and _range(array)[0] >= 0:
         return True
-    return can_be_times(array.type) and are_times([array])
+    return table_index.can_be_times(array.type) and table_index.are_times([array])
 
 
 def _is_chance(array: pa.Array) -> bool:

@@ -180,9 +180,9 @@ def joint_space(a: Space, b: Space) -> Space | None:
         return spaces.Tuple(found) if len(found) == len(pairs) else None
     if a == b:
         return a
-    if are_permuted(a, b):
+    if are_permuted(a, b) or (a.shape, a.dtype) != (b.shape, b.dtype):
         return None
-    if a.shape != b.shape or a.dtype != b.dtype or isinstance(a, NamedDiscrete) or isinstance(b, NamedDiscrete):
+    if isinstance(a, NamedDiscrete) or isinstance(b, NamedDiscrete):
         return None
     if isinstance(a, spaces.Discrete) and isinstance(b, spaces.Discrete) and a.start == b.start == 0:
         return max(a, b, key=lambda space: int(space.n))

@@ -118,8 +118,6 @@ def _read(data: bytes) -> Any:
             at += width
         if make is not None:
             stack.append(make(raw))
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
         elif taken:
             start = len(stack) - taken if taken > 0 else marks.pop()
             if not 0 <= start <= len(stack):
@@ -136,8 +134,8 @@ def _read(data: bytes) -> Any:
                 _append(stack[-1], items)
         elif name == "MARK":
             marks.append(len(stack))
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[int.from_bytes(raw, "little")] = stack[-1]
+        elif name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+            memo[int.from_bytes(raw, "little") if raw else len(memo)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(_flat(memo[int.from_bytes(raw, "little")]))
         elif name == "GLOBAL":
@@ -285,10 +283,6 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _ordered() -> dict[Any, Any]:
-    return {}
-
-
 def _bytes(raw: Any = b"") -> bytes:
     if not isinstance(raw, bytes):
         raise _Refused("bytes that are not made of bytes")
@@ -300,7 +294,7 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{("numpy", "ndarray"): _Array, ("numpy", "dtype"): _dtype},
-    **{("_codecs", "encode"): _encode, ("collections", "OrderedDict"): _ordered},
+    **{("_codecs", "encode"): _encode, ("collections", "OrderedDict"): lambda: {}},
     # bytes() and bytearray(b"...") of early protocols
     **{(builtins, name): _bytes for builtins in ("builtins", "__builtin__") for name in ("bytes", "bytearray")},
 }
@@ -318,8 +312,7 @@ def unpack(text: str | bytes) -> Any:
     try:
         frame = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        shown = text[:24] if isinstance(text, str) else bytes(text[:24]).decode("latin1")
-        raise DataError(f"{shown!r} is not a packed array: it is not base64 text ({error})") from error
+        raise DataError(f"{text[:24]!r} is not a packed array: it is not base64 text ({error})") from error
     return unpickle(decompress(frame))
 
 

@@ -2,7 +2,6 @@
 """Sort rows on disk, in bounded memory, for recordings whose rows are not in order."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from etude.recordings.formats.table_inputs import Group, read_batch
 
 Ints = NDArray[np.int64]
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the sorted files; changing it invalidates cache entries."""
 BUCKET_BYTES: Final = 32 * 2**20
 """The approximate size of the rows that are sorted at a time."""
@@ -32,7 +31,6 @@ _KEY_BYTES: Final = 64
 ROW: Final = "row in etude"
 """The column with the original index of each row."""
 TABLE: Final = "sorted.arrow"
-_NOTES: Final = "notes.json"
 _TRACK, _WHEN = "track in etude", "time in etude"
 _TRACK_COLUMNS: Final = ["track", "rows", "first", "last"]
 _NO_TRACKS: Final = pa.schema([(name, pa.int64()) for name in _TRACK_COLUMNS]).empty_table()
@@ -132,17 +130,15 @@ def write_sorted(
     spill_schema = head.table.schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
     batches: list[list[int]] = [[] for _ in range(buckets.num)]  # the batches of each bucket in the temporary file
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, spill_schema) as writer:
-        written = 0
+        numbers = itertools.count()
         pending: dict[int, list[pa.Table]] = {}
         size = 0
 
         def flush() -> None:
-            nonlocal written
             for bucket, tables in sorted(pending.items()):
                 (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
                 writer.write_batch(batch)
-                batches[bucket].append(written)
-                written += 1
+                batches[bucket].append(next(numbers))
             pending.clear()
 
         for some in itertools.chain([head], rest):
@@ -165,12 +161,11 @@ def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tu
     """Yield a copy of the rows of each bucket, in the order given."""
     bucket = buckets.of(rows.track, rows.when)
     order = np.argsort(bucket, kind="stable")
-    bucket = bucket[order]
     columns = [*rows.table.columns, pa.chunked_array([pa.array(rows.track)]), pa.chunked_array([pa.array(rows.when)])]
     table = pa.table(columns, schema=schema)
-    heads = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1])) if len(bucket) else np.zeros(0, np.int64)
-    for start, stop in zip(heads.tolist(), [*heads[1:].tolist(), len(bucket)], strict=True):
-        yield int(bucket[start]), table.take(pa.array(order[start:stop]))
+    found, heads = np.unique(bucket[order], return_index=True)
+    for which, own in zip(found.tolist(), np.split(order, heads[1:]), strict=False):  # none of none is one
+        yield which, table.take(pa.array(own))
 
 
 def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> KeyedRows:
@@ -185,17 +180,15 @@ def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: 
 def sorted_groups(
     groups: Sequence[Group],
     tables: Callable[[], Iterator[pa.Table]],
-    tracks: Callable[[Callable[[str], None]], Iterator[tuple[Ints, Ints]]],
+    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
     *made_by: object,
-) -> tuple[list[Group], list[str]]:
-    """Sort the rows of a table: a small one in memory, a larger one in the cache.
-
-    Returns the sorted rows, and what ``tracks`` has noted.
+) -> list[Group]:
+    """Sort the rows of a table: a small one in memory, a larger one in the cache; returns the sorted rows.
 
     Args:
         groups: The unsorted rows.
         tables: Yields the columns of each group.
-        tracks: Yields the track and the time of each row, group by group. Its argument takes notes about them.
+        tracks: Yields the track and the time of each row, group by group.
         made_by: What the sorted table depends on other than the files.
     """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
@@ -203,23 +196,18 @@ def sorted_groups(
     origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
     size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
     is_small = size < cache.LEAST_BYTES
-    made = cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
-    with made.opened(_NOTES) as file:
-        notes: list[str] = json.loads(file.read())
-    return groups_in(made, groups), notes
+    return groups_in(cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small), groups)
 
 
 def _sort(
     tables: Callable[[], Iterator[pa.Table]],
-    tracks: Callable[[Callable[[str], None]], Iterator[tuple[Ints, Ints]]],
+    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
     is_small: bool,
     folder: Path,
 ) -> None:
-    notes: dict[str, None] = {}
-
     def rows() -> Iterator[KeyedRows]:
         first = 0
-        for (track, when), table in zip(tracks(notes.setdefault), tables(), strict=True):
+        for (track, when), table in zip(tracks(), tables(), strict=True):
             row = pa.array(np.arange(first, first + table.num_rows))
             yield KeyedRows(track, when, plain(table).append_column(ROW, row))
             first += table.num_rows
@@ -231,10 +219,9 @@ def _sort(
         write_batches(folder / TABLE, table.schema, [table])
     else:
         found = TrackTable()
-        for track, when in tracks(notes.setdefault):
+        for track, when in tracks():
             found.add(track, when)
         write_sorted(found, rows(), folder / TABLE)
-    (folder / _NOTES).write_text(json.dumps(list(notes)))
 
 
 def groups_in(made: cache.Made, unsorted: Sequence[Group]) -> list[Group]:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from etude import columns as col
 from etude.columns import SEPARATOR
@@ -63,35 +63,11 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 """Column names of other tools; the first name that a table has is used."""
+_SUCH: Final = {"obs": ["speed", "angle"], "action": "command"}
 ETUDE: Final = "etude"
 """The preset for a recording of Etude's that another tool has rewritten: each column is mapped to its own name."""
 
 
-C = TypeVar("C")
-
-
-def _arguments_checked(cls: type[C]) -> type[C]:
-    """Make unknown arguments of a dataclass raise a SettingsError that says where they belong."""
-    made: Any = cls
-    plain_init, known = made.__init__, [field.name for field in dataclasses.fields(made)]
-
-    @functools.wraps(plain_init)
-    def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
-        others = [name for name in given if name not in known]
-        if mapped := {name: given[name] for name in others if name in NAMES}:
-            raise SettingsError(
-                f"{cls.__name__} has no argument `{next(iter(mapped))}`: which of the table's columns is what "
-                f"goes into `columns`. Write {cls.__name__}(..., columns={mapped})."
-            )
-        if others:
-            raise SettingsError(f"{cls.__name__} has no argument `{others[0]}`. {choice(others[0], known)}")
-        plain_init(self, *unnamed, **given)
-
-    made.__init__ = checked_init
-    return cls
-
-
-@_arguments_checked
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A table of steps, and what its columns mean.
@@ -136,21 +112,18 @@ class Source:
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping):
-            raise SettingsError(
-                f"Source.columns is {self.columns!r}, but must map names of columns: "
-                'columns={"obs": ["speed", "angle"], "action": "command"}.'
-            )
+            raise SettingsError(f"Source.columns is {self.columns!r}, but must map names of columns, such as {_SUCH}.")
         for name, own in self.columns.items():
             if name not in NAMES and name.split(SEPARATOR)[0] not in _ROOTS:
                 known = f"known are {', '.join(NAMES)}.{suggestion(name, NAMES)}"
                 raise SettingsError(f"Source.columns has `{name}`; {known}")
-            several = isinstance(own, list | tuple) and own and all(isinstance(part, str) for part in own)
-            if not isinstance(own, str) and not several:
-                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
-            if several and (twice := [part for part in own if own.count(part) > 1]):
+            is_single = name in (*FLAGS, *KEYS[1:], col.T_INDEX, PROPENSITY)
+            several = own if isinstance(own, list | tuple) and not is_single else ()
+            if not isinstance(own, str) and not (several and all(isinstance(part, str) for part in several)):
+                what = "the name of one column" if is_single else "a column's name, or a list of names"
+                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give {what}.")
+            if twice := [part for part in several if several.count(part) > 1]:
                 raise SettingsError(f"Source.columns[{name!r}] has `{twice[0]}` twice: name each column once.")
-            if not isinstance(own, str) and name in (*FLAGS, *KEYS[1:], col.T_INDEX, PROPENSITY):
-                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
         if self.preset is not None and self.preset not in (*PRESETS, ETUDE):
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
@@ -192,6 +165,23 @@ class Source:
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
         return out
+
+
+_PLAIN_INIT: Final = Source.__init__
+
+
+@functools.wraps(_PLAIN_INIT)
+def _checked_init(self: Source, *unnamed: Any, **given: Any) -> None:
+    known = [field.name for field in dataclasses.fields(Source)]
+    if others := {name: value for name, value in given.items() if name not in known}:
+        raise SettingsError(
+            f"Source has no argument `{next(iter(others))}`. {choice(next(iter(others)), known)} Which of the table's "
+            f"columns is what goes into `columns`, as in columns={others}."
+        )
+    _PLAIN_INIT(self, *unnamed, **given)
+
+
+Source.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables with a row per step: Parquet, JSON, CSV, Arrow, or in memory, with a mapping of their columns."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -22,22 +23,12 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.table import shape_of
 from etude.recordings.format import MAPPING, Contents, Format, Place, Problem, Unit, follow, most_rows, not_chained
+from etude.recordings.formats import inferring, table_index, table_inputs
+from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import flat, innermost, is_list, is_text, numbers, one_array, strings
-from etude.recordings.formats.inferring import (
-    Range,
-    fits,
-    fitting,
-    inferred_space,
-    named,
-    needs_range,
-    reserved,
-    widen,
-    widened,
-)
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import bounds_of, sorted_groups
 from etude.recordings.formats.source import (
-    DATE_ORDERS,
     DONE,
     ETUDE,
     EVERY_ROW,
@@ -49,27 +40,8 @@ from etude.recordings.formats.source import (
     described,
     without_order,
 )
-from etude.recordings.formats.table_index import (
-    Ints,
-    TableIndex,
-    ended_at_last_rows,
-    ends_of,
-    from_own_first_steps,
-    index_of,
-    is_time,
-    key_codes,
-    tracks_of,
-)
-from etude.recordings.formats.table_inputs import (
-    BROKEN,
-    Group,
-    groups_of,
-    joint_schema,
-    no_rows,
-    unreadable,
-    with_members,
-)
-from etude.recordings.formats.texts import are_times, can_be_times, date_orders, number_times, times
+from etude.recordings.formats.table_index import Ints, TableIndex
+from etude.recordings.formats.table_inputs import BROKEN, Group, unreadable
 from etude.recordings.layout import Header
 from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
@@ -112,6 +84,8 @@ class ColumnMap:
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
         """Return the plan for a table, from `Source.mapped`; columns that are not ``mapped`` are extras."""
         ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
+        if len(both := [name for name, word in ends.items() if word == LAST_ROW]) > 1:
+            raise DataError(f"{' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out.")
         is_propensity = PROPENSITY in mapped
         own_names = {name: col.LOGP if name == PROPENSITY else name for name in mapped if name not in ends}
         mapped, vectors = _parts_apart({own: mapped[name] for name, own in own_names.items()}, schema)
@@ -119,7 +93,7 @@ class ColumnMap:
         extras = {}
         for name in schema.names:
             if name not in used and not name.startswith("__index_level_"):  # an unnamed pandas index
-                taken = reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
+                taken = inferring.reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
                 extras[f"extra/{name}" if taken else name] = name
         return ColumnMap(mapped, extras, vectors, ends, is_propensity)
 
@@ -136,16 +110,15 @@ def _parts_apart(
     vectors: list[str] = []
     for name, own in mapped.items():
         alike = mapped.get(col.as_obs(name), own)
-        is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
-        stand_alone = [is_text(kind) or is_list(kind) for kind in (schema.field(part).type for part in alike)]
-        if not is_several or not any(stand_alone):
+        kinds = [schema.field(part).type for part in alike]
+        apart = {
+            part: one for part, one, kind in zip(alike, own, kinds, strict=False) if is_text(kind) or is_list(kind)
+        }
+        if not apart or len(own) == 1 or len(alike) != len(own) or not any(col.is_under(name, root) for root in CODED):
             out[name] = own
             continue
-        apart = {part: one for part, one, alone in zip(alike, own, stand_alone, strict=True) if alone}
-        others = tuple(one for one, alone in zip(own, stand_alone, strict=True) if not alone)
-        if others:
-            vector = "numbers" if "numbers" not in apart else "all numbers"
-            vectors.append(f"{name}{col.SEPARATOR}{vector}")
+        if others := tuple(one for one in own if one not in apart.values()):
+            vectors.append(f"{name}{col.SEPARATOR}{'all numbers' if 'numbers' in apart else 'numbers'}")
             out[vectors[-1]] = others
         out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
     return out, frozenset(vectors)
@@ -156,6 +129,7 @@ class TableColumns:
 
     def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
         self._groups, self._schema, self._plan = groups, schema, plan
+        self._where = str(groups[0].file or "the table")
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._texts: dict[str, set[str]] = {}  # by column, all texts found
@@ -164,35 +138,34 @@ class TableColumns:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
-        self.date_order = self._date_order(source)
-        """What comes first in dates of ``t`` that are text: one of `DATE_ORDERS`; None if nothing says it."""
-        self._has_number_times = source.preset != ETUDE and self._are_number_times()
+        self._as_time, self.date_order = self._times(source)
         self.inferred: dict[str, str] = {}
         """What was inferred from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
         """Columns of the table that can't be kept, and why."""
         self.warnings: list[Problem] = []
         """What may be meant otherwise than it is read."""
-        self._look()
+        for name, own in self._values().items():
+            self._found |= self._shapes(name, own)
+        for name, column in plan.extras.items():
+            if reason := self._unusable(name, column):
+                self.dropped[name] = reason
         if source.obs_space is None:
             self._widen()
-        self._warn_of_unknown(groups)
+        self._warn_of_unknown()
         try:
             self.obs_space = self._space(col.OBS, source.obs_space)
             self.action_space = self._space(col.ACTION, source.action_space)
             self._fit()
         except DataError as error:
-            places = [str(group.file or "the table") for group in groups]
-            is_said = any(place in str(error) for place in places)
-            raise DataError(str(error) if is_said else f"{places[0]}: {error}") from error
+            is_said = any(str(group.file or self._where) in str(error) for group in groups)
+            raise DataError(str(error) if is_said else f"{self._where}: {error}") from error
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
     def warn(self, message: str) -> None:
         """Log a warning, and keep it for `validate`."""
         _log.warning("%s", message)
-        self.warnings.append(
-            Problem(MAPPING, message, str(self._groups[0].file or "the table"), count=0, harmless=True)
-        )
+        self.warnings.append(Problem(MAPPING, message, self._where, count=0, harmless=True))
 
     @property
     def row_bytes(self) -> int:
@@ -218,16 +191,11 @@ class TableColumns:
         """Yield the number of rows of each group and its columns, by Etude's names: unchanged, but times for a ``t``
         of text or of `are_times`."""
         columns = {name: self._plan.mapped[name] for name in names if name in self._plan.mapped}
-        own = {name: first for name, (first, *_) in columns.items()}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(part for parts in columns.values() for part in parts)))
             found = {name: _joined(table, parts, group.place) for name, parts in columns.items()}
-            if col.T_INDEX in own and is_text(found[col.T_INDEX].type):
-                t = times(one_array(found[col.T_INDEX]), own[col.T_INDEX], group.place, self.date_order)
-                found[col.T_INDEX] = pa.chunked_array([t])
-            elif col.T_INDEX in own and self._has_number_times:
-                kind = self._schema.field(own[col.T_INDEX]).type
-                t = number_times(one_array(found[col.T_INDEX]).cast(kind, safe=False), group.place)
+            if col.T_INDEX in found and self._as_time is not None:
+                t = self._as_time(one_array(found[col.T_INDEX]), group.place)
                 found[col.T_INDEX] = pa.chunked_array([t])
             always = pa.chunked_array([pa.array(np.ones(group.num_rows, bool))])
             yield group.num_rows, {name: found.get(name, always) for name in names}
@@ -268,25 +236,19 @@ class TableColumns:
 
     # -- what there is ----------------------------------------------------------------------------------------
 
-    def _date_order(self, source: Source) -> str | None:
-        """What the source says, or else a date of any group."""
+    def _times(self, source: Source) -> tuple[Callable[[pa.Array, RowPlace], pa.Array] | None, str | None]:
+        """How ``t`` becomes a time, by all of its rows, if it is one as text or numbers; and what comes first in dates:
+        one of `DATE_ORDERS`, or None if nothing says it."""
         (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
+        if not own or source.preset == ETUDE:
+            return None, None
         _, order = without_order(str(source.columns.get(col.T_INDEX, own)), self._schema.names)
-        if order is not None or not own or not is_text(self._schema.field(own).type):
-            return order
-        for table in self.tables([own]):
-            orders = date_orders(one_array(table[own]))
-            if orders != DATE_ORDERS:
-                return orders[0] if orders else None
-        return None
-
-    def _are_number_times(self) -> bool:
-        """Whether ``t`` holds times as numbers, by all of its rows."""
-        (own,) = self._plan.mapped.get(col.T_INDEX, ("",))
-        if not own:
-            return False
-        kind = self._schema.field(own).type
-        return can_be_times(kind) and are_times(one_array(t[own]).cast(kind, safe=False) for t in self.tables([own]))
+        kind, arrays = self._schema.field(own).type, (one_array(table[own]) for table in self.tables([own]))
+        if is_text(kind):
+            order = order or table_index.date_order(arrays)
+            return partial(table_index.times, name=own, order=order), order
+        is_time = table_index.can_be_times(kind) and table_index.are_times(arrays)
+        return table_index.number_times if is_time else None, order
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The mapped columns that are decoded to arrays."""
@@ -297,86 +259,76 @@ class TableColumns:
             if name not in others and not col.is_under(name, col.FINAL_OBS)
         }
 
-    def _look(self) -> None:
-        """Find shapes and dtypes from the first group."""
-        for name, own in self._values().items():
-            for path, values in self._raw(0, name, own).items():
-                self._found[path] = values.shape[1:], values.dtype
-        for name, own_name in self._plan.extras.items():
-            if pa.types.is_struct(self._schema.field(own_name).type) and self._has_members(own_name):
-                self.dropped[name] = "members of it are mapped"
-                continue
-            if not all(own_name in group.schema.names for group in self._groups):
-                self.dropped[name] = "not in every file"
-                continue
-            try:
-                found = self._raw(0, name, (own_name,))
-            except DataError as error:
-                self.dropped[name] = str(error)
-            else:
-                self._found |= {path: (values.shape[1:], values.dtype) for path, values in found.items()}
-        self._drop_incomplete()
+    def _shapes(self, name: str, own: Sequence[str]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shapes of rows and dtypes of one of Etude's columns, from the first group."""
+        return {path: (values.shape[1:], values.dtype) for path, values in self._raw(0, name, own).items()}
+
+    def _unusable(self, name: str, own: str) -> str | None:
+        """Take the shape of an extra; or say why it can't be kept, by all groups.
+
+        Integers and booleans of which some are missing can't be kept, as NaN could not replace them, nor lists of
+        another length.
+        """
+        kind = self._schema.field(own).type
+        mapped = (part for parts in self._plan.mapped.values() for part in parts)
+        if pa.types.is_struct(kind) and any(part.startswith((f"{own}.", f"{own}/")) for part in mapped):
+            return "members of it are mapped"
+        if not all(own in group.schema.names for group in self._groups):
+            return "not in every file"
+        is_whole = pa.types.is_integer(innermost(kind)) or pa.types.is_boolean(innermost(kind))
+        is_ragged = is_list(kind) and not pa.types.is_fixed_size_list(kind)
+        found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        try:
+            found = self._shapes(name, (own,))
+            self._found |= found
+            for g, group in enumerate(self._groups[1:] if is_whole or is_ragged else (), 1):
+                if is_ragged or own not in (group.complete() if group.complete else ()):
+                    array = one_array(self._read(group, [own])[own])
+                    self._as_planned(g, name, numbers(array, own, group.place, with_nan=not is_whole))
+        except DataError as error:
+            for path in found:
+                del self._found[path]
+            return str(error)
+        return None
+
+    def _later(self, name: str) -> list[str]:
+        """The table's columns of the observations that follow those in a column of Etude's."""
+        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
+        return [part for root in roots for part in self._plan.mapped.get(col.moved(name, col.OBS, root), ())]
 
     def _widen(self) -> None:
         """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
-        for name in col.under(self._found, col.OBS):
-            shape, dtype = self._found[name]
-            if dtype.kind in "iu" and self._misfits(name, dtype):
-                wide = np.dtype(np.float64 if self._misfits(name, np.dtype(np.int64)) else np.int64)
+        for name in col.subtree(self._plan.mapped, col.OBS).keys() & self._found.keys():
+            (shape, dtype), later = self._found[name], self._later(name)
+            kinds = {str(self._schema.field(part).type) for part in (*self._plan.mapped[name], *later)}
+            if dtype.kind in "iu" and len(kinds) > 1 and not self._are_all_in(later, dtype):
+                wide = np.dtype(np.int64 if self._are_all_in(later, np.dtype(np.int64)) else np.float64)
                 self._found[name] = shape, wide
 
-    def _misfits(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether numbers that follow an observation, which have another type, do not fit in ``dtype``."""
-        mapped, later = self._plan.mapped, col.moved(name, col.OBS, col.NEXT_OBS)
-        if name in mapped:
-            after = [part for own in (later, col.moved(name, col.OBS, col.FINAL_OBS)) for part in mapped.get(own, ())]
-            kinds = {str(self._schema.field(part).type) for part in (*mapped[name], *after)}
-            return len(kinds) > 1 and self._lies_in(after, dtype) is not None
-        if self._found.get(later, self._found[name])[1] == self._found[name][1]:
-            return False
-        for g in range(len(self._groups)):  # a member of a struct
-            values = self._raw(g, col.NEXT_OBS, mapped[col.NEXT_OBS]).get(later, np.zeros(0))
-            values = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-            if not np.array_equal(values.astype(dtype), values):
-                return True
-        return False
-
-    def _drop_incomplete(self) -> None:
-        """Drop extras that can't be kept because of what comes after the first group.
-
-        These are integers and booleans of which some are missing, as NaN could not replace them, and lists of another
-        length.
-        """
-        own_types = {name: self._schema.field(own).type for name, own in self._plan.extras.items()}
-        kinds = {name: kind for name, kind in own_types.items() if name in self._found}
-        inside = {name: innermost(kind) for name, kind in kinds.items()}
-        whole = {n for n, kind in inside.items() if pa.types.is_integer(kind) or pa.types.is_boolean(kind)}
-        lists = {name for name, kind in kinds.items() if is_list(kind) and not pa.types.is_fixed_size_list(kind)}
-        for g, group in enumerate(self._groups[1:] if whole or lists else (), 1):
-            known = group.complete() if group.complete else ()
-            for name in [n for n in kinds if n in lists or (n in whole and self._plan.extras[n] not in known)]:
-                own = self._plan.extras[name]
-                try:
-                    array = one_array(self._read(group, [own])[own])
-                    found = numbers(array, own, group.place, with_nan=name not in whole)
-                    self._as_planned(g, name, found)
-                except DataError as error:
-                    self.dropped[name] = str(error)
-                    del self._found[name], kinds[name]
-
-    def _has_members(self, struct: str) -> bool:
-        """Whether members of a struct are mapped to columns of their own."""
-        own = (name for names in self._plan.mapped.values() for name in names)
-        return any(name.startswith((f"{struct}.", f"{struct}/")) for name in own)
+    def _are_all_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> bool:
+        """Whether all numbers in columns of the table are whole and in the range of ``dtype``."""
+        limits = np.iinfo(dtype)
+        for group in self._groups if names else ():
+            table = self._read(group, names)
+            for part in names:
+                values = np.asarray(_numbers_in(one_array(table[part])).drop_null())
+                if values.dtype.kind == "f":
+                    values = values[~np.isnan(values)]
+                    if (values != np.floor(values)).any():
+                        return False
+                if values.dtype.kind in "iuf" and len(values):
+                    low, high = values.min(), values.max()
+                    if low < limits.min or high > limits.max:
+                        return False
+        return True
 
     def _space(self, root: str, given: Space | None) -> Space:
         names = col.under(self._found, root)
         if given is None:
             self.inferred[root] = "the space, from the numbers"
             found = {name: self._found[name][::-1] for name in names}
-            ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
-            space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
-            self._warn_of_many_names(root)
+            ranges = self._ranges(root) if any(inferring.needs_range(name, *own) for name, own in found.items()) else {}
+            space = inferring.inferred_space(found, root, ranges, col.subtree(self._texts, root))
             if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
                 self._warn_of_whole_actions(space)
         else:
@@ -386,52 +338,35 @@ class TableColumns:
                 why = "".join(f" `{name}` is text, such as {min(self._texts[name])[:40]!r}." for name in texts)
                 raise DataError(f"`{root}` has the columns {names}, but its space has {list(wanted)}: {given}.{why}")
             for name, leaf in wanted.items():
-                if not fits(self._found[name][0], leaf_shape(leaf)):
-                    raise DataError(
-                        f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
-                    )
+                shape = self._found[name][0]
+                if not inferring.fits(shape, leaf_shape(leaf)):
+                    raise DataError(f"`{name}` has rows of shape {list(shape)}, but its space is {leaf}.")
                 if name in self._texts and not isinstance(leaf, NamedDiscrete):
-                    raise DataError(
-                        f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete, or leave the "
-                        "space out."
-                    )
+                    raise DataError(f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete.")
             # Numbers get the dtype of the given space: tables often hold them wider than the env gave them.
-            dtypes = {
-                name: leaf_dtype(leaf)
-                if leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
-                else fitting(leaf, self._found[name][1])
-                for name, leaf in wanted.items()
-            }
-            space = widened(given, root, dtypes)
+            dtypes = {}
+            for name, leaf in wanted.items():
+                keeps = leaf_dtype(leaf).kind == "f" or self._fit_in(name, leaf_dtype(leaf))
+                dtypes[name] = leaf_dtype(leaf) if keeps else inferring.fitting(leaf, self._found[name][1])
+            space = inferring.widened(given, root, dtypes)
         several = {n: own for n, own in self._plan.mapped.items() if len(own) > 1 or n in self._plan.vectors}
-        space = named(space, root, several)
+        space = inferring.named(space, root, several)
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
             if name in self._texts and isinstance(leaf, NamedDiscrete):
                 self._named[name] = leaf
         return space
 
-    def _warn_of_unknown(self, groups: Sequence[Group]) -> None:
+    def _warn_of_unknown(self) -> None:
         """Warn of columns that are observed, but not known before the action: the action itself, or the reward."""
-        observed = {n for name in col.under(self._plan.mapped, col.OBS) for n in self._plan.mapped[name]}
+        mapped = {
+            root: [part for own in col.subtree(self._plan.mapped, root).values() for part in own]
+            for root in (col.OBS, col.ACTION, col.REWARD)
+        }
         for root in (col.ACTION, col.REWARD):
-            own = [n for name in col.under(self._plan.mapped, root) for n in self._plan.mapped[name] if n in observed]
-            if own:
-                self.warn(
-                    f"{groups[0].file or 'the table'}: column `{own[0]}` is mapped as both `{col.OBS}` and `{root}`: a "
-                    "policy can't see it before it acts."
-                )
-
-    def _warn_of_many_names(self, root: str) -> None:
-        """Warn of text that is different in many rows, which is hardly a choice."""
-        rows = sum(group.num_rows for group in self._groups)
-        for name, texts in col.subtree(self._texts, root).items():
-            if len(texts) > _FEW and 4 * len(texts) > rows:
-                self.warn(
-                    f"{self._groups[0].file or 'the table'}: `{name}` is text with {len(texts):,} different values in "
-                    f"{rows:,} rows, such as {min(texts)[:40]!r}. They are read as names, which have no order, and a "
-                    "policy refuses others. If they hold numbers, convert them."
-                )
+            if both := [own for own in mapped[root] if own in mapped[col.OBS]]:
+                what = f"`{both[0]}` is mapped as both `{col.OBS}` and `{root}`: a policy can't see it before it acts."
+                self.warn(f"{self._where}: column {what}")
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
         """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
@@ -442,61 +377,31 @@ class TableColumns:
         if is_few or (own and space.dtype.kind == "i"):
             few = ", ".join(f"{value:g}" for value in values[:5])
             self.warn(
-                f"{self._groups[0].file or 'the table'}: the actions in column `{own}` are whole numbers of type "
-                f"{space.dtype} ({few}), so they are read as continuous. If they are choices, convert them to integers "
-                "from 0, or to words; if not, to fractions."
+                f"{self._where}: the actions in column `{own}` are whole numbers of type {space.dtype} ({few}), so "
+                "they are read as continuous. If they are choices, convert them to integers from 0, or to words."
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space.
-
-        Raises:
-            DataError: what follows has numbers that neither fit in it nor in the dtype of the column.
-        """
+        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space."""
         found = self._found[name][1]
         if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
             return False
-        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
-        later = [col.moved(name, col.OBS, root) for root in roots]
-        fits = np.can_cast(found, dtype, "safe") or self._lies_in(self._plan.mapped[name], dtype) is None
-        after = [part for one in later for part in self._plan.mapped.get(one, ())]
-        wrong = self._lies_in(after, dtype if fits else found)
-        if wrong and not np.can_cast(found, dtype, "safe"):
-            fits, wrong = False, self._lies_in(after, found)
-        if wrong:
-            raise DataError(f"{wrong}, which do not fit in the {dtype if fits else found} of `{name}`. Correct them.")
+        if np.can_cast(found, dtype, "safe"):
+            return True
+        fits = self._are_all_in([*self._plan.mapped[name], *self._later(name)], dtype)
         if not fits:
-            where = self._groups[0].file or "the table"
-            self.warn(f"{where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
+            self.warn(f"{self._where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
         return fits
 
-    def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
-        """None if all numbers of these columns are whole and in the range of ``dtype``; else which are not."""
-        limits = np.iinfo(dtype)
-        for group in self._groups if names else ():
-            table = self._read(group, names)
-            for part in names:
-                array = _numbers_in(one_array(table[part]))
-                is_whole = pa.types.is_integer(array.type)
-                if pa.types.is_floating(array.type):
-                    array = array.drop_null()
-                    array = array.filter(pc.invert(pc.is_nan(array)))
-                    is_whole = pc.all(pc.equal(array, pc.floor(array)), min_count=0).as_py()
-                elif not is_whole:
-                    continue
-                low, high = pc.min_max(array).as_py().values()
-                if low is not None and not (is_whole and limits.min <= low <= high <= limits.max):
-                    what = "numbers" if is_whole else "fractions"
-                    return f"{group.place(0)}: column `{part}` has {what} from {low} to {high}"
-        return None
-
-    def _ranges(self, root: str) -> dict[str, Range]:
+    def _ranges(self, root: str) -> dict[str, inferring.Range]:
         """The ranges of integers under ``root`` in all groups."""
-        ranges: dict[str, Range] = {}
+        ranges: dict[str, inferring.Range] = {}
         for name, own in self._plan.mapped.items():
             if col.is_under(name, root) or (root == col.OBS and col.is_under(name, col.NEXT_OBS)):
                 for g in range(len(self._groups)):
-                    widen(ranges, {path: self._whole(path, values) for path, values in self._raw(g, name, own).items()})
+                    inferring.widen(
+                        ranges, {path: self._whole(path, values) for path, values in self._raw(g, name, own).items()}
+                    )
         return ranges
 
     def _whole(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -512,15 +417,13 @@ class TableColumns:
             if shape not in ((), (1,)) or dtype.kind == "O":
                 raise DataError(f"`{col.REWARD}` has rows of shape {list(shape)}, not one number each.")
             self._found[col.REWARD] = (), dtype if dtype.kind == "f" else np.dtype(np.float64)
-        finals, like = col.under(self._plan.mapped, col.FINAL_OBS), [*col.renamed(self._found, col.OBS, col.FINAL_OBS)]
-        if finals and set(finals) != set(like):
-            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` require {like}.")
-        nexts = col.under(self._found, col.NEXT_OBS)
-        wanted = {col.moved(n, col.OBS, col.NEXT_OBS): n for n in col.under(self._found, col.OBS)}
-        if nexts and set(nexts) != set(wanted):
-            raise DataError(f"`{col.NEXT_OBS}` has the columns {nexts}, but those of `{col.OBS}` are {[*wanted]}.")
-        for name in nexts:
-            self._found[name] = self._found[wanted[name]]
+        like = col.under(self._found, col.OBS)
+        nexts, finals = col.under(self._found, col.NEXT_OBS), col.under(self._plan.mapped, col.FINAL_OBS)
+        for root, names in ((col.NEXT_OBS, nexts), (col.FINAL_OBS, finals)):
+            wanted = {col.moved(name, col.OBS, root): name for name in like}
+            if names and set(names) != set(wanted):
+                raise DataError(f"`{root}` has the columns {names}, but those of `{col.OBS}` are {like}.")
+            self._found |= {name: self._found[wanted[name]] for name in names if name in self._found}
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -538,50 +441,42 @@ class TableColumns:
         group = self._groups[g]
         return self._numbers(self._read(group, own), name, own, group.place)
 
-    def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: Callable[[int], str]) -> Columns:
-        if len(own) == 1 and name not in self._plan.vectors:
-            array = self._array(table[own[0]], name)
-            if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
-                return {name: strings(array, own[0], place)}
-            found = self._flat(array, own[0], name, place)
-            shape = shape_of(table.schema.field(own[0]))
-            if shape and name in found and math.prod(found[name].shape[1:]) == math.prod(shape):
-                found = {name: found[name].reshape(-1, *shape)}
-            if name == col.LOGP and self._plan.is_propensity:
-                found = {name: _logarithm(values, own[0], place) for name, values in found.items()}
-            return found
-        parts = [flat(self._array(table[part], name), part, place, with_nan=self._takes_nan(name)) for part in own]
+    def _numbers(self, table: pa.Table, name: str, own: Sequence[str], place: RowPlace) -> Columns:
+        is_vector = len(own) > 1 or name in self._plan.vectors
+        parts = [self._flat(table, part, name, place, is_coded=not is_vector) for part in own]
+        if not is_vector:
+            return parts[0]
         for part, found in zip(own, parts, strict=True):
-            if list(found) != [part] or found[part].ndim != 1:
+            if list(found) != [name] or found[name].ndim != 1:
                 raise DataError(f"{place(0)}: column `{part}` holds more than one number a row: map it on its own.")
-        return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
+        return {name: np.stack([found[name] for found in parts], axis=1)}
 
-    def _takes_nan(self, name: str) -> bool:
-        """Whether missing fractions are NaN in a column: where NaN is looked for, and in extras."""
-        return name in self._plan.extras or any(col.is_under(name, root) for root in _CHECKED)
-
-    def _array(self, column: pa.ChunkedArray, name: str) -> pa.Array:
-        """A column as one array; whole numbers become fractions where some are missing and nothing says otherwise."""
-        array = one_array(column)
-        may_be = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
-        if not may_be or not array.null_count or not pa.types.is_integer(array.type):
-            return array
-        try:
-            return array.cast(pa.float64())
-        except pa.ArrowInvalid:  # more digits than a fraction has: that some are missing is an error
-            return array
-
-    def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
-        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``."""
+    def _flat(self, table: pa.Table, own: str, name: str, place: RowPlace, *, is_coded: bool) -> Columns:
+        """The numbers of the table's column ``own``, by Etude's names, which start with ``name``; of text, the numbers
+        of its names if ``is_coded``."""
+        array = one_array(table[own])
+        if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
+            return {name: strings(array, own, place)}
+        may_be_empty = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
+        if may_be_empty and array.null_count and pa.types.is_integer(array.type):
+            with contextlib.suppress(pa.ArrowInvalid):  # more digits than a fraction has: a missing one is an error
+                array = array.cast(pa.float64())
 
         def coded(texts: pa.Array, path: str) -> NDArray[Any]:
             return self._coded(texts, col.as_obs(name) + path[len(own) :], path, place)
 
-        is_coded = any(col.is_under(name, root) for root in CODED)
-        found = flat(array, own, place, coded if is_coded else None, with_nan=self._takes_nan(name))
-        return {name + path[len(own) :]: values for path, values in found.items()}
+        is_coded = is_coded and any(col.is_under(name, root) for root in CODED)
+        takes_nan = name in self._plan.extras or any(col.is_under(name, root) for root in _CHECKED)
+        flat_columns = flat(array, own, place, coded if is_coded else None, with_nan=takes_nan)
+        found = {name + path[len(own) :]: values for path, values in flat_columns.items()}
+        shape = shape_of(table.schema.field(own))
+        if shape and name in found and math.prod(found[name].shape[1:]) == math.prod(shape):
+            found[name] = found[name].reshape(-1, *shape)
+        if name == col.LOGP and self._plan.is_propensity:
+            return {name: _logarithm(values, own, place) for name, values in found.items()}
+        return found
 
-    def _coded(self, texts: pa.Array, name: str, own: str, place: Callable[[int], str]) -> NDArray[Any]:
+    def _coded(self, texts: pa.Array, name: str, own: str, place: RowPlace) -> NDArray[Any]:
         """Convert text to the numbers of its `NamedDiscrete`; zeros while that is not known."""
         if name not in self._named:
             self._texts.setdefault(name, set()).update(strings(pc.unique(texts), own, place))
@@ -592,8 +487,7 @@ class TableColumns:
             row = int(np.argmax(np.asarray(found.is_null())))
             raise DataError(
                 f"{place(row)}: column `{own}` holds {texts[row].as_py()!r}, which is none of the {space.n} names that "
-                f"`{name}` has here: {space.listed()}. Correct the name, or leave the row out; a policy can't learn it "
-                "later."
+                f"`{name}` has here: {space.listed()}. Correct the name, or leave the row out."
             )
         return np.asarray(found).astype(space.dtype)
 
@@ -601,24 +495,26 @@ class TableColumns:
         if name not in self._found:
             return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
-        if int(np.prod(shape)) * len(values) != values.size:
-            if (seen := col.as_obs(name)) != name and g == 0:
-                raise DataError(
-                    f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but `{seen}` of "
-                    f"{list(shape)}. Map the same columns for both, in the same order."
-                )
+        if math.prod(shape) * len(values) != values.size:
             raise DataError(
-                f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])} from here on, but "
-                f"{list(shape)} before. All rows must have one shape."
+                f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but "
+                f"`{col.as_obs(name)}` of {list(shape)}. All rows must have one shape."
             )
         values = values.reshape(len(values), *shape)
-        if dtype.kind == "O" or values.dtype == dtype:
-            return values
         is_whole = dtype.kind != "f" and values.dtype.kind == "f"
         if is_whole and col.is_under(name, col.NEXT_OBS) and np.isnan(values).any():
             return values  # empty where an episode ends; see `TableRows.read`
-        with np.errstate(invalid="ignore"):
-            return values.astype(dtype)
+        return values if dtype.kind == "O" else _cast(values, dtype, name, self._groups[g].place)
+
+
+def _cast(values: NDArray[Any], dtype: np.dtype[Any], name: str, place: RowPlace) -> NDArray[Any]:
+    """Numbers as another dtype; whole ones must not change."""
+    with np.errstate(invalid="ignore"):
+        out = values.astype(dtype, copy=False)
+    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype, "safe") and (lost := out != values).any():
+        row = int(lost.reshape(len(lost), -1).any(axis=1).argmax())
+        raise DataError(f"{place(row)}: `{name}` is {values[row]}, which does not fit in {dtype}. Correct it.")
+    return out
 
 
 def _numbers_in(array: pa.Array) -> pa.Array:
@@ -629,20 +525,19 @@ def _numbers_in(array: pa.Array) -> pa.Array:
     return array
 
 
-def _joined(table: pa.Table, names: Sequence[str], place: Callable[[int], str]) -> pa.ChunkedArray:
+def _joined(table: pa.Table, names: Sequence[str], place: RowPlace) -> pa.ChunkedArray:
     """A column, or several as one of texts such as ``van-3/17``."""
     if len(names) == 1:
         return table[names[0]]
     try:
         texts = [table[name].cast(pa.string()) for name in names]
     except pa.ArrowException as error:
-        raise DataError(
-            f"{place(0)}: the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
-        ) from error
+        what = f"the columns of `{col.EPISODE_ID}` are not all text or numbers: {error}"
+        raise DataError(f"{place(0)}: {what}") from error
     return pc.binary_join_element_wise(*texts, "/")
 
 
-def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
+def _logarithm(values: NDArray[Any], own: str, place: RowPlace) -> NDArray[np.float64]:
     """Convert probabilities to their logarithms."""
     if values.ndim != 1:
         raise DataError(f"{place(0)}: column `{own}` of `{PROPENSITY}` holds more than one number a row.")
@@ -650,15 +545,10 @@ def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> N
     wrong = ~((chance > 0) & (chance <= 1 + _ROUNDING))
     if wrong.any():
         row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
-        advice = (
-            "Correct it, or leave the row out; if it is the logarithm of a probability or a density, map it as "
-            f"`{col.LOGP}`."
-        )
-        if chance[row] == 0:
-            advice = f"If it was rounded, write more digits; else leave the row out, or do not map `{PROPENSITY}`."
         raise DataError(
             f"{place(row)}: column `{own}` of `{PROPENSITY}` is {values[row]}, but the probability of an action that "
-            f"was taken is above 0 and at most 1{more}. {advice}"
+            f"was taken is above 0 and at most 1{more}. If it was rounded, write more digits; else correct it or leave "
+            f"the row out. Map the logarithm of a probability or a density as `{col.LOGP}`."
         )
     return np.log(np.minimum(chance, 1.0))
 
@@ -697,7 +587,7 @@ class _Common(NamedTuple):
         pairs = {name: col.moved(name, col.OBS, col.NEXT_OBS) for name in col.under(self.columns.steps, col.OBS)}
         last: Columns = {}
         for g, (num, flags) in enumerate(self.columns.keys(keys)):
-            ends = np.logical_or(*ends_of(flags, num, self.groups[g].place))
+            ends = np.logical_or(*table_index.ends_of(flags, num, self.groups[g].place))
             if ends.all() and not last:  # nothing goes on anyway
                 continue
             found = self.columns.load(g, [*pairs, *pairs.values()])
@@ -717,10 +607,14 @@ class _Common(NamedTuple):
         )
         return np.zeros_like(goes_on)
 
+    def origin(self, row: int) -> tuple[Group, int]:
+        """The group that a row of the table originally came from, before sorting, and its index there."""
+        g = int(np.searchsorted(self.first, row, side="right")) - 1
+        return self.groups[g].origin(row - int(self.first[g]))
+
     def place(self, row: int) -> Place:
         """Locate a row of the table."""
-        g = int(np.searchsorted(self.first, row, side="right")) - 1
-        group, inside = self.groups[g].origin(row - int(self.first[g]))
+        group, inside = self.origin(row)
         return Place(group.place(inside), str(group.file or self.where), group.first + inside)
 
     def words(self, row: int) -> str:
@@ -753,26 +647,23 @@ class TableRows(Format):
         found = _rows(common, start, stop + int(goes_on[-1] and not common.has_next), needed)
         known = goes_on | common.has_next
         final_obs: Columns = {}
+        at = start + last
         numbers_after = [found[own][last] for own in after.values() if found[own].dtype.kind == "f"]
         if common.has_next and numbers_after:  # of an ended episode, they may be empty
             is_empty = np.all([np.isnan(v).reshape(len(v), -1).all(axis=1) for v in numbers_after], axis=0)
             known = goes_on | ~is_empty
+        elif after and not common.has_next:
+            known = goes_on | found[HAS_FINAL][last]
         for name in obs:
             if common.has_next:
                 final = found[after[name]][last]
                 final[~known] = 0
-                if (dtype := found[name].dtype) != final.dtype:  # of whole numbers, some of which are empty
-                    if (gaps := np.isnan(final).reshape(len(last), -1).any(axis=1)).any():
-                        where = common.words(int(start + last[gaps.argmax()]))
-                        raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
-                    final = final.astype(dtype)
-                final_obs[name] = final
+                final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(at[i])))
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)
             final[goes_on] = found[name][last[goes_on] + 1]
             if after:
                 there = found[HAS_FINAL][last]
-                known |= there
                 final[there] = found[after[name]][last[there]]
         keys = {name: getattr(index, name)[which] for name in ("t_start", "terminated", "truncated")}
         keys |= {name: ids[which] for name, ids in index.ids.items()}
@@ -780,8 +671,7 @@ class TableRows(Format):
         exp = Experience({name: found[name][: offsets[-1]] for name in columns}, offsets, segments, final_obs)
         if problems is not None and common.has_next:
             for name, other in after.items():
-                place = partial(self.place, unit, exp=exp)
-                problems += not_chained(place, name, found[name], found[other], offsets)
+                problems += not_chained(partial(self.place, unit, exp=exp), name, found[name], found[other], offsets)
         return exp
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
@@ -807,7 +697,9 @@ class Table(TableRows):
         source = self._source
         ids = _id_columns(source.columns)
         unread: list[Problem] = []
-        contents = contents_of(source, groups_of(source.data, source.filesystem, ids, unread), unread=unread)
+        contents = contents_of(
+            source, table_inputs.groups_of(source.data, source.filesystem, ids, unread), unread=unread
+        )
         return dataclasses.replace(contents, problems=[*contents.problems, *unread]) if unread else contents
 
 
@@ -825,10 +717,10 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
     own: dict[Any, dict[Any, tuple[Any, Any]]] = {}
     for group, (num, found) in zip(groups, columns.keys(keys), strict=True):
         t = one_array(found.get(col.T_INDEX, pa.chunked_array([np.zeros(num, "datetime64[us]")])))
-        if not is_time(t.type) or t.null_count:
+        if not table_index.is_time(t.type) or t.null_count:
             return
         t = t.cast(pa.int64() if t.type.bit_width == 64 else pa.int32())
-        codes, ids = key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
+        codes, ids = table_index.key_codes(found[col.EPISODE_ID], col.EPISODE_ID, group.place)
         spans = pa.table({"id": codes, "t": t}).group_by("id").aggregate([("t", "min"), ("t", "max")]).to_pylist()
         for row in spans:
             first, last = own.setdefault(group.file, {}).get(ids[row["id"]], (row["t_min"], row["t_max"]))
@@ -840,9 +732,8 @@ def _warn_of_shared_ids(where: str, columns: TableColumns, groups: Sequence[Grou
         if 2 * shared > len(episodes) and all(last <= first for (_, last), (first, _) in itertools.pairwise(spans)):
             columns.warn(
                 f"{where}: {shared:,} of {len(episodes):,} episode ids in {file} are also in files before it, and the "
-                "rows of each id are read as one episode. If each file has its own episodes, give them other ids: "
-                f"a folder `run=1` is a column of {col.EPISODE_ID}=run,episode; and several recordings, each from a "
-                "Source of its own, keep them apart."
+                "rows of each id are read as one episode. If each file has its own episodes, give a list of Sources, "
+                f"or map a folder `run=1` as a part of the id: {col.EPISODE_ID}=run,episode."
             )
             return
         seen |= episodes.keys()
@@ -857,10 +748,9 @@ def _with_names_as_texts(schema: pa.Schema, source: Source, mapped: Mapping[str,
             at = several.index(part) if part in several else 0
             for to in (root, col.NEXT_OBS, col.FINAL_OBS) if root == col.OBS else (root,):
                 own = mapped.get(col.moved(name, root, to)) or mapped.get(to, ())
-                field = schema.field(own[at]) if at < len(own) else None
-                kind = getattr(field.type, "value_type", field.type) if field is not None else None
-                if field is None or is_list(field.type):
+                if at >= len(own) or is_list((field := schema.field(own[at])).type):
                     continue
+                kind = getattr(field.type, "value_type", field.type)
                 if pa.types.is_floating(kind) or pa.types.is_struct(kind):
                     raise DataError(
                         f"column `{field.name}` is of type {kind}, but `{name}` has names that are whole numbers: "
@@ -885,16 +775,16 @@ def contents_of(
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     if not any(group.num_rows for group in groups):
-        raise no_rows(source.data, groups)
+        raise table_inputs.no_rows(source.data, groups)
     members = [name for name in source.named if "." in name or "/" in name]
-    groups = [with_members(group, members) if members else group for group in groups if group.num_rows]
+    groups = [table_inputs.with_members(group, members) if members else group for group in groups if group.num_rows]
     try:
         names = list(dict.fromkeys(name for group in groups for name in group.schema.names))
         if source.preset == ETUDE and any(col.SEGMENT not in group.schema.names for group in groups):
             names = [name for name in names if name != col.SEGMENT]  # it can be restored
         mapped = source.mapped(names)
         used = {name for own in mapped.values() for name in own}
-        schema, clashing = joint_schema(groups, _id_columns(mapped), used)
+        schema, clashing = table_inputs.joint_schema(groups, _id_columns(mapped), used)
         schema = pa.schema([field for field in schema if field.name in names], schema.metadata)
         schema = _with_names_as_texts(schema, source, mapped)
         plan = ColumnMap.of(schema, mapped)
@@ -911,57 +801,44 @@ def contents_of(
     ordered = partial(columns.keys, keys)
     how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
     chained = common.chained(keys)
-    index = index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
+    index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
-        needed, tracks = columns.of_table(), partial(tracks_of, ordered, chained, common.words)
+        needed, tracks = columns.of_table(), partial(table_index.tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
-        for note in notes:
-            columns.warn(note)
+        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
-        index = index_of(ordered, chained, common.words, is_sorted=True, **how)
+        index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)
     assert index is not None  # the rows are sorted
-    if is_uneven := index.is_mostly_gaps() and not index.is_clock:
-        columns.warn(
-            f"{where}: `{plan.mapped[col.T_INDEX][0]}` rises unevenly, like a time, but as `{col.T_INDEX}` it is the "
-            f"number of the step, of which most are missing. If none are, leave `{col.T_INDEX}` out where the rows of "
-            "each episode are in order; else turn it into times, such as 2026-03-01 08:30:00."
-        )
     counts_steps = col.T_INDEX in plan.mapped and not index.is_clock
     if unread and not (counts_steps and LAST_ROW not in plan.ends.values()):
         columns.warn(
-            f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. No `{col.T_INDEX}` counts "
-            f"the steps, or ends are {LAST_ROW}, so an episode with rows in these files may be joined over the missing "
-            "steps, or seem to end before them. Restore the files, or leave their episodes out."
+            f"{where}: {len(unread)} of the files can't be read, such as {unread[0].file}. Their episodes may be "
+            f"joined over the missing steps, as no `{col.T_INDEX}` counts them, or seem to end before them. Restore "
+            "the files, or leave their episodes out."
         )
     if source.preset != ETUDE and not unread:  # else, what is missing at the beginning may be lost
-        index = from_own_first_steps(index)
-    if source.preset != ETUDE and not is_uneven and (late := index.num_late()) > 1:
+        index = table_index.from_own_first_steps(index)
+    if source.preset != ETUDE and not index.is_clock and (index.is_mostly_gaps() or index.is_mostly_late()):
         columns.warn(
-            f"{where}: {late:,} episodes begin at a `{plan.mapped[col.T_INDEX][0]}` above {index.first}, so "
-            f"their first steps count as missing. If `{col.T_INDEX}` counts the rows of the table rather than the "
-            "steps of each episode, leave it out where the rows of each episode are in order."
-        )
-    if len(both := [name for name, word in plan.ends.items() if word == LAST_ROW]) > 1:
-        raise DataError(
-            f"{where}: {' and '.join(both)} are both {LAST_ROW}, but an episode ends in one way: leave one out."
+            f"{where}: `{plan.mapped[col.T_INDEX][0]}` as `{col.T_INDEX}` is the number of the step, and most steps or "
+            "most beginnings of episodes are missing. If none are, as it is a time or counts the rows of the table, "
+            f"{table_index.WITHOUT_T}."
         )
     for name, word in plan.ends.items():
         if word == LAST_ROW:
-            index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
+            index = table_index.ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
     header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
     units = []
     for k, (first, last) in enumerate(itertools.pairwise(index.parts.tolist())):
         start, stop = index.offsets[[first, last]].tolist()
-        place = common.place(start)
-        file = next((file for file in files if str(file) == place.file), None)
-        units.append(Unit(k, stop - start, file, place.row, RowsUnit(slice(first, last), index, common)))
+        group, inside = common.origin(start)
+        data = RowsUnit(slice(first, last), index, common)
+        units.append(Unit(k, stop - start, group.file, group.first + inside, data))
     return Contents(header, columns.steps, units, files, columns.warnings)
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
     inferred = dict(columns.inferred)
     if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
         inferred[DONE] = "read as terminated unless truncated: time limits can't be told apart"
@@ -973,10 +850,8 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
         inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
     if col.EPISODE_ID not in plan.mapped:
         inferred[col.EPISODE_ID] = "none is mapped: numbered"
-    for name, found in (("inferred", inferred), ("dropped", columns.dropped)):
-        if found:
-            meta[name] = found
-    return meta
+    found = {"inferred": inferred, "dropped": columns.dropped}
+    return {name: notes for name, notes in found.items() if notes}
 
 
 def _rows(common: _Common, start: int, stop: int, names: Sequence[str]) -> Columns:

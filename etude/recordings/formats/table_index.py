@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sort the rows of a table and cut them into segments, from their key columns alone."""
+"""Sort the rows of a table and cut them into segments, from their key columns alone.
+
+The key columns are ids, flags and times, as numbers or as text.
+"""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -13,14 +17,11 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.format import MAX_ROWS, cut_long, grouped
-from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
-from etude.recordings.formats.source import FLAGS, KEYS
-from etude.recordings.formats.texts import truths
-
-_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""The bits of whole numbers that floats hold, by the bits of their type."""
+from etude.recordings.formats.arrow import Place, check_nulls, is_text, numbers, one_array, shown, strings
+from etude.recordings.formats.source import DATE_ORDERS, DAY_FIRST, FLAGS, KEYS, MONTH_FIRST
 
 Ints = NDArray[np.int64]
+
 Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
 """Yields the number of rows and the key columns of one group after another. It may be called many times."""
 
@@ -58,10 +59,10 @@ class TableIndex:
         is_gap = is_next & (self.t_start[1:] > self.t_start[:-1] + np.diff(self.offsets)[:-1])
         return 2 * int(is_gap.sum()) > int(self.offsets[-1] - len(self.t_start) + is_next.sum())
 
-    def num_late(self) -> int:
-        """How many agents lack the first steps of their episode, if most do; else 0."""
+    def is_mostly_late(self) -> bool:
+        """Whether most agents, and more than one, lack the first steps of their episode."""
         late = self.t_start[np.append(True, ~self.has_next)] > 0
-        return int(late.sum()) if 2 * int(late.sum()) > len(late) else 0
+        return 1 < int(late.sum()) > len(late) / 2
 
 
 def index_of(
@@ -140,40 +141,23 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     return dataclasses.replace(index, terminated=terminated, truncated=truncated)
 
 
-def tracks_of(
-    groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
-) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
-    reader, first, midnight = _KeyReader(chained, place), 0, None
+def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time.
+
+    Raises:
+        DataError: the times have no date. Past midnight, their order would not be that of the steps.
+    """
+    reader, first = _KeyReader(chained, place), 0
     for rows, columns in groups():
         keys = reader.read(rows, columns)
+        if reader.is_time_of_day:
+            raise DataError(
+                f"{place(first)}: `{col.T_INDEX}` is a time of day, and rows are not in order of episode and time, so "
+                f"that times past midnight could not be told apart. Map a column of date and time; or {WITHOUT_T}."
+            )
         episode, *agent = _tracks(keys)
-        track = episode << 32 | agent[0] if agent else episode
-        back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
-        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
-        if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
-            midnight = int(back[0])
-            warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
-        yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
+        yield episode << 32 | agent[0] if agent else episode, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
-
-
-_PAST_MIDNIGHT: Final = (
-    "`t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
-    "midnight come first: if episodes run past midnight, map a column of date and time."
-)
-_SET_BACK: Final = (
-    "the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
-    "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
-)
-_RARE: Final = 20
-"""A time that goes back once in so many rows is one of rows in order."""
-
-
-def _goes_back(track: Ints, t: Ints) -> Ints:
-    """The rows whose time is before that of the row before them in their track."""
-    order = np.argsort(track, kind="stable")
-    return order[np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0)) + 1]
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
@@ -181,7 +165,7 @@ Keys: TypeAlias = Mapping[str, NDArray[Any]]
 the table does not have is missing, except flags."""
 
 
-def _taken(keys: Keys, rows: slice) -> Keys:
+def _taken(keys: Keys, rows: Any) -> dict[str, NDArray[Any]]:
     return {name: values[rows] for name, values in keys.items()}
 
 
@@ -210,11 +194,7 @@ class _Cut:
         self._reader, self._by_one = reader, by_one
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
-        self._starts: list[Ints] = []
-        self._firsts: list[Ints] = []
-        self._bases: list[Ints] = []  # the first ``t`` of each segment's track, if ``t`` counts steps
-        self._heads: list[Keys] = []  # the keys of each segment's first row
-        self._before: list[Keys] = []  # and of the row before it
+        self._heads: list[Keys] = []  # of the first row of each segment; see `add`
 
     @property
     def is_of_other_stride(self) -> bool:
@@ -237,11 +217,8 @@ class _Cut:
         return keys if last is None else {n: np.concatenate([last[n], values]) for n, values in keys.items()}
 
     def add(self, keys: Keys) -> None:
-        """Cut some more rows, which come after those before."""
-        num = len(keys[col.TERMINATED])
-        if not num:
-            return
-        is_first = self._last is None
+        """Cut some more rows, at least one, which come after those before."""
+        num, is_first = len(keys[col.TERMINATED]), self._last is None
         if is_first:
             self._last = _taken(keys, slice(0, 1))
         both = self._with_last(keys)
@@ -254,11 +231,10 @@ class _Cut:
             breaks |= ~_are_alike([both[col.MODULE_ID]])
         breaks[0] |= is_first
         starts = np.flatnonzero(breaks)
-        self._starts.append(starts + self._num)
-        self._firsts.append(t[starts])
-        self._bases.append(bases[starts])
-        self._heads.append({name: values[starts] for name, values in keys.items()})
-        self._before.append({name: both[name][starts] for name in (col.TERMINATED, col.TRUNCATED)})
+        before = _taken({name: both[name] for name in (col.TERMINATED, col.TRUNCATED)}, starts)
+        ids = _taken({name: keys[name] for name in KEYS if name in keys}, starts)
+        # The first ``t`` of each segment's track is its base, if ``t`` counts steps; the flags are of the row before.
+        self._heads.append({"start": starts + self._num, "t": t[starts], "base": bases[starts], **before, **ids})
         self._last, self._t, self._num = _taken(keys, slice(num - 1, num)), int(t[-1]), self._num + num
 
     def _steps(self, keys: Keys, both: Keys, same: NDArray[np.bool_], head: Ints) -> tuple[Ints, Ints]:
@@ -282,24 +258,24 @@ class _Cut:
     def index(self, most: int) -> TableIndex:
         """Return the segments of all rows, in parts of at most ``most`` rows."""
         assert self._last is not None  # there are rows
-        offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
+        heads = {name: np.concatenate([each[name] for each in self._heads]) for name in self._heads[0]}
+        offsets = np.append(heads["start"], self._num).astype(np.int64)
         parent, start, stop = cut_long(offsets, most)
         goes_on = stop != offsets[1:][parent]
-        ends = {}
-        for name in (col.TERMINATED, col.TRUNCATED):
-            last_rows = np.concatenate([*(keys[name] for keys in self._before), self._last[name]])[1:]
-            ends[name] = last_rows[parent] & ~goes_on
-        ids = {n: np.concatenate([keys[n] for keys in self._heads])[parent] for n in KEYS if n in self._last}
-        firsts, bases = np.concatenate(self._firsts), np.concatenate(self._bases)
+        ends = {
+            name: np.append(heads[name][1:], self._last[name])[parent] & ~goes_on
+            for name in (col.TERMINATED, col.TRUNCATED)
+        }
+        t, bases = heads["t"], heads["base"]
         least = int(bases.min())
         first = least if 1 <= least <= self.stride and not self._by_one else 0
         # Agents that act in turns begin at ``first``, the number after it and so on.
-        firsts += (bases - first) // self.stride - bases // self.stride
+        t += (bases - first) // self.stride - bases // self.stride
         return TableIndex(
             offsets=np.append(start, self._num).astype(np.int64),
             goes_on=goes_on,
-            t_start=firsts[parent] + start - offsets[:-1][parent],
-            ids={name: self._reader.names_of(name, codes) for name, codes in ids.items()},
+            t_start=t[parent] + start - offsets[:-1][parent],
+            ids={name: self._reader.names_of(name, heads[name][parent]) for name in KEYS if name in heads},
             parts=grouped(stop - start, most),
             stride=self.stride,
             first=first,
@@ -331,7 +307,7 @@ class _KeyReader:
         terminated, truncated = ends_of(columns, num, place)
         keys: dict[str, NDArray[Any]] = {col.TERMINATED: terminated, col.TRUNCATED: truncated}
         if col.T_INDEX in columns:
-            keys[col.T_INDEX] = _time(columns[col.T_INDEX], place)
+            keys[col.T_INDEX] = steps_or_times(columns[col.T_INDEX], place)
             self.is_clock = is_time(columns[col.T_INDEX].type)
             self.is_time_of_day = bool(pa.types.is_time(columns[col.T_INDEX].type))
         if col.EPISODE_ID in columns:
@@ -385,6 +361,181 @@ class _KeyReader:
         return episode
 
 
+# -- decoding keys: flags and times ------------------------------------------------------------------------------------
+
+
+NO: Final = ("no", "false", "n", "f", "0")
+YES: Final = ("yes", "true", "y", "t", "1")
+
+_DATE: Final = (
+    r"^(?P<one>\d{1,2})(?P<mark>[/.-])(?P<two>\d{1,2})[/.-](?P<year>\d{4})"
+    r"(?:,?[ T]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:\.(?P<fraction>\d+))?)?"
+    r" ?(?P<half>[AaPp]?)(?:\.?[Mm]\.?)?)?$"
+)
+_ISO: Final = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+
+
+WITHOUT_T: Final = f"leave `{col.T_INDEX}` out, if the rows of each episode are in order"
+"""Advice where ``t`` does not say the order of steps."""
+UNIX_FROM: Final = 10**8
+"""Whole numbers from here on are Unix times, in whatever unit (in seconds, this is 1973), and not indices of steps."""
+
+
+def truths(array: pa.Array) -> pa.Array:
+    """``array`` as booleans: `YES` and `NO` in any case; null where it is neither."""
+    found = pc.index_in(pc.utf8_lower(_trimmed(array)), value_set=pa.array([*NO, *YES]))
+    return pc.greater_equal(found, len(NO))
+
+
+def date_orders(array: pa.Array) -> tuple[str, ...]:
+    """Those of `DATE_ORDERS` that dates such as 1/2/2026 may have: one if a date has a number above 12, or points,
+    which stand after the day; none if there is no such date."""
+    parts = pc.extract_regex(_trimmed(array), _DATE)
+    one, two = (pc.max(pc.cast(pc.struct_field(parts, name), pa.int64())).as_py() for name in ("one", "two"))
+    if one is None:
+        return ()
+    if one > 12 or pc.any(pc.equal(pc.struct_field(parts, "mark"), ".")).as_py():
+        return (DAY_FIRST,)
+    return (MONTH_FIRST,) if two > 12 else DATE_ORDERS
+
+
+def date_order(arrays: Iterable[pa.Array]) -> str | None:
+    """What comes first in the dates of a column, by the first part of it that shows it; None if none does."""
+    for orders in map(date_orders, arrays):
+        if orders != DATE_ORDERS:
+            return orders[0] if orders else None
+    return None
+
+
+def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Array:
+    """Convert texts to timestamps in microseconds, without what is finer.
+
+    They are ISO 8601, with zones in all rows or in none, also with slashes in the date; or dates such as 11/24/2026 and
+    24.11.2026, alone or with a time such as 15:15 or 3:15 PM.
+
+    Args:
+        array: The texts; what is empty stays so.
+        place: Describes the location of a row, for errors.
+        name: The column's name.
+        order: One of `DATE_ORDERS`; None if no date shows it.
+
+    Raises:
+        DataError: a text is no time, or could be two; the message names the row.
+    """
+    texts = pc.replace_substring_regex(_trimmed(array), r" ?(UTC|GMT)$", "Z")
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    texts = pc.replace_substring_regex(texts, r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3")
+    for kind in _ISO:
+        try:
+            return texts.cast(kind)
+        except pa.ArrowException:
+            continue
+    parts = pc.extract_regex(texts, _DATE)
+    is_there, is_date = np.asarray(texts.is_valid()), np.asarray(parts.is_valid())
+    row, first = int(is_there.argmax()), ""
+    if not is_date[row]:
+        row = _not_iso(texts)
+    elif order is None:
+        given = " or ".join(f"{col.T_INDEX}={name}:{one}" for one in DATE_ORDERS)
+        raise DataError(
+            f"{place(row)}: no row of the column `{name}` tells whether the month or the day is first in "
+            f"{texts[row].as_py()!r}. Write {given}; or {WITHOUT_T}."
+        )
+    else:
+        values, is_right = _dates(parts, order)
+        wrong = is_there & ~(is_date & is_right)
+        if not wrong.any():
+            return pa.array(values, pa.timestamp("us"), mask=~is_there)
+        row, first = int(wrong.argmax()), f" with the {order.partition('-')[0]} first"
+    raise DataError(
+        f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is text such as {texts[row].as_py()[:40]!r}, neither "
+        f"the number of a step nor a time{first} such as 2026-03-01 08:30:00 or 3/24/2026 3:15 PM, written alike in "
+        f"all rows. Convert it; or {WITHOUT_T}."
+    )
+
+
+def can_be_times(kind: pa.DataType) -> bool:
+    """Whether numbers of this type can be times; booleans can not."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def are_times(arrays: Iterable[pa.Array]) -> bool:
+    """Whether the numbers of a column, in parts of one type, are times and not indices of steps: some have a fraction,
+    or all are at least `UNIX_FROM`."""
+    least = math.inf
+    for array in arrays:
+        values = np.asarray(array.drop_null().cast(pa.float64(), safe=False))
+        values = values[np.isfinite(values)]
+        if (values != np.floor(values)).any():
+            return True
+        least = min(least, values.min(initial=math.inf))
+        if least < UNIX_FROM and pa.types.is_integer(array.type):
+            return False  # without reading the others
+    return bool(UNIX_FROM <= least < math.inf)
+
+
+def number_times(array: pa.Array, place: Place) -> pa.Array:
+    """Convert times that are numbers to timestamps that sort alike. Their unit is unknown, so these are no dates.
+
+    Raises:
+        DataError: one is missing, or not finite; the message names the row.
+    """
+    values = numbers(array, col.T_INDEX, place)
+    if values.dtype.kind == "f":
+        if not (is_there := np.isfinite(values)).all():
+            row = int(is_there.argmin())
+            raise DataError(f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, which is no time.")
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)  # of positive numbers they sort alike; -0 becomes 0
+        values = np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)
+    return pa.array(values.astype(np.int64), pa.timestamp("us"))
+
+
+def _trimmed(array: pa.Array) -> pa.Array:
+    return pc.utf8_trim_whitespace(array.cast(pa.string()))
+
+
+def _not_iso(texts: pa.Array) -> int:
+    """The first row that is no time where the rows before it are; 0 if only some have a zone."""
+    for kind in _ISO:
+        for row, text in enumerate(texts):
+            try:
+                text.cast(kind)
+            except pa.ArrowException:
+                if row:
+                    return row
+                break
+    return 0
+
+
+def _dates(parts: pa.Array, order: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """datetime64[us] ``[n]``, and whether there is such a time: bool ``[n]``."""
+
+    def numbers(name: str) -> NDArray[np.int64]:
+        digits = pc.fill_null(pc.struct_field(parts, name), "0")
+        digits = pc.utf8_slice_codeunits(pc.utf8_rpad(digits, 6, "0"), 0, 6) if name == "fraction" else digits
+        return np.asarray(pc.cast(pc.if_else(pc.equal(digits, ""), "0", digits), pa.int64()))
+
+    year, hour, minute, second, fraction = map(numbers, ("year", "hour", "minute", "second", "fraction"))
+    month, day = (numbers(name) for name in (("one", "two") if order == MONTH_FIRST else ("two", "one")))
+    half = np.asarray(pc.fill_null(pc.utf8_lower(pc.struct_field(parts, "half")), "").to_numpy(zero_copy_only=False))
+    has_half = half != ""
+    is_right = (month >= 1) & (month <= 12) & (day >= 1) & (minute < 60) & (second < 60)
+    is_right &= np.where(has_half, (hour >= 1) & (hour <= 12), hour < 24)
+    hour = np.where(has_half, hour % 12 + 12 * (half == "p"), hour)
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    is_right &= days.astype("datetime64[M]") == months
+    seconds = (hour * 60 + minute) * 60 + second
+    return days.astype("datetime64[us]") + (seconds * 1_000_000 + fraction), is_right
+
+
+# -- flags, steps and ids ----------------------------------------------------------------------------------------------
+
+
+_BITS: Final = {16: 11, 32: 24, 64: 53}
+"""The bits of whole numbers that floats hold, by the bits of their type."""
+
+
 def ends_of(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -405,21 +556,15 @@ def ends_by(flags: Mapping[str, NDArray[np.bool_]], num_rows: int) -> tuple[NDAr
 def flags_of(column: pa.ChunkedArray | pa.Array, name: str, place: Place) -> NDArray[np.bool_]:
     """Convert a flag of numbers 0 and 1, booleans, or texts such as yes and no; others are a DataError."""
     array = one_array(column)
-    if is_text(array.type):
-        found = truths(array)
-        wrong = np.asarray(found.is_null()) & np.asarray(array.is_valid())
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise DataError(
-                f"{place(row)}: the column of `{name}` is {str(array[row])[:40]!r}, not true or false. Write yes and "
-                "no, true and false, or 1 and 0."
-            )
-        array = found
-    values = numbers(array, name, place)
-    bad = (values != 0) & (values != 1)
-    if values.ndim != 1 or bad.any():
-        row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
-        raise DataError(f"{place(row)}: the column of `{name}` is {values[row]}, not true or false.")
+    found = truths(array) if is_text(array.type) else array
+    wrong = np.asarray(pc.and_(found.is_null(), array.is_valid()))  # texts that are neither
+    if not wrong.any():
+        values = numbers(found, name, place)
+        wrong = (values != 0) & (values != 1) if values.ndim == 1 else np.ones(len(values), bool)
+    if wrong.any():
+        row = int(wrong.argmax())
+        found_there = f"{place(row)}: the column of `{name}` is {shown(array[row])!r}"
+        raise DataError(f"{found_there}, not true or false. Write yes and no, true and false, or 1 and 0.")
     return values.astype(bool)
 
 
@@ -428,25 +573,21 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
 
 
-def _time(column: pa.ChunkedArray, place: Place) -> Ints:
+def steps_or_times(column: pa.ChunkedArray, place: Place) -> Ints:
+    """Convert ``t``: the number of a step, or a point in time as a number."""
     array = one_array(column)
-    if is_clock := is_time(array.type):
+    if is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
+        return numbers(array, col.T_INDEX, place).astype(np.int64)
     values = numbers(array, col.T_INDEX, place)
-    if is_clock:
-        return values.astype(np.int64)
-    if values.ndim == 1 and values.dtype.kind == "f":
-        bad = ~(np.abs(values) < 2**53) | (values != np.round(values))
-    else:
-        bad = np.full(len(values), values.ndim != 1 or values.dtype.kind == "b")
-    if values.dtype.kind in "iuf" and values.ndim == 1:
-        bad |= (values < 0) | (values > 2**62)
-    if bad.any():
-        row = int(bad.argmax())
-        raise DataError(
-            f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0. Leave "
-            f"`{col.T_INDEX}` out, if the rows of each episode are in order."
-        )
+    is_right = np.zeros(len(values), bool)
+    if values.ndim == 1 and values.dtype.kind in "iuf":
+        limit = 2**53 if values.dtype.kind == "f" else 2**62
+        is_right = (values >= 0) & (values < limit) & (values == np.round(values))
+    if not is_right.all():
+        row = int(is_right.argmin())
+        what = f"the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0"
+        raise DataError(f"{place(row)}: {what}. Correct it; or {WITHOUT_T}.")
     return values.astype(np.int64)
 
 
@@ -455,19 +596,17 @@ def key_codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, N
     array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.null_count and name == col.EPISODE_ID:
-        row = int(np.argmax(np.asarray(array.is_null())))
-        raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if name == col.EPISODE_ID:
+        check_nulls(array, name, place)
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
-    most = pc.max(pc.abs(array.cast(pa.float64()))).as_py() if pa.types.is_floating(array.type) else None
-    if most is not None and most >= 1 << (bits := _BITS[array.type.bit_width]):
-        raise DataError(
-            f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: different "
-            "ids may be equal. Write them as text (in a CSV file with a letter in front), or as smaller numbers."
-        )
-    if most is not None:
+    if pa.types.is_floating(array.type):
+        most, bits = pc.max(pc.abs(array.cast(pa.float64()))).as_py(), _BITS[array.type.bit_width]
+        if most is not None and most >= 1 << bits:
+            raise DataError(
+                f"{place(0)}: the column of `{name}` holds numbers up to {most:.17g} as floats of {bits} bits: "
+                "different ids may be equal. Write them as text (in a CSV file with a letter in front)."
+            )
         array = pc.add(array, pa.scalar(0.0, array.type))  # 0.0 and -0.0 are one id
     try:
         encoded = array.dictionary_encode(null_encoding="encode")

@@ -56,14 +56,29 @@ class Group:
     """If the rows are sorted: what `origin` returns."""
     complete: Callable[[], Collection[str]] | None = None
     """The columns that miss no value, also in lists, as the file says; None if it does not say it."""
+    values: Mapping[str, str | int | None] = dataclasses.field(default_factory=dict)
+    """Columns with one value for all rows, which names of folders say."""
+    members: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Columns that are members of a struct: the name of the struct, and those of the members inside each other."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Read some of the columns."""
         assert self.load is not None
-        table = self.load(list(names))
+        paths = [self.members.get(name, [name]) for name in names]
+        own = list(dict.fromkeys(first for first, *_ in paths if first not in self.values))
+        table = without_views(self.load(own))
         if table.num_rows != self.num_rows:
             raise ValueError(f"there are {table.num_rows} rows where {self.num_rows} should be")
-        return table
+        if own == list(names):
+            return table
+        columns = []
+        for first, *rest in paths:
+            if first in self.values:
+                value = pa.scalar(self.values[first], self.schema.field(first).type)
+                columns.append(pa.repeat(value, self.num_rows))
+            else:
+                columns.append(pc.struct_field(table[first], rest) if rest else table[first])
+        return pa.table(columns, names=list(names))
 
     def origin(self, row: int) -> "tuple[Group, int]":
         """Return the group that a row originally came from, before sorting, and its index there."""
@@ -96,40 +111,12 @@ def read_batch(
         return pa.Table.from_batches([batch])
 
 
-def _with_values(group: Group, values: Mapping[str, str | int | None]) -> Group:
-    """The group with a column for each of ``values``, from names of folders, except those that the file has itself."""
+def _completed(group: Group, values: Mapping[str, str | int | None]) -> Group:
+    """The group with plain text and bytes in place of views, and a column for each of ``values`` that it lacks."""
     values = {name: value for name, value in values.items() if name not in group.schema.names}
-    if not values:
-        return group
-    kinds = {name: pa.int64() if isinstance(value, int) else pa.string() for name, value in values.items()}
-    schema = pa.schema([*group.schema, *kinds.items()])
-    return dataclasses.replace(group, schema=schema, load=partial(_read_values, group, values, schema))
-
-
-def _read_values(group: Group, values: Mapping[str, Any], schema: pa.Schema, names: Sequence[str]) -> pa.Table:
-    own = [name for name in names if name not in values]
-    table = group.read(own) if own or not names else None
-    if not names:
-        return table
-    columns = [
-        pa.repeat(pa.scalar(values[name], schema.field(name).type), group.num_rows)
-        if table is None or name in values
-        else table[name]
-        for name in names
-    ]
-    return pa.table(columns, names=names)
-
-
-def _without_views(group: Group) -> Group:
-    """The group with plain text and bytes in place of views."""
-    schema = pa.schema([field.with_type(kind_without_views(field.type)) for field in group.schema])
-    if schema.equals(group.schema):
-        return group
-    return dataclasses.replace(group, schema=schema, load=partial(_read_without_views, group))
-
-
-def _read_without_views(group: Group, names: Sequence[str]) -> pa.Table:
-    return without_views(group.read(names))
+    fields = [field.with_type(kind_without_views(field.type)) for field in group.schema]
+    kinds = [(name, pa.int64() if isinstance(value, int) else pa.string()) for name, value in values.items()]
+    return dataclasses.replace(group, schema=pa.schema([*fields, *kinds], group.schema.metadata), values=values)
 
 
 def with_members(group: Group, names: Iterable[str]) -> Group:
@@ -146,14 +133,7 @@ def with_members(group: Group, names: Iterable[str]) -> Group:
         if kind is not None:
             paths[name] = [first, *rest]
             schema = schema.append(pa.field(name, kind))
-    return dataclasses.replace(group, schema=schema, load=partial(_read_members, group, paths))
-
-
-def _read_members(group: Group, paths: Mapping[str, list[str]], names: Sequence[str]) -> pa.Table:
-    found = [paths.get(name, [name]) for name in names]
-    table = group.read(list(dict.fromkeys(first for first, *_ in found)))
-    columns = [pc.struct_field(table[first], rest) if rest else table[first] for first, *rest in found]
-    return pa.table(columns, names=names)
+    return dataclasses.replace(group, schema=schema, members=paths)
 
 
 class InFolders(tuple[AnyPath, ...]):
@@ -197,7 +177,7 @@ def groups_of(
         table = _table(data)
         most = most_rows(table.nbytes / max(1, table.num_rows))
         slices = [(first, table.slice(first, most)) for first in range(0, max(1, table.num_rows), most)]
-        return [_without_views(Group(table.schema, part.num_rows, None, first, part.select)) for first, part in slices]
+        return [_completed(Group(table.schema, part.num_rows, None, first, part.select), {}) for first, part in slices]
     known: Systems = {}
     several = data if isinstance(data, list | tuple) else [data]
     found = [each for place in several for each in _files(place, filesystem, known)]
@@ -208,7 +188,7 @@ def groups_of(
         raise given_twice(next(name for name in names if names.count(name) > 1))
     in_folders = _with_types([values for *_, values in found])
     list(footers.footers([file for file, kind, _ in found if isinstance(file, RemotePath) and kind == "parquet"]))
-    texts = [file for file, kind, _ in found if kind in text_tables.KINDS]
+    texts = [file for file, kind, _ in found if kind in text_tables.CONVERTERS]
     size = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts)
     in_memory = size < cache.LEAST_BYTES
     groups: list[list[Group]] = []
@@ -234,11 +214,7 @@ def groups_of(
         ]
         if others:
             groups[k] = list(_file_groups(*found[k][:2], in_memory=in_memory, texts=others))
-    return [
-        _with_values(_without_views(group), values)
-        for own, values in zip(groups, in_folders, strict=True)
-        for group in own
-    ]
+    return [_completed(group, values) for own, values in zip(groups, in_folders, strict=True) for group in own]
 
 
 def _with_types(found: Sequence[Mapping[str, str]]) -> list[dict[str, str | int | None]]:
@@ -247,12 +223,11 @@ def _with_types(found: Sequence[Mapping[str, str]]) -> list[dict[str, str | int 
     for values in found:
         for name, text in values.items():
             texts.setdefault(name, set()).add(text)
-    numbers = {name for name, own in texts.items() if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in own)}
-
-    def typed(name: str, text: str) -> str | int | None:
-        return None if text == NO_VALUE else int(text) if name in numbers else text
-
-    return [{name: typed(name, text) for name, text in values.items()} for values in found]
+    is_whole = {name: all(map(re.compile(r"0|-?[1-9]\d{0,17}").fullmatch, own)) for name, own in texts.items()}
+    return [
+        {name: None if text == NO_VALUE else int(text) if is_whole[name] else text for name, text in values.items()}
+        for values in found
+    ]
 
 
 def in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
@@ -267,18 +242,17 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
     top = above_glob(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
-        if path.is_dir():
-            inside = visible_files(path)
-            of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
-            kinds = {file: _kind(file) for file in inside if file.name not in of_dataset}
-            found += [(file, kind, in_names(top or path, file)) for file, kind in kinds.items() if kind]
-        elif path.is_file():
-            if (kind := _kind(path)) is None:
+        inside = visible_files(path) if path.is_dir() else [path] * path.is_file()
+        of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
+        folder = top or (path if path.is_dir() else path.parent)
+        for file in [file for file in inside if file.name not in of_dataset]:
+            if kind := _kind(file):
+                found.append((file, kind, in_names(folder, file)))
+            elif file is path:
                 raise DataError(
                     f"{path}: is a table of an unknown kind. Known are {', '.join(SUFFIXES)}. Other formats need no "
                     "Source: Recording.open(path) detects them, and takes `obs_space` and `action_space` too."
                 )
-            found.append((path, kind, {} if top is None else in_names(top, path)))
     if not found:
         is_there = any(place.exists() for place in expanded(given, filesystem, known))
         what = f"table file here. Known are {', '.join(SUFFIXES)}" if is_there else "such file or folder"

@@ -22,10 +22,9 @@ import pyarrow.json
 
 from etude.files import AnyPath, RemotePath, input_file, input_stream
 from etude.recordings import cache
-from etude.recordings.formats.arrow import check_names, plain, without_views, write_batches
+from etude.recordings.formats.arrow import check_names, kind_with, plain, without_views, write_batches
 
-KINDS: Final = ("csv", "json", "stream")
-VERSION: Final = 6
+VERSION: Final = 7
 """Version of the conversion; changing it invalidates cache entries."""
 MOST_OPENED: Final = 500
 """Lines of JSON with more brackets are checked before Arrow reads them."""
@@ -48,7 +47,7 @@ def converted(path: AnyPath, kind: str, texts: Sequence[str] = (), *, in_memory:
 
     Args:
         path: The file.
-        kind: One of `KINDS`.
+        kind: One of `CONVERTERS`.
         texts: Columns of a CSV file that are texts, whatever is in them.
         in_memory: Read the file at once, and hold what it becomes in memory, unless that is large.
 
@@ -57,57 +56,45 @@ def converted(path: AnyPath, kind: str, texts: Sequence[str] = (), *, in_memory:
         pickled.
     """
     origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__, *texts)
-    make = partial(_convert, path, kind, in_memory, texts=texts)
+    make = partial(_convert, path, kind, texts, in_memory)
     return partial(cache.Made(origin, make, in_memory=in_memory).opened, _TABLE)
 
 
-def read(path: AnyPath, kind: str, texts: Sequence[str] = ()) -> pa.Table:
-    """Read all rows of a CSV or JSON file at once; raises the errors of Arrow and `json`."""
-    if kind == "csv":
-        return _csv(path, texts)
-    if _is_array(path):
-        return _table_of([row for row, _ in _elements(path)], None)
-    _check_for_arrow(path)
-    size = min(max(path.stat().st_size, 2**20), 2**26)
-    try:
-        return _json(partial(_input, path), pa.json.ReadOptions(block_size=size), None)
-    except pa.ArrowInvalid:
-        _check_lines(path)
-        raise
-
-
-def _convert(path: AnyPath, kind: str, is_small: bool, folder: Path, texts: Sequence[str] = ()) -> None:
-    target = folder / _TABLE
-    if kind == "stream":
-        _convert_blocks(lambda schema: _stream_tables(path), target)
-        return
+def _convert(path: AnyPath, kind: str, texts: Sequence[str], is_small: bool, folder: Path) -> None:
+    convert = partial(CONVERTERS[kind], path, texts, folder / _TABLE)
     if not is_small:
         with contextlib.suppress(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-            if kind == "csv":
-                _convert_csv(path, texts, target)
-            elif _is_array(path):
-                _convert_blocks(partial(_list_tables, path), target)
-            else:
-                _check_for_arrow(path)
-                _convert_blocks(partial(_line_tables, path), target)
+            convert(_BLOCK)
             return
-    table = read(path, kind, texts)  # whole, what does not work in blocks may work
-    write_batches(target, table.schema, [table])
+    convert(min(max(path.stat().st_size * 20, 2**20), 2**31 - 1))  # whole, what does not work in blocks may work
 
 
 # -- CSV ----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: AnyPath, texts: Sequence[str]) -> pa.Table:
+def _convert_csv(path: AnyPath, texts: Sequence[str], target: Path, size: int) -> None:
+    """Types come from the first block; if a later block does not fit, start again with the next type."""
+    # Arrow reads 32 blocks ahead. Without threads, the row of an error is known.
+    options = pa.csv.ReadOptions(block_size=_BLOCK // 4 if size == _BLOCK else size, use_threads=size == _BLOCK)
     parse, point = _dialect(path)
-    # Types come from the first block, but integers there may be followed by fractions: this is the only block. Without
-    # threads, the row of an error is known.
-    size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
-    options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), decimal_point=point)
-    table = pa.csv.read_csv(_input(path), options, parse, convert)
-    _check_texts(table.schema)
-    return _blanks_as_nulls(table)
+    types: dict[str, pa.DataType] = dict.fromkeys(texts, pa.string())
+    names: list[str] = []
+    kinds: list[pa.DataType] = []
+    while True:
+        try:
+            convert = pa.csv.ConvertOptions(column_types=types, decimal_point=point)
+            with pa.csv.open_csv(_input(path), options, parse, convert) as reader:
+                names, kinds = reader.schema.names, reader.schema.types
+                _check_texts(reader.schema)
+                tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
+                write_batches(target, reader.schema, tables)
+            return
+        except pa.ArrowInvalid as error:
+            place = re.search(r"In CSV column #(\d+):.* CSV conversion error", str(error), re.DOTALL)
+            column = int(place[1]) if place else len(names)
+            if column >= len(names) or names.count(names[column]) > 1 or kinds[column] not in _KINDS[:-1]:
+                raise
+            kinds[column] = types[names[column]] = _KINDS[_KINDS.index(kinds[column]) + 1]
 
 
 def _check_texts(schema: pa.Schema) -> None:
@@ -143,36 +130,20 @@ def _dialect(path: AnyPath) -> tuple[pa.csv.ParseOptions, str]:
     return pa.csv.ParseOptions(delimiter=separator), "," if has_commas else "."
 
 
-def _convert_csv(path: AnyPath, texts: Sequence[str], target: Path) -> None:
-    """Types come from the first block; if a later block does not fit, start again with the next type."""
-    options, (parse, point) = pa.csv.ReadOptions(block_size=_BLOCK // 4), _dialect(path)  # Arrow reads 32 ahead
-    types: dict[str, pa.DataType] = dict.fromkeys(texts, pa.string())
-    names: list[str] = []
-    kinds: list[pa.DataType] = []
-    while True:
-        try:
-            convert = pa.csv.ConvertOptions(column_types=types, decimal_point=point)
-            with pa.csv.open_csv(_input(path), options, parse, convert) as reader:
-                names, kinds = reader.schema.names, reader.schema.types
-                _check_texts(reader.schema)
-                tables = (_blanks_as_nulls(pa.Table.from_batches([batch])) for batch in reader)
-                write_batches(target, reader.schema, tables)
-            return
-        except pa.ArrowInvalid as error:
-            place = re.search(r"In CSV column #(\d+):.* CSV conversion error", str(error), re.DOTALL)
-            column = int(place[1]) if place else len(names)
-            if column >= len(names) or names.count(names[column]) > 1 or kinds[column] not in _KINDS[:-1]:
-                raise
-            kinds[column] = types[names[column]] = _KINDS[_KINDS.index(kinds[column]) + 1]
-
-
 # -- JSON ---------------------------------------------------------------------------------------------------------
 
 
-def _is_array(path: AnyPath) -> bool:
-    """Whether a file holds one list of objects, rather than an object per line."""
+def _convert_json(path: AnyPath, texts: Sequence[str], target: Path, size: int) -> None:
     with input_stream(path) as file:
-        return bool(file.read(256).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["))
+        is_list = file.read(256).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")  # rather than lines
+    if is_list:
+        _convert_blocks(partial(_list_tables, path, size), target)
+        return
+    try:
+        _convert_blocks(partial(_line_tables, path, size), target)
+    except pa.ArrowInvalid:
+        _check_lines(path)
+        raise
 
 
 def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
@@ -180,7 +151,7 @@ def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]],
     tables = tables_of(None)
     first = next(tables, None)
     if first is None:
-        raise pa.ArrowInvalid("there is no block")  # such a file is small enough to be read whole
+        raise ValueError("it is empty")
     schema, is_alike = first.schema, True
 
     def alike() -> Iterator[pa.Table]:
@@ -197,42 +168,34 @@ def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]],
         write_batches(target, schema, (table.select(schema.names) for table in tables_of(schema)))
 
 
-def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
+def _line_tables(path: AnyPath, size: int, schema: pa.Schema | None) -> Iterator[pa.Table]:
     """Yield the rows of a file block by block; with a ``schema``, with all of its columns and types."""
-    for chunk in _line_blocks(path, _BLOCK):
-        if not chunk.isspace():
-            _check_first_line(chunk)
-            options = pa.json.ReadOptions(block_size=len(chunk) + 1, use_threads=False)
-            yield _json(partial(io.BytesIO, chunk), options, schema)
+    with input_stream(path) as file:
+        lines = io.BufferedReader(file)
+        while chunk := lines.read(size) + lines.readline():
+            _check_for_arrow(chunk)
+            yield _json(chunk, schema)
 
 
-def _json(source: Callable[[], Any], options: pa.json.ReadOptions, schema: pa.Schema | None) -> pa.Table:
+def _json(lines: bytes, schema: pa.Schema | None) -> pa.Table:
     """Lines of JSON as a table; without a ``schema``, its types are those of JSON, which has texts but no times."""
-    table = pa.json.read_json(source(), options, pa.json.ParseOptions(explicit_schema=schema))
+    options = pa.json.ReadOptions(block_size=len(lines) + 1, use_threads=False)
+    table = pa.json.read_json(io.BytesIO(lines), options, pa.json.ParseOptions(explicit_schema=schema))
     if schema is None:
-        plain_schema = pa.schema([field.with_type(_as_texts(field.type)) for field in table.schema])
-        if not plain_schema.equals(table.schema):
-            return _json(source, options, plain_schema)
+        texts = kind_with(pa.struct(table.schema), lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
+        if not (plain_schema := pa.schema(list(texts))).equals(table.schema):
+            return _json(lines, plain_schema)
     return table
 
 
-def _as_texts(kind: pa.DataType) -> pa.DataType:
-    """The type with texts in place of times, which Arrow makes of texts such as 2026-03-01."""
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_as_texts(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_as_texts(kind.value_type)))
-    return pa.string() if pa.types.is_timestamp(kind) else kind
-
-
-def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
+def _list_tables(path: AnyPath, block: int, schema: pa.Schema | None) -> Iterator[pa.Table]:
     """Like `_line_tables`, for a file that holds one list of objects."""
     rows: list[dict[str, Any]] = []
     size, is_empty = 0, True
     for row, num_chars in _elements(path):
         rows.append(row)
         size += num_chars
-        if size >= _BLOCK:
+        if size >= block:
             yield _table_of(rows, schema)
             rows, size, is_empty = [], 0, False
     if rows or is_empty:
@@ -283,21 +246,15 @@ def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
             raise ValueError(f"there is more after the list of {number:,} objects")
 
 
-def _check_for_arrow(path: AnyPath) -> None:
-    """Raise a RecursionError or ValueError for a line that is nested so deep that Arrow would end the process."""
-    for chunk in _line_blocks(path, 2**23):
-        _check_first_line(chunk)
-        data = np.frombuffer(chunk, np.uint8)
-        ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
-        opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
-        for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
-            json.loads(chunk[ends[i - 1] if i else 0 : ends[i]])
-
-
-def _check_first_line(chunk: bytes) -> None:
-    """Raise a ValueError if lines begin with a null: Arrow 26 would end the process."""
-    if re.match(rb"(?:\xef\xbb\xbf)?\s*null", chunk):
+def _check_for_arrow(lines: bytes) -> None:
+    """Raise a RecursionError or ValueError for lines by which Arrow would end the process: nested deep, or a null."""
+    if re.match(rb"(?:\xef\xbb\xbf)?\s*null", lines):
         raise ValueError("a line is null, and not an object")
+    data = np.frombuffer(lines, np.uint8)
+    ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
+    opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
+    for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
+        json.loads(lines[ends[i - 1] if i else 0 : ends[i]])
 
 
 def _check_lines(path: AnyPath) -> None:
@@ -310,25 +267,20 @@ def _check_lines(path: AnyPath) -> None:
                 raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
-def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
-    """Yield a file in blocks of whole lines."""
-    with input_stream(path) as file:
-        lines = io.BufferedReader(file)
-        while chunk := lines.read(size) + lines.readline():
-            yield chunk
-
-
 # -- Arrow streams ----------------------------------------------------------------------------------------------------
 
 
-def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
-    """Yield no rows, and then the rows of each record batch, with plain values in place of dictionaries."""
+def _convert_stream(path: AnyPath, texts: Sequence[str], target: Path, size: int) -> None:
+    """Plain values take the place of dictionaries."""
     with input_file(path) as source, pa.ipc.open_stream(source) as reader:
         check_names(reader.schema)
-        yield plain(without_views(reader.schema.empty_table()))
-        for batch in reader:
-            batch.validate(full=True)
-            yield plain(without_views(pa.Table.from_batches([batch])))
+
+        def tables() -> Iterator[pa.Table]:
+            for batch in reader:
+                batch.validate(full=True)
+                yield plain(without_views(pa.Table.from_batches([batch])))
+
+        write_batches(target, plain(without_views(reader.schema.empty_table())).schema, tables())
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
@@ -337,3 +289,12 @@ def _stream_tables(path: AnyPath) -> Iterator[pa.Table]:
 def _input(path: AnyPath) -> Any:
     """The input for Arrow's text readers."""
     return input_stream(path) if isinstance(path, RemotePath) else path
+
+
+CONVERTERS: Final[Mapping[str, Callable[[AnyPath, Sequence[str], Path, int], None]]] = {
+    "csv": _convert_csv,
+    "json": _convert_json,
+    "stream": _convert_stream,
+}
+"""Write a file of each kind as an Arrow file: its path, the columns that are texts, the target, and bytes to decode
+at a time."""

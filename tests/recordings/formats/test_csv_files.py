@@ -36,7 +36,7 @@ def written(folder: Path, lines: list[str], name: str = "log.csv") -> Path:
     ("row", "message"),
     [
         ("b,1,2.5,{}", r"log\.csv, row 3: column `command` is empty"),
-        ("{},1,2.5,left", r"log\.csv, row 3: the column of `episode_id` is empty"),
+        ("{},1,2.5,left", r"log\.csv, row 3: column `episode_id` is empty"),
     ],
 )
 def test_an_empty_cell_among_texts_is_missing(blank: str, row: str, message: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_files_of_json_lines_without_lines(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("\n\n")
     assert Recording.open(Source(tmp_path, MAP)).num_steps == 1
     (tmp_path / "b.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(Empty JSON file\)\. Mend it, restore it"):
+    with pytest.raises(DataError, match=r"b\.jsonl: can't be read \(it is empty\)\. Mend it, restore it"):
         Recording.open(Source(tmp_path, MAP))
 
 

@@ -36,7 +36,7 @@ BROKEN = [
     ({"obs": lambda r: pa.array([None] + [[1.0, 2.0]] * 6)}, "row 0, column `obs`: column `obs` is empty"),
     ({"obs": lambda r: pa.array([[1.0, None]] * 7)}, "row 0, column `obs`: column `obs` is empty or NaN"),
     ({"rewards": lambda r: pa.array(["x"] * 7)}, "row 0, column `rewards`: `reward`: 'x' is not a packed array"),
-    ({"eps_id": lambda r: pa.array(["a"] * 5 + [None] * 2)}, "row 5, column `eps_id`: the column of `episode_id`"),
+    ({"eps_id": lambda r: pa.array(["a"] * 5 + [None] * 2)}, "row 5, column `eps_id`: column `episode_id` is empty"),
     ({"obs": lambda r: pa.array([packed(pickle.dumps({"a": i})) for i in range(7)])}, "has another structure"),
 ]  # fmt: skip
 
