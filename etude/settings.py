@@ -22,10 +22,10 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    Final,
     Literal,
     NamedTuple,
     TypeGuard,
@@ -136,16 +136,14 @@ class FrozenSettingsError(SettingsError, dataclasses.FrozenInstanceError):
 
 
 def _no_such_setting(self: Any, name: str) -> Any:
-    """Raise an AttributeError that names the setting, or the way to write it here."""
-    cls: Any = type(self)
+    """Raise an AttributeError that names the nearest setting."""
     if name.startswith("_"):
         return object.__getattribute__(self, name)  # raises the original error
-    if name in _BUILDERS.split():
-        raise UnknownNameError(
-            f"{cls.__name__} has no `{name}`. Settings are given when it is made, as in {cls.__name__}"
-            f"({next(iter(_hints(cls)), '')}=...); dataclasses.replace(config, ...) makes a copy with other ones."
-        )
-    raise UnknownNameError(str(unknown_setting(cls.__name__, name, cls)))
+    cls: Any = type(self)
+    raise UnknownNameError(
+        f"{unknown_setting(cls.__name__, name, cls)} Settings are given when it is made, as in {cls.__name__}"
+        f"({next(iter(_hints(cls)), '')}=...); dataclasses.replace(config, ...) makes a copy with other ones."
+    )
 
 
 def _refuse_change(self: Any, name: str, value: Any) -> None:
@@ -160,12 +158,9 @@ def _refuse_change(self: Any, name: str, value: Any) -> None:
 def _refuse_item(self: Any, name: object) -> Any:
     cls: Any = type(self)
     path = own_paths(cls).get(str(name), (str(name),))
-    if isinstance(name, str) and path[0] not in _hints(cls):
-        raise unknown_setting(cls.__name__, name, cls)
-    known = ".".join(path) if isinstance(name, str) else next(iter(_hints(cls)), "name")
-    raise SettingsError(
-        f"{cls.__name__} has attributes, not items: write config.{known}. dataclasses.asdict(config) is a dict of all."
-    )
+    if path[0] not in _hints(cls):
+        raise unknown_setting(cls.__name__, str(name), cls)
+    raise SettingsError(f"{cls.__name__} has attributes, not items: write config.{'.'.join(path)}.")
 
 
 def _what_differs(self: Any) -> str:
@@ -397,143 +392,31 @@ def defaults(cls: type) -> dict[str, Any]:
     return result
 
 
-_OTHER_NAMES = {
-    "lr": "learning_rate step_size",
-    "actor_lr": "policy_lr pi_lr actor_learning_rate policy_learning_rate",
-    "critic_lr": "value_lr vf_lr q_lr qf_lr critic_learning_rate value_learning_rate",
-    "temperature_lr": "alpha_lr ent_lr temp_learning_rate alpha_learning_rate",
-    "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
-    "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
-    "updates_per_iteration": "n_steps_per_epoch dataset_num_iters_per_learner",
-    "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
-    "return_mean": "reward_threshold target_return target_reward stop_reward episode_reward_mean episode_return_mean",
-    "seconds": "time_limit max_time time_total_s",
-    "batch_size": "minibatch_size train_batch_size mini_batch_size train_batch_size_per_learner",
-    "minibatch_size": "batch_size sgd_minibatch_size mini_batch_size",
-    "n_step": "n_steps nstep multi_step n_step_return estimation_step",
-    "num_steps": "n_steps steps_per_epoch train_batch_size train_batch_size_per_learner rollout_length rollout_steps "
-    "rollout_fragment_length",
-    "max_steps": "horizon max_episode_steps max_episode_length max_ep_len episode_length",
-    "epochs": "n_epochs num_epochs update_epochs num_sgd_iter ppo_epochs train_pi_iters repeat_per_collect",
-    "num_envs": "n_envs envs num_envs_per_env_runner num_envs_per_worker num_vec_envs training_num",
-    "num_workers": "num_env_runners num_rollout_workers n_workers num_cpu num_processes n_proc",
-    "lambda_": "gae_lambda lam gae_lam td_lambda",
-    "gamma": "discount discount_factor discount_rate",
-    "clip": "clip_range clip_param clip_coef clip_eps clip_ratio epsilon_clip eps_clip clip_epsilon",
-    "value_clip": "clip_range_vf vf_clip_param clip_vloss",
-    "value_weight": "vf_coef vf_coeff vf_loss_coeff value_coef value_coeff value_loss_coef critic_coef",
-    "entropy_weight": "ent_coef ent_coeff entropy_coef entropy_coeff entropy_cost",
-    "grad_clip": "max_grad_norm clip_grad_norm clip_grad grad_norm_clip gradient_clip max_gradient_norm",
-    "kl_target": "target_kl desired_kl",
-    "normalize_advantages": "normalize_advantage norm_adv advantage_normalization standardize_advantages",
-    "network": "policy_kwargs model model_config net_kwargs encoder_factory",
-    "hidden": "net_arch hidden_sizes hidden_units hidden_layers hidden_dims hidden_dim hidden_size layers "
-    "fcnet_hiddens",
-    "activation": "activation_fn fcnet_activation nonlinearity",
-    "weight_init": "ortho_init orthogonal_init",
-    "recurrent": "use_lstm lstm use_rnn",
-    "recurrent_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
-    "module": "policy policy_class custom_model net model_class",
-    "capacity": "buffer_size replay_size memory_size replay_buffer_size replay_capacity buffer_capacity",
-    "learning_starts": "start_steps random_steps warmup_steps start_timesteps num_steps_sampled_before_learning_starts",
-    "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
-    "training_intensity",
-    "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
-    "tau": "polyak soft_update_coefficient target_smoothing_coefficient target_update_interval",
-    "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
-    "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
-    "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
-    "temperature": "alpha ent_coef init_temperature initial_alpha entropy_coeff",
-    "beta": "weight_temp inverse_temperature lam",
-    "mode": "materialize_data materialize_mapped_data",
-    "policy_delay": "policy_freq policy_frequency update_actor_interval actor_update_interval",
-    "alpha": "conservative_weight min_q_weight cql_alpha",
-    "context_length": "context_size context_len",
-    "buffer_size": "shuffle_buffer_size",
-    "prelearner": "prelearner_class",
-    "data": "dataset input input_ offline_data",
-    "evaluate_beside": "evaluation_parallel_to_training",
-    "whole_episodes": "batch_mode",
-    "evaluation_interval": "eval_freq eval_interval evaluation_freq eval_every",
-    "evaluation_episodes": "n_eval_episodes num_eval_episodes eval_episodes evaluation_duration",
-    "num_episodes": "n_eval_episodes num_eval_episodes eval_episodes n_episodes episodes",
-    "window": "stats_window_size metrics_num_episodes_for_smoothing",
-    "seed": "random_seed random_state rng",
-    "env": "env_id env_name environment gym_id task game env_kwargs env_config env_args make_kwargs",
-    "device": "cuda use_cuda gpu use_gpu num_gpus num_gpus_per_learner torch_device",
-    "threads": "num_threads torch_threads",
-    "modules": "policies agents",
-    "module_of": "policy_mapping_fn agent_to_module_mapping_fn",
-    "modules_to_train": "policies_to_train",
-    "callbacks": "callback callbacks_class",
-    "connectors": "wrappers env_to_module_connector observation_filter preprocessors observation_scaler action_scaler "
-    "reward_scaler",
-    "record": "output",
-    "out": "output_dir folder dir run_dir save save_dir save_path checkpoint_dir log_dir logdir tensorboard_log "
-    "storage_path local_dir",
-    "resume": "restore load checkpoint load_path resume_from checkpoint_path",
-    "log": "logger loggers track wandb tensorboard",
-    "save_interval": "save_freq checkpoint_freq checkpoint_frequency",
-    "clip_interval": "capture_video record_video video_interval",
-    "quiet": "verbose verbosity",
-    "explore": "deterministic stochastic",
-}
-"""Names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, by Etude's name."""
+@functools.cache
+def _other_libraries() -> dict[str, Any]:
+    """What settings are called in other libraries, and how theirs differ: the contents of ``other_names.yaml``."""
+    import yaml  # only for messages
 
-OTHER_VALUES: Final = frozenset(
-    "tau polyak target_interval beta mode updates_per_step epsilon temperature network activation weight_init module "  # noqa: SIM905
-    "modules module_of connectors callbacks device whole_episodes prelearner train_batch_size "
-    "train_batch_size_per_learner".split()
-)
-"""Names above, here or elsewhere, of settings whose values have another meaning elsewhere: they are not copied."""
-
-_SAID_ELSEWHERE = {
-    **{
-        name: f"Tell fit when to stop, as in fit(Stop({name}=...)), or write `stop: {{{name}: ...}}` in a file"
-        for name in ("env_steps", "updates", "return_mean", "seconds")
-    },
-    "out": "Give the folder to fit, as in algorithm.fit(stop, out=folder), or to `etude train` as --out",
-    "resume": "etude.load(folder) returns the algorithm that was saved",
-    "quiet": "fit prints nothing unless you give it progress=True",
-}
-"""What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
-
-
-_ENV_ARGUMENTS: Final = (
-    'An env with arguments is a function that makes it, as in `lambda: gym.make("FrozenLake-v1", is_slippery=False)`; '
-    "on the command line, `--env module:function`"
-)
-_COUNTS_OTHERWISE: Final = {
-    "env": dict.fromkeys(("env_kwargs", "env_config", "env_args", "make_kwargs"), _ENV_ARGUMENTS),
-    "updates_per_step": {
-        **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
-        "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",
-    },
-    "value_clip": {"vf_clip_param": "`{}` clips the squared error, this one the change of the value"},
-    "tau": {"target_update_interval": "`{}` is how often all weights are copied, this one how far they move each time"},
-}
-"""How settings of other libraries differ from Etude's of the same purpose."""
-
-
-_BUILDERS: Final = (
-    "environment rollouts env_runners training build build_algo build_env resources learners multi_agent debugging "
-    "fault_tolerance reporting checkpointing offline_data rl_module experimental copy update to_dict create"
-)
-"""Methods of other libraries' settings."""
+    return dict(yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text(encoding="utf-8")))
 
 
 def other_names(name: str) -> list[str]:
     """Etude's names for another library's setting ``name``, the likeliest first."""
-    name = name.replace("-", "_").lower()
-    return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
+    name, known = name.replace("-", "_").lower(), _other_libraries()
+    return [name] * (name in known["elsewhere"]) + [o for o, names in known["names"].items() if name in names.split()]
+
+
+def has_other_values(*names: str) -> bool:
+    """Whether one of these settings, here or in another library, has values of another meaning there."""
+    return not {*_other_libraries()["other_values"].split()}.isdisjoint(names)
 
 
 def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
     """A sentence that points from an unknown ``name`` to Etude's; ``is_same``: it is another library's for that."""
-    known = _COUNTS_OTHERWISE.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
-    how = known.get(name := name.replace("-", "_"))
-    hint = f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about})."
-    return f"{hint} {how.format(name)}." if how else hint
+    name, known = name.replace("-", "_"), _other_libraries()["differences"]
+    differs = known.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
+    how = next((f" {text.format(name)}." for names, text in differs.items() if name in names.split()), "")
+    return f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about}).{how}"
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
@@ -545,7 +428,8 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     same = next((ours for ours in meant if ours in known), None)
     near = same or nearest(name.replace("-", "_"), known)
     hint = ""
-    if same is None and (elsewhere := [_SAID_ELSEWHERE[ours] for ours in meant if ours in _SAID_ELSEWHERE]):
+    elsewhere = [text for own in meant if (text := _other_libraries()["elsewhere"].get(own))]
+    if same is None and elsewhere:
         hint = f" {elsewhere[0]}."
     elif own := next((own for own, path in own_paths(cls).items() if ".".join(path) == name), None):
         hint = f" Write `{own}`, its own name."

@@ -111,7 +111,7 @@ def test_settings_are_frozen_and_by_keyword():
     [
         ("width", r"Outer has attributes, not items: write config\.inner\.width\."),
         ("lr", r"write config\.lr\."),
-        (0, r"write config\.seed\. dataclasses\.asdict\(config\) is a dict of all"),
+        (0, r"Outer has no setting `0`"),
         ("learning_rate", r"Outer has no setting `learning_rate`. Here it is: `lr`"),
     ],
 )

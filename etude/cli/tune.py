@@ -32,6 +32,7 @@ from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
 from etude.files import write_atomically
 from etude.interruption import INTERRUPTED
+from etude.metrics.writers import flat_items
 from etude.settings import IntFrom1, Leaf, leaves_of, settings, settings_inside, typed
 from etude.urls import inside, is_url
 
@@ -156,9 +157,7 @@ class SweepOptions(SearchOptions, FolderOptions):
 
 def main(command: str, args: list[str]) -> int:
     """Run ``etude tune ALGORITHM ...``, ``etude sweep ALGORITHM ...``, or ``etude tune --resume OUT``."""
-    if command == "sweep":
-        _check_whole(args)
-    elif args and args[0].partition("=")[0] == "--resume":
+    if command == "tune" and args and args[0].partition("=")[0] == "--resume":
         return flags.run(Resume, args, prog="etude tune")
     cls = algorithm_class(args, command, USAGE if command == "sweep" else USAGE.replace("\n", f"\n{AGAIN}", 1))
     if cls is None:
@@ -442,16 +441,6 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     return INTERRUPTED if cut else FAILED if failed else 0
 
 
-def _check_whole(args: Sequence[str]) -> None:
-    """Refuse `--resume` without the search space: a folder does not say what a command may import and call."""
-    resumes = any(word.partition("=")[0] == "--resume" for word in args)
-    if resumes and not any(word.startswith("--space") for word in args):
-        raise SettingsError(
-            "a sweep continues with the command that started it, plus --resume FOLDER, as in etude sweep ppo --env "
-            "CartPole-v1 --space.lr 1e-3,1e-4 --stop.env-steps 50000 --resume runs/sweep."
-        )
-
-
 def _to_go_on(args: Sequence[str], out: Path) -> str:
     """The command that continues this sweep."""
     words, is_kept = ["etude", "sweep"], True
@@ -498,24 +487,20 @@ _MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
 
 def _check_same(job: TrainingJob) -> None:
     """Refuse to go on with a trial of other settings, which another command has given or drawn."""
-    plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
     meta = load_meta(job.out)
     saved = meta.get("config") if isinstance(meta, Mapping) else None
-    for name, was, now in _differences(saved, {n: value for n, value in plain.items() if n not in _MAY_DIFFER}):
-        raise SettingsError(
-            f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the settings, "
-            "and the --space, --seed and --samples, that it began with (more samples are fine). Or give another --out."
-        )
-
-
-def _differences(saved: Any, plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """What settings differ in: names, saved values and new ones."""
-    for name, now in plain.items():
-        was = saved.get(name) if isinstance(saved, Mapping) else None
-        if isinstance(now, Mapping) and isinstance(was, Mapping):
-            yield from _differences(was, now, f"{path}{name}.")
-        elif was != now:
-            yield path + name, was, now
+    new = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
+    were, are = (
+        dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
+        for whole in (saved if isinstance(saved, Mapping) else {}, new)
+    )
+    for name in [*are, *were]:
+        was, now = were.get(name), are.get(name)
+        if was != now:
+            raise SettingsError(
+                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but is now to have {now}: a sweep goes "
+                "on with the settings, --space, --seed and --samples that it began with. Or give another --out."
+            )
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -15,7 +15,7 @@ from etude.algorithms.results import Evaluation
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
-from etude.ray.start import actors_of, check_room, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, ensure_started, let_go
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 

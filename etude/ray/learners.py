@@ -25,10 +25,9 @@ from etude.learners import Update
 from etude.learners.distributed import TeamLost
 from etude.learners.loss import Figures
 from etude.learners.minibatches import Sequences
-from etude.ray.faults import cause_of, first_line, raise_from, was_lost
+from etude.ray.cluster import cause_of, check_connected, connection, first_line, raise_from, room, was_lost
 from etude.ray.learner_actor import LearnerActor, Standing, TrainedShare
 from etude.ray.policies import fingerprint, from_arrays, learner_state, plain_of, sent, set_learner_state
-from etude.ray.start import check_connected, connection, room
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm

@@ -27,7 +27,7 @@ from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
-from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, let_go
 from etude.ray.trainable import SHARED, Shared, Trainable
 from etude.urls import is_url
 

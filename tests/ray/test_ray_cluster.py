@@ -20,8 +20,8 @@ from etude.connectors import Inputs
 from etude.errors import DataError, SettingsError
 from etude.learners import Update
 from etude.modules import NetworkConfig
+from etude.ray.cluster import actors_of
 from etude.ray.engine import RayEngine
-from etude.ray.start import actors_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

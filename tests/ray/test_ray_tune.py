@@ -22,7 +22,7 @@ from etude.algorithms.search import Choice, Grid, Range  # noqa: E402
 from etude.algorithms.seeds import algorithm_of  # noqa: E402
 from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
-from etude.ray.start import driver_of  # noqa: E402
+from etude.ray.cluster import driver_of  # noqa: E402
 from etude.ray.trainable import flat, settings_of  # noqa: E402
 from etude.ray.tuning import checked  # noqa: E402
 
