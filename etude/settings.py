@@ -191,7 +191,7 @@ def _rules(cls: type) -> dict[str, tuple[Any, Rule, str]]:
     found = {}
     for base in reversed(cls.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
-            options = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+            options = options_of(hint)
             for option in options:
                 kind, *extras = get_args(option) if get_origin(option) is Annotated else (option,)
                 others = [_in_words(other) for other in options if other is not option]
@@ -257,7 +257,7 @@ class Leaf(NamedTuple):
     @property
     def about(self) -> str:
         """A short description."""
-        return _summary(self.owner, self.path[-1], self.default)
+        return summary(self.owner, self.path[-1], self.default)
 
 
 def leaves_of(cls: type, path: tuple[str, ...] = (), *, within: Any = None) -> list[Leaf]:
@@ -423,7 +423,8 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     """The error for an unknown setting of ``cls``, with the right name or the nearest one."""
     leaves = leaves_of(cls)
     known = {name: (".".join(leaf.path), leaf.about) for leaf in leaves for name in (leaf.path[-1], leaf.own_name)}
-    known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
+    usual = defaults(cls)
+    known |= {field: (field, summary(cls, field, usual.get(field, dataclasses.MISSING))) for field in _hints(cls)}
     meant = other_names(name)
     same = next((ours for ours in meant if ours in known), None)
     near = same or nearest(name.replace("-", "_"), known)
@@ -438,17 +439,12 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")
 
 
-def summary(cls: type, name: str) -> str:
+def summary(cls: type, name: str, default: Any) -> str:
     """A short description of a setting, with its default if it has one."""
-    return _summary(cls, name, defaults(cls).get(name, dataclasses.MISSING))
-
-
-def _summary(cls: type, name: str, default: Any) -> str:
     about = re.split(r"(?<!et al)[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     is_short = default is not dataclasses.MISSING and not dataclasses.is_dataclass(default)
-    usual = f"default {shown(default)}" if is_short else ""
     about = about if about[1:2].isupper() else about[:1].lower() + about[1:]
-    return ", ".join(filter(None, [about, usual]))
+    return ", ".join(filter(None, [about, f"default {shown(default)}" if is_short else ""]))
 
 
 def shown(value: Any) -> str:
@@ -547,9 +543,9 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
 
 def settings_inside(cls: type) -> dict[str, type]:
     """The fields that hold nested settings (or None), with their class."""
-    options = {name: get_args(hint) or (hint,) for name, hint in _hints(cls).items()}
-    found = {name: [o for o in kinds if _is_settings(o)] for name, kinds in options.items()}
-    return {name: kinds[0] for name, kinds in found.items() if kinds}
+    return {
+        name: kind for name, hint in _hints(cls).items() for kind in reversed(options_of(hint)) if _is_settings(kind)
+    }
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -628,7 +624,7 @@ def _advice(hint: Any, value: Any) -> str:
     fine, meant = _fit(hint, value, True)
     if fine:
         return f" Write {meant!r}."
-    for option in get_args(hint) if get_origin(hint) in _UNIONS else (hint,):
+    for option in options_of(hint):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             main = None if value is None else getattr(option, "main_setting", None)
             given = value if isinstance(value, Mapping) else {main: value} if main else {}
@@ -656,14 +652,19 @@ def fits(hint: Any, value: Any, *, text: bool = False) -> bool:
     return _fit(hint, value, text)[0]
 
 
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a type: those of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def _holds_truth(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth, value)))
 
 
 def _fit(hint: Any, value: Any, text: bool = False) -> tuple[bool, Any]:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in _UNIONS:
-        return next((found for found in (_fit(option, value, text) for option in args) if found[0]), (False, value))
+    origin, args, options = get_origin(hint), get_args(hint), options_of(hint)
+    if len(options) > 1:
+        return next((found for found in (_fit(option, value, text) for option in options) if found[0]), (False, value))
     if hint is Any:
         return True, value
     if origin is Literal:
@@ -721,16 +722,15 @@ def _number(text: str) -> Any:
     return text
 
 
-_UNIONS = (Union, types.UnionType)
 _NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 _TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
 def _in_words(hint: Any) -> str:
     """An annotation as it is written in code, without module names."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in _UNIONS:
-        return " | ".join(map(_in_words, args))
+    origin, args, options = get_origin(hint), get_args(hint), options_of(hint)
+    if len(options) > 1:
+        return " | ".join(map(_in_words, options))
     if origin is Literal:
         return " | ".join(map(repr, args))
     if isinstance(hint, list):  # the parameters of a Callable

@@ -15,7 +15,7 @@ from etude.algorithms.parallel import TrainingJob
 from etude.algorithms.saving import imported
 from etude.algorithms.seeds import seed_jobs
 from etude.checkpoints import MANIFEST, load_meta
-from etude.cli import flags, values
+from etude.cli import flags
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.envs import EnvLike
@@ -174,13 +174,19 @@ def ask(
     return owner, merged(written, given), from_dict(kind, asked, owner=owner)
 
 
+def saved_in(folder: str | Path, what: str) -> dict[str, Any]:
+    """What a checkpoint says of its run: its ``config``, or how it was ``run``; empty if it does not say that."""
+    meta = load_meta(folder)
+    saved = meta.get(what) if isinstance(meta, dict) else None
+    return saved if isinstance(saved, dict) else {}
+
+
 def _written_as(out: Path, kind: type[FolderOptions]) -> dict[str, Any]:
     """How the run, or the runs of several seeds, in a folder are written: the options that resuming keeps."""
     first = next((path for path in (out, *sorted(out.glob("*-*"))) if (path / MANIFEST).exists()), None)
-    meta = load_meta(first) if first is not None else None
-    saved = meta.get("run") if isinstance(meta, dict) else None
     known = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in saved.items() if name in known} if isinstance(saved, dict) else {}
+    saved = saved_in(first, "run") if first is not None else {}
+    return {name: value for name, value in saved.items() if name in known}
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:
@@ -193,7 +199,7 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
 
 def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, including the `columns` of a table if given, and its `stop`."""
-    found = values.read(path)
+    found = flags.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
     try:
         stop = found.pop("stop", None) or {}
@@ -202,7 +208,7 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
                 f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
             )
         found = placed(config, found, owner)
-        written = [values.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
+        written = [flags.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
@@ -264,7 +270,7 @@ def _schedule(word: str) -> Any:
     return (*(["cosine"] if cosine else []), *(tuple(point.split(":")) for point in points))
 
 
-CONVERTERS: values.Converters = {
+CONVERTERS: flags.Converters = {
     Schedule: _schedule,
     Schedule | None: _schedule,
     ModuleLike | None: _imported("module", "Class"),

@@ -25,9 +25,17 @@ from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
 from etude.algorithms.seeds import failures, seeds_of, title_of
-from etude.checkpoints import load_meta
-from etude.cli import flags, values
-from etude.cli.asked import CONVERTERS, FolderOptions, RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli import flags
+from etude.cli.asked import (
+    CONVERTERS,
+    FolderOptions,
+    RunOptions,
+    algorithm_class,
+    ask,
+    config_of,
+    import_from_here,
+    saved_in,
+)
 from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
 from etude.files import write_atomically
@@ -222,7 +230,7 @@ def _spaces(
     whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
     inner = [leaf for name, cls in settings_inside(kind).items() if name in whole for leaf in leaves_of(cls, (name,))]
     names, found = flags.FlagNames([*leaves, *inner]), dict[str, Any]()
-    for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
+    for name, value in {**flat(kind, flags.read(file) if file else {}), **tried}.items():
         leaf = names.find(name)
         if leaf is None:
             raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude {command} {owner}")
@@ -234,12 +242,12 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
     name = ".".join(leaf.path)
 
     def one(word: str) -> Any:
-        parts = word.split("+") if values.takes_many(leaf.hint) else [word]
-        value = values.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        parts = word.split("+") if flags.takes_many(leaf.hint) else [word]
+        value = flags.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
         return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
 
     if isinstance(value, list):
-        return [values.made(leaf.hint, item, CONVERTERS) for item in value]
+        return [flags.made(leaf.hint, item, CONVERTERS) for item in value]
     return written(value, name, one) if isinstance(value, str) else value
 
 
@@ -487,12 +495,10 @@ _MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
 
 def _check_same(job: TrainingJob) -> None:
     """Refuse to go on with a trial of other settings, which another command has given or drawn."""
-    meta = load_meta(job.out)
-    saved = meta.get("config") if isinstance(meta, Mapping) else None
     new = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
     were, are = (
         dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
-        for whole in (saved if isinstance(saved, Mapping) else {}, new)
+        for whole in (saved_in(job.out, "config"), new)
     )
     for name in [*are, *were]:
         was, now = were.get(name), are.get(name)
