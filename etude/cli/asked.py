@@ -5,15 +5,13 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop, run
 from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
-from etude.algorithms.parallel import TrainingJob
 from etude.algorithms.saving import imported
-from etude.algorithms.seeds import seed_jobs
 from etude.checkpoints import MANIFEST, load_meta
 from etude.cli import flags
 from etude.connectors import PreLearnerLike
@@ -87,19 +85,10 @@ class FolderOptions(RunOptions):
             raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
         return found
 
-    def jobs(
-        self,
-        cls: type[Algorithm[Any]],
-        seeds: Sequence[int],
-        out: Path,
-        config: AlgorithmConfig,
-        changes: Mapping[str, Any],
-        **more: Any,
-    ) -> list[TrainingJob]:
-        """The runs of these seeds; see `seed_jobs`."""
-        more |= {"algorithm": cls, "resume": self.resume is not None}
-        more |= {name: getattr(self, name) for name in ("stop", "overwrite", "log", "save_interval")}
-        return seed_jobs(seeds, out, config, changes, **more)
+    def of_jobs(self) -> dict[str, Any]:
+        """What these options say of each run, for `seed_jobs`."""
+        names = ("stop", "overwrite", "log", "save_interval")
+        return {"resume": self.resume is not None} | {name: getattr(self, name) for name in names}
 
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741

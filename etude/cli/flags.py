@@ -211,19 +211,19 @@ class FlagNames:
             return SettingsError(f"{owner} can't take {word!r}: {hint}. {more}")
         name = word.lstrip("-").partition("=")[0]
         if several := self.named.get(_canonical(name)):
-            which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
             if not word.startswith("--"):
                 return SettingsError(f"{owner} can't take {word!r}: write -{word}. {more}")
+            which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
             return SettingsError(f"{owner} has more than one setting `{name}`: write {which}.")
-        ours = {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
-        inside = {path[0]: flag for flag, leaf in reversed(self.full.items()) if len(path := leaf.path) > 1}
-        same = next((found[other] for other in other_names(name) for found in (ours, inside) if other in found), None)
+        ours = {leaf.path[0]: flag for flag, leaf in reversed(self.full.items()) if len(leaf.path) > 1}
+        ours |= {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
+        same = next((ours[other] for other in other_names(name) if other in ours), None)
         near = same or nearest(_canonical(name), self.named)
-        hint = ""
-        if near:
-            why = self.unused.get(".".join(self.named[near][0].path))
-            about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
-            hint = pointer(name, near, about, is_same=same is not None)
+        if near is None:
+            return SettingsError(f"{owner} has no setting `{name}`. {more}")
+        why = self.unused.get(".".join(self.named[near][0].path))
+        about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
+        hint = pointer(name, near, about, is_same=same is not None)
         return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
 
 

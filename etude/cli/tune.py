@@ -24,7 +24,7 @@ from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
-from etude.algorithms.seeds import failures, seeds_of, title_of
+from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
 from etude.cli import flags
 from etude.cli.asked import (
     CONVERTERS,
@@ -476,7 +476,8 @@ def _trials(
         config = applied(base, drawn, owner)
         changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         name, seeds = f"trial-{number}", seeds_of(config.seed, options.seeds)
-        jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")
+        more = options.of_jobs() | {"prefix": f"{name}/"}
+        jobs = seed_jobs(seeds, out / name, config, changes, algorithm=cls, **more)
         for job in jobs:
             if job.goes_on:
                 _check_same(job)

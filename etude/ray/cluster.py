@@ -250,13 +250,13 @@ def driver_of(config: AlgorithmConfig) -> dict[str, float]:
 
 _LOST = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 _MOST = 500  # characters of an error's text
-_UNFOUND = "No module named"
+IMPORTABLE = "Its code must be importable on every node: see `ray.runtime_env`."
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def cause_of(error: RayError) -> BaseException:
     """The error that was raised in an actor; ``error`` itself if it is Ray's own."""
-    return error.cause if isinstance(error, RayTaskError) else error
+    return (error.cause or error) if isinstance(error, RayTaskError) else error
 
 
 def was_lost(cause: BaseException) -> bool:
@@ -270,13 +270,13 @@ def raise_from(error: RayError, where: str) -> NoReturn:
     Raises:
         EngineError: the error is Ray's own, or can't be raised here.
     """
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    if not isinstance(cause, Exception) or isinstance(cause, RayError):
-        if cause is not None and not isinstance(cause, Exception):  # such as a CancelledError
-            raise EngineError(f"{where}: your code raised {type(cause).__name__}: {cause}") from error
+    cause = cause_of(error)
+    if isinstance(cause, RayError):
         text = first_line(error)
-        hint = " Its code must be importable on every node: see `ray.runtime_env`." if _UNFOUND in text else ""
+        hint = f" {IMPORTABLE}" if "No module named" in text else ""
         raise EngineError(f"{where} can't be started or reached: {text}{hint}") from error
+    if not isinstance(cause, Exception):  # such as a CancelledError
+        raise EngineError(f"{where}: your code raised {type(cause).__name__}: {cause}") from error
     lines = _COLOURS.sub("", str(error)).splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("  File ")), 0)  # skips Ray's header
     cause.add_note("\n".join([f"in {where}, where this happened:", *lines[first:]]))

@@ -33,6 +33,7 @@ from etude.connectors import Pipeline
 from etude.errors import EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners.batch import as_tensors
+from etude.ray.cluster import IMPORTABLE
 from etude.recordings.batches import rows_of
 from etude.recordings.layers import LAYERS, Spent
 from etude.recordings.layout import FORMAT
@@ -147,7 +148,7 @@ def _loaded(ref: Any) -> Plan:
     except Exception as error:
         raise EngineError(
             "a process that reads data can't create the prelearner, a connector, a module or a source: "
-            f"{type(error).__name__}: {error}. Their code must be importable on every node: see `ray.runtime_env`."
+            f"{type(error).__name__}: {error}. {IMPORTABLE}"
         ) from error
     return plan
 
@@ -268,7 +269,7 @@ class BlockLoader:
                 shares[first] = (total, shares.get(first, (0, 0))[1] + share.rows)
                 yield self._own(made), share
         except ray.exceptions.RayError as error:
-            raise cause_of(error) from None
+            raise data_error(error) from None
         self.parts = came if self.parts is None else self.parts
         self.shares[self._epochs] = shares
         self.shares.pop(self._epochs - 2, None)
@@ -285,7 +286,7 @@ class BlockLoader:
         """Do nothing: blocks end with the learner's process."""
 
 
-def cause_of(error: BaseException) -> EtudeError:
+def data_error(error: BaseException) -> EtudeError:
     """The original error inside Ray's wrappers."""
     cause: BaseException | None = error
     last = error
@@ -294,18 +295,12 @@ def cause_of(error: BaseException) -> EtudeError:
             return cause
         last = cause if str(cause) else last  # the last error in Ray Data's chain has no text
         cause = getattr(cause, "cause", None) or cause.__cause__
-    unfound = _UNFOUND.search(str(last))
-    if unfound is not None:
-        return EngineError(
-            f"a process of Ray Data can't create the objects that it needs: {unfound[0]}. Their code must be "
-            "importable on every node: see `ray.runtime_env`."
-        )
-    lost = isinstance(last, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
-    then = " A node was lost: resume from the last checkpoint." if lost else ""
+    then = ""
+    if _UNFOUND.search(str(last)):
+        then = f" {IMPORTABLE}"
+    elif isinstance(last, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError):
+        then = " A node was lost: resume from the last checkpoint."
     return EngineError(f"Ray Data could not read or prepare the recording: {type(last).__name__}: {last}{then}")
-
-
-# -- shards of learners -------------------------------------------------------------------------------------------
 
 
 class RemoteRecording:
@@ -353,27 +348,24 @@ class Told:
     """See `BlockLoader.parts`; for each module whose first epoch has ended."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """Everything that one learner needs for its data; it is sent to the learner's process."""
+Shard: TypeAlias = dict[str, Plan]
+"""Everything that one learner needs for its data, by module; it is sent to the learner's process."""
 
-    plans: dict[str, Plan]
-    """By module."""
 
-    def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
-        """The feeds of each module of an algorithm's replica with this learner's share, endless.
+def feeds_of(shard: Shard, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
+    """The feeds of each module of an algorithm's replica with a learner's share, endless.
 
-        Taking batches raises a DataError as on the local engine, or an EngineError if Ray Data fails.
-        """
-        out = {}
-        for name, plan in self.plans.items():
-            with algorithm.settings_of(name):
-                learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
-                to_device = None if device == "cpu" else partial(as_tensors, device=device)
-                assert isinstance(plan.source, RemoteRecording)
-                pipeline = DataPipeline(plan, to_device=to_device, crew=plan.source.loader)
-                out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
-        return out
+    Taking batches raises a DataError as on the local engine, or an EngineError if Ray Data fails.
+    """
+    out = {}
+    for name, plan in shard.items():
+        with algorithm.settings_of(name):
+            learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
+            to_device = None if device == "cpu" else partial(as_tensors, device=device)
+            assert isinstance(plan.source, RemoteRecording)
+            pipeline = DataPipeline(plan, to_device=to_device, crew=plan.source.loader)
+            out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
+    return out
 
 
 def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str] | None = None) -> list[Shard]:
@@ -390,7 +382,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
         DataError: the recording can't be read, or lacks required columns.
     """
     num = settings.num_learners
-    shards: list[dict[str, Plan]] = [{} for _ in range(num)]
+    shards: list[Shard] = [{} for _ in range(num)]
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
             holds, num_parts = plan.hold_prepared, plan.source.num_parts
@@ -410,7 +402,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
                     by_segments=by_segments,
                     epoch_size=epoch_size,
                 )
-    return [Shard(shard) for shard in shards]
+    return shards
 
 
 def _splits(source: RecordingSource, settings: Ray, nodes: list[str] | None, num_modules: int) -> list[DataIterator]:

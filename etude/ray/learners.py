@@ -165,7 +165,9 @@ class LearnerActor:
 
     def open(self, shard: "Shard") -> None:
         """Use this share of the recording from now on."""
-        self._feeds = shard.feeds(self._algorithm)  # type: ignore[arg-type]
+        from etude.ray.data import feeds_of
+
+        self._feeds = feeds_of(shard, self._algorithm)  # type: ignore[arg-type]
 
     def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> TrainedShare:
         """Make gradient steps of each module, from its feed."""

@@ -450,10 +450,10 @@ def test_what_is_wrong_with_a_search_space_is_told_before_anything_starts(tmp_pa
             {"metric": "return_meen"},
             "is 'return_meen', but results have no such field. Nearest: `return_mean`",
         ),
-        ({"mode": "most"}, "`mode` is 'most', but must be 'max' or 'min'"),
-        ({"keep": 0}, "`keep` is 0, but must be at least 1"),
-        ({"save_interval": -1}, "`save_interval` is -1, but must be at least 0"),
-        ({"num_samples": 0}, "`num_samples` is 0, but must be at least 1"),
+        ({"mode": "most"}, "tune.mode is 'most', expected 'max' | 'min'"),
+        ({"keep": 0}, "tune.keep must be at least 1, not 0"),
+        ({"save_interval": -1}, "tune.save_interval must be at least 0, not -1"),
+        ({"num_samples": 0}, "tune.num_samples must be at least 1, not 0"),
     ],
 )
 def test_what_is_wrong_with_other_arguments(tmp_path, more, message):
