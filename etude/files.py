@@ -576,8 +576,8 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     """
     if _RUNS_TEMPLATES.search(url):
         raise DataError(
-            f"{redacted(url)}: `reference` URLs are not opened, because some versions of fsspec run code from the "
-            "index that they name. Give the URLs of the files themselves, or a file system as `filesystem=`."
+            f"{redacted(url)}: `reference` URLs are not opened, as they may run code: give the files' own URLs, or a "
+            "file system as `filesystem=`."
         )
     if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
@@ -636,10 +636,7 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
         system = LocalFileSystem() if is_local else PyFileSystem(FSSpecHandler(filesystem))
         inner = str(filesystem._strip_protocol(f"{protocol}://{bare}" if is_url(text) else bare))
     else:
-        raise DataError(
-            f"{redacted(text)}: `filesystem` is a {type(filesystem).__name__}; give a pyarrow.fs.FileSystem, or one of "
-            "fsspec's file systems."
-        )
+        raise DataError(f"{redacted(text)}: `filesystem` is a {type(filesystem).__name__}: give pyarrow's or fsspec's.")
     return system, inner, redacted(text) if is_url(text) else f"{protocol}://{bare.lstrip('/')}"
 
 

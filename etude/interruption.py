@@ -241,12 +241,8 @@ class Guard:
         hears, self._told = os.pipe()
         os.set_blocking(self._told, False)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)],
-                stdin=hears,
-                stdout=subprocess.PIPE,
-                process_group=0,
-            )
+            words = [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)]
+            self._process = subprocess.Popen(words, stdin=hears, stdout=subprocess.PIPE, process_group=0)
         except OSError:
             os.close(self._told)
             raise

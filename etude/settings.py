@@ -117,8 +117,7 @@ def settings(cls: type[C]) -> type[C]:
         for base in type(self).__mro__[: type(self).__mro__.index(made)]:
             if inspect.get_annotations(base) or _hints(made).keys() & base.__dict__.keys():
                 raise SettingsError(
-                    f"{base.__name__} is not a settings class, so what it declares has no effect in "
-                    f"{made.__name__}: write @etude.settings above `class {base.__name__}`."
+                    f"{base.__name__} has no effect without @etude.settings above `class {base.__name__}`."
                 )
         if unnamed:
             raise SettingsError(
@@ -150,9 +149,7 @@ def _refuse_change(self: Any, name: str, value: Any) -> None:
     cls: Any = type(self)
     if name not in own_paths(cls) and name not in _hints(cls):
         raise unknown_setting(cls.__name__, name, cls)
-    raise FrozenSettingsError(
-        f"{cls.__name__} can't be changed: make a copy with dataclasses.replace(config, {name}={shown(value)})."
-    )
+    raise FrozenSettingsError(f"{cls.__name__} can't change: use dataclasses.replace(config, {name}={shown(value)}).")
 
 
 def _refuse_item(self: Any, name: object) -> Any:
@@ -487,11 +484,8 @@ def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
     for name in sorted(own - inherited):
         for near in difflib.get_close_matches(name, set(hooks) - own, 1, cutoff=0.82):
-            warnings.warn(
-                f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`? If not, "
-                "begin its name with an underscore.",
-                stacklevel=3,
-            )
+            words = f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`?"
+            warnings.warn(f"{words} If not, begin its name with an underscore.", stacklevel=3)
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
@@ -532,9 +526,7 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
                 fitting(hints[name], value, where)
             main = main_setting(inner)
             if main is None:
-                raise SettingsError(
-                    f"{where} is {value!r}, expected settings of {inner.__name__}: give its fields by name."
-                )
+                raise SettingsError(f"{where} is {value!r}, expected {inner.__name__}: give its fields by name.")
             value = {main: value}
         found[name] = typed(inner, value, owner=where)
     _check_rules(cls, found, owner)
@@ -640,9 +632,8 @@ def foreign_env(value: Any) -> str:
     names = {cls.__name__ for cls in type(value).__mro__}
     if "VecEnv" in names:
         return (
-            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, as its id or a "
-            "function that makes one, and `num_envs`. In place of VecNormalize, connectors=('normalize_obs',) scales "
-            "observations; in place of VecFrameStack, 'frame_stack:4' stacks them."
+            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, and `num_envs`. In "
+            "place of VecNormalize and VecFrameStack, take connectors=('normalize_obs', 'frame_stack:4')."
         )
     return ""
 

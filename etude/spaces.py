@@ -163,13 +163,18 @@ def with_names(space: Space, names: Sequence[str]) -> Space:
 
 def are_permuted(one: Space, other: Space) -> bool:
     """Whether two spaces, or two of their parts, have numbers with the same names in another order."""
-    parts, others = leaves(one, ""), leaves(other, "")
-    both = [(part, others.get(name)) for name, part in parts.items()]
-    return any(_are_reordered(a, b) for a, b in both if isinstance(a, NamedVector) and isinstance(b, NamedVector))
+    both = [pair for pair in _pairs(one, other) if all(isinstance(part, NamedVector) for part in pair)]
+    return any(_are_reordered(a, b) for a, b in both)
 
 
 def _are_reordered(one: Any, other: Any) -> bool:
     return bool(one.names != other.names and sorted(one.names) == sorted(other.names))
+
+
+def _pairs(one: Space, other: Space) -> list[tuple[Space, Space]]:
+    """The simple spaces inside two spaces that have the same column name."""
+    others = leaves(other, "")
+    return [(part, others[name]) for name, part in leaves(one, "").items() if name in others]
 
 
 def leaves(space: Space, root: str) -> dict[str, Space]:
@@ -307,15 +312,11 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 def alike(space: Space, other: Space) -> bool:
     """Whether two spaces have the same structure, kinds and shapes; bounds of Boxes may differ."""
-    parts, others = leaves(space, ""), leaves(other, "")
-    return (
-        parts.keys() == others.keys()
-        and not are_permuted(space, other)
-        and all(
-            leaf_shape(part) == leaf_shape(others[name])
-            and (isinstance(others[name], spaces.Box) if isinstance(part, spaces.Box) else part == others[name])
-            for name, part in parts.items()
-        )
+    if leaves(space, "").keys() != leaves(other, "").keys() or are_permuted(space, other):
+        return False
+    return all(
+        leaf_shape(a) == leaf_shape(b) and (isinstance(b, spaces.Box) if isinstance(a, spaces.Box) else a == b)
+        for a, b in _pairs(space, other)
     )
 
 
@@ -410,8 +411,7 @@ class _Room:
         if self.numbers < 0:
             raise SpaceError(
                 f"with a {kind} of shape {reprlib.repr(shape)}, the space has more than {MOST_NUMBERS:,} numbers in "
-                "all its parts, the most that a space in a file may have: bounds take several bytes for each number, "
-                "and a broken file must not fill the memory. Let the env show less at once."
+                "all, which could fill the memory: let the env show less at once."
             )
 
 
@@ -500,10 +500,7 @@ def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
     if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and array.size:
         low, high, limits = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < limits.min or high > limits.max:
-            raise SpaceError(
-                f"`{name}` holds {low if low < limits.min else high}, outside the range of {dtype}, the dtype of its "
-                f"space {in_words(leaf)}."
-            )
+            raise SpaceError(f"`{name}` holds {low if low < limits.min else high}, outside the range of {dtype}.")
 
 
 def check_finite_value(name: str, array: np.ndarray) -> None:
@@ -612,11 +609,9 @@ def is_bounded(space: Space) -> bool:
 
 def same_bounds(space: Space, other: Space) -> bool:
     """Whether the bounds of the Boxes in spaces of the same parts are the same, where both have bounds."""
-    others = leaves(other, "")
-    pairs = [(leaf, others[name]) for name, leaf in leaves(space, "").items() if name in others]
     return all(
         np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
-        for a, b in pairs
+        for a, b in _pairs(space, other)
         if isinstance(a, spaces.Box) and isinstance(b, spaces.Box) and a.shape == b.shape
         if a.is_bounded() and b.is_bounded()
     )

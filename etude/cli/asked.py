@@ -105,8 +105,7 @@ def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm
     if not args or args[0].startswith("-"):
         if not {*flags.HELP, flags.HELP_ALL} & {*args}:
             raise SettingsError(
-                f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first, as in etude {command} "
-                f"ppo --env CartPole-v1, or etude train ppo --resume runs/ppo."
+                f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first: etude {command} ppo."
             )
         sys.stdout.write(usage.format(names=names, command=command))
         return None
@@ -193,9 +192,7 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
     try:
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
-            raise SettingsError(
-                f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
-            )
+            raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
         found = placed(config, found, owner)
         written = [flags.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")

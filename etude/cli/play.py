@@ -305,10 +305,8 @@ class Compare:
             x = "iterations" if x == "iteration" else x
             rows.append((group.env, group.name, str(group.num_runs), f"{ends} {x}", f"{group.value:,.5g}", interval))
             if group.is_uneven:
-                uneven.append(
-                    f"{group.name}: its runs ended between {ends.replace('…', 'and')} {x}, so their last values are "
-                    "not of equal training. `etude plot --by` compares runs where all have been."
-                )
+                between = f"{group.name}: its runs ended between {ends.replace('…', 'and')} {x}"
+                uneven.append(f"{between}, so not with equal training. `etude plot --by` compares them where all were.")
         found = {"groups": [{**group._asdict(), "x": x} for group, x in groups], "uneven": uneven}
         tell(found, "\n".join([table(rows), *uneven]), as_json=self.json)
         return 0
@@ -399,8 +397,7 @@ def serve_command() -> type[flags.Command]:
                 if "--trust" not in str(error):
                     raise
                 raise CheckpointError(
-                    f"{error} `etude serve` has no such option: in Python, `etude.serving.serve(policy)` serves a "
-                    "policy that you have loaded."
+                    f"{error} `etude serve` has no such option: load the policy in Python, for `etude.serving.serve`."
                 ) from None
             return 0
 

@@ -138,8 +138,7 @@ class Resume:
         check_tuning(self.resume)
         if not self.trust:
             raise SettingsError(
-                f"Tune keeps pickles in {self.resume}, and to load them runs code from these files: add --trust if "
-                "nobody else could write there."
+                f"Tune keeps pickles in {self.resume}, and to load them runs code: add --trust if the folder is yours."
             )
         import_from_here()
         with _redirected(quiet=self.quiet):

@@ -63,11 +63,8 @@ def ensure_started(
         where = ray.get_runtime_context().gcs_address
         ignored = {"address": address not in (None, "auto", "local", where), "runtime_env": bool(runtime_env)}
         for name in [name for name, is_given in ignored.items() if is_given]:
-            warnings.warn(
-                f"`ray.{name}` is ignored, because this process is connected to the cluster at {where} already: give "
-                "it to ray.init, or leave ray.init to Etude.",
-                stacklevel=2,
-            )
+            whose = f"`ray.{name}` is ignored, because this process is connected to the cluster at {where} already"
+            warnings.warn(f"{whose}: give it to ray.init, or leave ray.init to Etude.", stacklevel=2)
         if where in _HELD:
             _HELD[where] += 1
         return where in _HELD
@@ -156,10 +153,7 @@ def check_connected(home: str) -> None:
         EngineError: it has another connection, or none.
     """
     if connection() != home:
-        raise EngineError(
-            "the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners with it: load "
-            "the last checkpoint, or create the algorithm again."
-        )
+        raise EngineError("the connection to the Ray cluster has ended: load the last checkpoint, or start anew.")
 
 
 def _check_answers(address: str, whose: str) -> None:

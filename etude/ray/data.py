@@ -128,8 +128,7 @@ def shared_job(job: Plan) -> Any:
         data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise SettingsError(
-            f"the tasks of Ray Data that read and prepare data can't be sent this: {error}. It is part of a "
-            "prelearner, a connector or a source: create it on first use instead."
+            f"the tasks of Ray Data can't be sent this: {error}. Create it on first use, where it is needed."
         ) from error
     return ray.put(data)
 
@@ -449,9 +448,7 @@ def _share_of_batch(plan: Plan, num: int) -> tuple[float, bool]:
         return plan.batch_size, plan.by_segments
     if isinstance(plan.make, Steps):
         if plan.batch_size % num:
-            raise SettingsError(
-                f"`batch_size` is {plan.batch_size}, which {num} learners can't share equally: use a multiple."
-            )
+            raise SettingsError(f"`batch_size` is {plan.batch_size}, but must be a multiple of {num} learners.")
         return plan.batch_size // num, False
     mean_length = 1.0 if plan.by_segments else _mean_length(plan)
     share = plan.batch_size / num / mean_length

@@ -132,10 +132,8 @@ class LearnerActor:
 
     def state(self) -> dict[str, Any]:
         """The state of the learner of each module, including its connectors if they learn here."""
-        return {
-            name: learner_state(own, connectors=bool(self._feeds))
-            for name, own in self._algorithm.learner.modules.items()
-        }
+        learners, connectors = self._algorithm.learner.modules, bool(self._feeds)
+        return {name: learner_state(own, connectors=connectors) for name, own in learners.items()}
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -231,11 +229,9 @@ class LearnerGroup:
             while self._placement is not None and not self._placement.wait(settings.sample_timeout):
                 _log.warning("no learners yet after %g s. %s", settings.sample_timeout, room())
             for rank in range(size):
-                strategy = (
-                    "DEFAULT"
-                    if self._placement is None
-                    else PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
-                )
+                strategy: Any = "DEFAULT"
+                if self._placement is not None:
+                    strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
                 options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
                 self._actors.append(ray.remote(LearnerActor).options(**options).remote(rank, *arguments))
             built = self.call("build", timeout=timeout)
@@ -584,8 +580,7 @@ class Learners:
         most = self._settings.max_restarts
         if self._restarts >= most:
             raise EngineError(
-                f"a learner was lost, and `ray.max_restarts` ({most}) is used up. The cause: {first_line(error)} See "
-                "Ray's logs of that process and node."
+                f"a learner was lost, and `ray.max_restarts` ({most}) is used up: {first_line(error)}"
             ) from error
         self._restarts += 1
         _log.warning(

@@ -198,14 +198,12 @@ class RunnerPool:
             self.members.remove(member)
             if not self.members:
                 raise EngineError(
-                    f"{name}, the last one, was lost: {first_line(error)} Set `ray.restart_failed_runners` to replace "
-                    "lost runners."
+                    f"{name}, the last one, was lost: {first_line(error)} See `ray.restart_failed_runners`."
                 ) from error
             return
         if self.restarts >= settings.max_restarts:
             raise EngineError(
-                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) is used up. The cause: "
-                f"{first_line(error)} See Ray's logs of that process and node."
+                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) is used up: {first_line(error)}"
             ) from error
         self.restarts += 1
         self.counts["runner_restarts"] += 1
@@ -455,12 +453,8 @@ class Runners:
         begin = self._heard = monotonic()
         while absent := [member.number for member in self.pool.members if not member.has_begun]:
             if monotonic() - begin > timeout and len(absent) < len(self.pool.members):
-                _log.warning(
-                    "of the runners, %s could not begin within %g s; the others continue without them. %s",
-                    absent,
-                    timeout,
-                    room(),
-                )
+                words = "of the runners, %s could not begin within %g s; the others continue without them. %s"
+                _log.warning(words, absent, timeout, room())
                 break
             self._next(1.0)
 

@@ -104,9 +104,7 @@ def tune(
         mode=(Literal["max", "min"], mode),
     )
     if stop in (None, Stop()) and scheduler is None:
-        raise SettingsError(
-            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
-        )
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
     if isinstance(config, OfflineConfig) and config.data is not None:
         config = dataclasses.replace(config, data=_anywhere(config.data))
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
@@ -224,8 +222,7 @@ def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None
     if not isinstance(search, Searcher):
         if max_concurrent:
             raise SettingsError(
-                f"`max_concurrent` is {max_concurrent}, but a {type(search).__name__} limits trials itself: give it "
-                "the limit when you make it."
+                f"a {type(search).__name__} limits trials itself: give it the limit, in place of `max_concurrent`."
             )
         return search
     if max_concurrent and not isinstance(search, ConcurrencyLimiter):
@@ -239,10 +236,7 @@ def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: s
         out = new_folder(f"tune-{kind}", None if config.env is None else env_name(config.env))
     path = absolute(os.fspath(out)).rstrip("/")
     if ray_tune.Tuner.can_restore(path):
-        raise SettingsError(
-            f"{out} already holds trials: resume them with etude.ray.resume_tuning({str(out)!r}), or give another "
-            "`out`."
-        )
+        raise SettingsError(f"{out} already holds trials: resume them with resume_tuning, or give another `out`.")
     folder, _, name = path.rpartition("/")
     return folder or "/", name
 

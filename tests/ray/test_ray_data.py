@@ -308,7 +308,7 @@ def test_a_node_that_goes_with_blocks_on_it(tmp_path: Path) -> None:
 
 
 def test_batches_that_cant_be_shared(data: str) -> None:
-    with pytest.raises(SettingsError, match="`batch_size` is 14, which 3 learners can't share equally: use a multiple"):
+    with pytest.raises(SettingsError, match="`batch_size` is 14, but must be a multiple of 3 learners"):
         open_shards(bc(data), Ray(num_learners=3))
 
 

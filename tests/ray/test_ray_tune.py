@@ -124,7 +124,7 @@ def test_the_command_line_shows_the_best_first(tuned, capsys):
 
 
 def test_a_folder_that_holds_trials_is_not_written_over(tuned):
-    with pytest.raises(SettingsError, match="already holds trials: resume them with etude.ray.resume_tuning"):
+    with pytest.raises(SettingsError, match="already holds trials: resume them with resume_tuning"):
         tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.experiment_path)
 
 
