@@ -116,9 +116,7 @@ def settings(cls: type[C]) -> type[C]:
         name = type(self).__name__
         for base in type(self).__mro__[: type(self).__mro__.index(made)]:
             if inspect.get_annotations(base) or _hints(made).keys() & base.__dict__.keys():
-                raise SettingsError(
-                    f"{base.__name__} has no effect without @etude.settings above `class {base.__name__}`."
-                )
+                raise SettingsError(f"{base.__name__} needs @etude.settings above `class {base.__name__}`.")
         if unnamed:
             raise SettingsError(
                 f"{name} takes keyword arguments only, as in {name}({next(iter(_hints(made)), '')}=...)."
@@ -535,9 +533,8 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
 
 def settings_inside(cls: type) -> dict[str, type]:
     """The fields that hold nested settings (or None), with their class."""
-    return {
-        name: kind for name, hint in _hints(cls).items() for kind in reversed(options_of(hint)) if _is_settings(kind)
-    }
+    found = {name: next(filter(_is_settings, options_of(hint)), None) for name, hint in _hints(cls).items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

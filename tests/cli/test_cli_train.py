@@ -150,7 +150,7 @@ def test_yaml_may_merge(tmp_path):
         ("a.yaml", "network: {hiden: 3}", "a.yaml: ppo.network has no setting `hiden`. Nearest: `hidden`"),
         ("a.yaml", "num_envs: many", "a.yaml: ppo.num_envs is 'many', expected int"),
         ("a.yaml", "lr: fast", "a.yaml: ppo.lr is 'fast', expected float"),
-        ("a.yaml", "stop: 5", "a.yaml: ppo.stop is 5, but must say what to stop at, as in `stop: {updates: 1000}`"),
+        ("a.yaml", "stop: 5", "a.yaml: ppo.stop is 5, but must be as in `stop: {updates: 1000}`"),
         ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "`seed` twice: leave one of them out."),
         ("a.yaml", "network: {hidden: [8], hidden: [4]}", "`hidden` twice"),
         ("a.json", '{"seed": 1, "seed": 2}', "`seed` twice"),
