@@ -6,11 +6,11 @@ import contextlib
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import ray
@@ -97,25 +97,17 @@ class RunnerPool:
     first needs the newest modules.
 
     Args:
-        kind: The name of the actors in messages.
         num: The number of actors.
         num_gpus: The GPUs of each actor.
         config: A reference to the algorithm's settings, see `RunnerActor`.
         settings: The actors' other resources, and whether, and how often, lost ones are replaced.
-        renewed: Called with each member that replaces a lost one.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        num: int,
-        num_gpus: float,
-        config: Any,
-        settings: Ray,
-        renewed: Callable[[Member], None],
-    ) -> None:
-        self._kind, self._num_gpus, self._config, self._settings = kind, num_gpus, config, settings
-        self._renewed, self._home = renewed, connection()
+    kind: ClassVar[str]
+    """The name of the actors in messages."""
+
+    def __init__(self, num: int, num_gpus: float, config: Any, settings: Ray) -> None:
+        self._num_gpus, self._config, self._settings, self._home = num_gpus, config, settings, connection()
         self._num_requests = 0
         self.restarts = 0
         """The number of replaced actors, over the lifetime."""
@@ -124,6 +116,11 @@ class RunnerPool:
         self.has_lost_inputs = False
         """Whether an object sent to actors was lost, perhaps the weights: store it in the object store again."""
         self.members = [Member(number, 0, self._started()) for number in range(num)]
+        for member in self.members:
+            self._open(member)
+
+    def _open(self, member: Member) -> None:
+        """Prepare a new actor; called again with each one that replaces a lost one."""
 
     def _started(self) -> Any:
         """A new actor."""
@@ -133,10 +130,6 @@ class RunnerPool:
         device = "cuda" if self._num_gpus else "cpu"
         return remote.options(**options).remote(self._config, device, own.step_timeout)
 
-    def check_connected(self) -> None:
-        """Raise an EngineError if this process has lost its connection to the actors' cluster."""
-        check_connected(self._home)
-
     def request(self, member: Member, answer: Any, *, steps: int = 0, key: Any = None) -> None:
         """Register a call; see `Request`."""
         self._num_requests += 1
@@ -144,7 +137,7 @@ class RunnerPool:
             member.since = monotonic()
         member.requests.append(Request(self._num_requests, steps, key, answer))
 
-    def next(self, timeout: float) -> tuple[Member, Request, Any] | None:
+    def answer(self, timeout: float) -> tuple[Member, Request, Any] | None:
         """The next result with its request, the oldest first. None: there was no result within ``timeout`` seconds, or
         an actor was lost.
 
@@ -194,7 +187,7 @@ class RunnerPool:
         self.counts["lost_fragments"] += sum(1 for request in member.requests if request.steps)
         name, settings = self.name(member), self._settings
         _log.warning("%s was lost: %s", name, first_line(error))
-        if not settings.restart_failed_runners and self._kind == "runner":
+        if not settings.restart_failed_runners and self.kind == "runner":
             self.members.remove(member)
             if not self.members:
                 raise EngineError(
@@ -209,12 +202,12 @@ class RunnerPool:
         self.counts["runner_restarts"] += 1
         new = Member(member.number, member.life + 1, self._started(), pace=member.pace)
         self.members[self.members.index(member)] = new
-        self._renewed(new)
+        self._open(new)
 
     def name(self, member: Member) -> str:
         """The name of a member in messages."""
         where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""
-        return f"{self._kind} {member.number}{where}"
+        return f"{self.kind} {member.number}{where}"
 
     def kill(self) -> None:
         """End all actors at once. Does nothing the second time."""
@@ -227,30 +220,6 @@ class RunnerPool:
                     with contextlib.suppress(RayError):
                         ray.get(request.answer)
             ray.kill(member.actor)
-
-    def close(self, patience: float) -> None:
-        """Let actors close their envs, then end them. Does nothing the second time.
-
-        Args:
-            patience: Seconds to wait for that.
-
-        Raises:
-            Exception: closing an env failed; a note says where.
-        """
-        if connection() != self._home:
-            return
-        called = {member.actor.close.remote(): member for member in self.members}
-        closed = ray.wait(list(called), num_returns=len(called), timeout=patience)[0] if called else []
-        try:
-            for ref in closed:
-                try:
-                    ray.get(ref)
-                except RayTaskError as error:
-                    raise_from(error, self.name(called[ref]))
-                except RayError:
-                    pass  # it has ended already
-        finally:
-            self.kill()
 
 
 # -- fragments of experience --------------------------------------------------------------------------------------
@@ -336,7 +305,7 @@ def _by_name(parts: Iterable[Mapping[str, NDArray[np.float64]]]) -> dict[str, ND
 # -- collecting ---------------------------------------------------------------------------------------------------
 
 
-class Runners:
+class Runners(RunnerPool):
     """Collects experience with runners on a cluster, each with `num_envs` envs of its own, like a single runner.
 
     If the learner waits for the runners, a collection is divided into equal fragments, made with the newest weights;
@@ -361,8 +330,10 @@ class Runners:
         SettingsError: the config can't be sent to other processes.
     """
 
+    kind = "runner"
+
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
-        self._algorithm, self._settings, self.asynchronous = algorithm, settings, algorithm.collects_beside
+        self._algorithm, self.asynchronous = algorithm, algorithm.collects_beside
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         config = _sent(algorithm.config, device="cpu")
@@ -380,14 +351,12 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        self.pool = RunnerPool("runner", settings.num_runners, settings.gpus_per_runner, config, settings, self._open)
-        for member in self.pool.members:
-            self._open(member)
+        super().__init__(settings.num_runners, settings.gpus_per_runner, config, settings)
 
     # -- policies -----------------------------------------------------------------------------------------------
 
     def _open(self, member: Member) -> None:
-        self.pool.request(member, member.actor.open.remote(), key="open")
+        self.request(member, member.actor.open.remote(), key="open")
         self._begin(member)
 
     def _begin(self, member: Member) -> None:
@@ -396,7 +365,7 @@ class Runners:
             return
         seed = seed_of(self._algorithm.runner_seed, member.number, self._first_life + member.life)
         member.has_begun, member.sent = False, -1
-        self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
+        self.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
@@ -407,11 +376,11 @@ class Runners:
             EnvError: the envs can't be made.
         """
         while True:
-            for member in [member for member in self.pool.members if member.pid]:
+            for member in [member for member in self.members if member.pid]:
                 try:
                     found: dict[str, Spaces] = ray.get(member.actor.spaces.remote(module_ids, module_of, before))
                 except RayError as error:
-                    self.pool.failed(member, error)
+                    self.failed(member, error)
                 else:
                     return found
             self._next(1.0)
@@ -429,7 +398,7 @@ class Runners:
 
     def begin_anew(self) -> None:
         """Abandon the running episodes and fragments: runners begin new episodes with the newest modules."""
-        for member in self.pool.members:
+        for member in self.members:
             for request in [request for request in member.requests if request.steps]:
                 member.requests.remove(request)
             member.is_late = False
@@ -438,21 +407,21 @@ class Runners:
 
     def _ready(self) -> None:
         """Send runners the newest policies and weights, if needed."""
-        self.pool.check_connected()
+        check_connected(self._home)
         before = self._broadcast.seq_nos
-        self._broadcast.refresh(self._algorithm, again=self.pool.has_lost_inputs)
-        self.pool.has_lost_inputs = False
+        self._broadcast.refresh(self._algorithm, again=self.has_lost_inputs)
+        self.has_lost_inputs = False
         if any(self._broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
             self.begin_anew()  # an earlier state was loaded, whose weights runners would refuse as old
         if self._acting_ref is not None:
             return
         timeout = self._settings.sample_timeout
         self._acting_ref = ray.put(acting_of(self._algorithm))
-        for member in self.pool.members:
+        for member in self.members:
             self._begin(member)
         begin = self._heard = monotonic()
-        while absent := [member.number for member in self.pool.members if not member.has_begun]:
-            if monotonic() - begin > timeout and len(absent) < len(self.pool.members):
+        while absent := [member.number for member in self.members if not member.has_begun]:
+            if monotonic() - begin > timeout and len(absent) < len(self.members):
                 words = "of the runners, %s could not begin within %g s; the others continue without them. %s"
                 _log.warning(words, absent, timeout, room())
                 break
@@ -492,14 +461,14 @@ class Runners:
         while have < num_steps:
             self._ask(num_steps - have, size, key)
             if taken and monotonic() - begin > own.sample_timeout:
-                self.pool.counts["sample_timeouts"] += 1
+                self.counts["sample_timeouts"] += 1
                 break
             answer = self._next(_POLL if taken else 0.5)
             if answer is None:
-                find_late(self.pool.members)
+                find_late(self.members)
             elif answer[1] != key:
-                self.pool.counts["lost_fragments"] += 1
-                self.pool.counts["lost_steps"] += answer[0].report.env_steps
+                self.counts["lost_fragments"] += 1
+                self.counts["lost_steps"] += answer[0].report.env_steps
             else:
                 taken.append(answer[0])
                 report = taken[-1].report
@@ -507,16 +476,16 @@ class Runners:
                 self._count(taken[-1])
         if self.asynchronous:
             self._ask(0, size, key)
-        self.pool.counts["sample_wait_s"] += monotonic() - begin
+        self.counts["sample_wait_s"] += monotonic() - begin
         return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
     def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
         """Request fragments with ``wanted`` steps; if asynchronous, as many from each runner as allowed."""
         if not self.asynchronous:
-            for member, steps in dealt(self.pool.members, wanted, size):
+            for member, steps in dealt(self.members, wanted, size):
                 self._order(member, steps, key)
             return
-        for member in self.pool.members:
+        for member in self.members:
             for _ in range(self._settings.in_flight - sum(1 for request in member.requests if request.steps)):
                 self._order(member, size, key)
 
@@ -524,12 +493,12 @@ class Runners:
         """Request a fragment from a runner, with the newest weights."""
         weights = None if member.sent == self._broadcast.version else self._broadcast.ref
         member.sent = self._broadcast.version
-        self.pool.request(member, member.actor.collect.remote(weights, steps, *key), steps=steps, key=key)
+        self.request(member, member.actor.collect.remote(weights, steps, *key), steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
         """The next fragment with its request's key; None after ``timeout`` seconds, or if anything else happened."""
-        answer = self.pool.next(timeout)
-        if self.pool.has_lost_inputs:
+        answer = self.answer(timeout)
+        if self.has_lost_inputs:
             self._ready()
         if answer is not None:
             self._heard = monotonic()
@@ -563,7 +532,7 @@ class Runners:
         for name, count in report.stats.items():
             env = name.removeprefix("steps/env_")
             is_of_env = env != name and env.isdecimal()
-            self.pool.counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
+            self.counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
         self._finished.add(fragment)
         is_only = self._algorithm.config.agents.modules is None
         newest = {known_as(name, is_only=is_only): seq_no for name, seq_no in self._broadcast.seq_nos.items()}
@@ -584,8 +553,8 @@ class Runners:
         ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean over steps.
         """
         names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps")
-        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])} | self.pool.counts
-        self.pool.counts.clear()
+        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])} | self.counts
+        self.counts.clear()
         self._lag = [0, 0]
         return found
 
@@ -596,7 +565,7 @@ class Runners:
         return {
             "runners": "ray",
             "steps": [self.env_steps, self.agent_steps],
-            "lives": self._first_life + max((member.life for member in self.pool.members), default=0) + 1,
+            "lives": self._first_life + max((member.life for member in self.members), default=0) + 1,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -612,10 +581,23 @@ class Runners:
         Raises:
             Exception: closing an env failed; a note says where.
         """
-        self.pool.close(_PATIENCE)
+        if connection() != self._home:
+            return
+        called = {member.actor.close.remote(): member for member in self.members}
+        closed = ray.wait(list(called), num_returns=len(called), timeout=_PATIENCE)[0] if called else []
+        try:
+            for ref in closed:
+                try:
+                    ray.get(ref)
+                except RayTaskError as error:
+                    raise_from(error, self.name(called[ref]))
+                except RayError:
+                    pass  # it has ended already
+        finally:
+            self.kill()
 
 
-class EvaluationRunners:
+class EvaluationRunners(RunnerPool):
     """Plays an algorithm's evaluations on separate runners, each of which plays some of the episodes.
 
     If a runner dies or hangs, its episodes are lost, and it is replaced up to `max_restarts` times.
@@ -625,13 +607,13 @@ class EvaluationRunners:
         settings: The engine's settings.
     """
 
+    kind = "evaluation runner"
+
     def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._updates = algorithm, 0
-        config = _sent(algorithm.config, callbacks=())
-        num = settings.num_evaluation_runners
-        self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
+        super().__init__(settings.num_evaluation_runners, 0.0, _sent(algorithm.config, callbacks=()), settings)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.
@@ -642,15 +624,15 @@ class EvaluationRunners:
             num_episodes: The number of whole episodes, divided evenly.
             seed: The seed of envs and actions, from which each runner's is derived. None draws one.
         """
-        self.pool.check_connected()
-        found = self.finished() if any(member.requests for member in self.pool.members) else None
-        members = self.pool.members
+        check_connected(self._home)
+        found = self.finished() if any(member.requests for member in self.members) else None
+        members = self.members
         ref, self._updates = ray.put(acting_of(self._algorithm)), self._algorithm.updates
         seeds = np.random.SeedSequence(seed).generate_state(len(members), np.uint64) >> np.uint64(1)
         for i, member in enumerate(members):
             own = num_episodes // len(members) + (i < num_episodes % len(members))
             if own:
-                self.pool.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
+                self.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
         return (None, None) if found is None else found
 
     def finished(self) -> tuple[Evaluation, Finished] | None:
@@ -662,12 +644,12 @@ class EvaluationRunners:
             EngineError: more runners were lost than allowed.
             Exception: raised by an env, a connector or a module; a note says where.
         """
-        before, parts = self.pool.restarts, dict[int, tuple[Finished, int, float]]()
-        while any(member.requests for member in self.pool.members):
-            answer = self.pool.next(1.0)
+        before, parts = self.restarts, dict[int, tuple[Finished, int, float]]()
+        while any(member.requests for member in self.members):
+            answer = self.answer(1.0)
             if answer is not None:
                 parts[answer[0].number] = answer[2]
-        self._algorithm.metrics.log("evaluation_restarts", float(self.pool.restarts - before), by="sum")
+        self._algorithm.metrics.log("evaluation_restarts", float(self.restarts - before), by="sum")
         if not parts:
             return None
         played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
@@ -676,7 +658,7 @@ class EvaluationRunners:
 
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""
-        self.pool.kill()
+        self.kill()
 
 
 def _sent(config: AlgorithmConfig, **changes: Any) -> Any:
