@@ -266,7 +266,8 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
     value, usage = _of_words(hint, words, where, converters), metavar(hint)
-    if "NAME" not in usage.replace("NAME=VALUE", "") and not fits(hint, value, text=True):
+    pairs = is_by_name(hint) and any("=" in word for word in words)
+    if not pairs and "NAME" not in usage.replace("NAME=VALUE", "") and not fits(hint, value, text=True):
         such = {"NUMBER|STEP": ", such as 3e-4 or 0:3e-4,100000:0", "INT ...": ", such as 64 64"}
         such["NAME=VALUE"] = ", such as obs=speed,load action=command" if where.endswith(".columns") else ""
         example = next((text for kind, text in such.items() if usage.startswith(kind)), "")

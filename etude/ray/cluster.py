@@ -187,14 +187,12 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     for name in sorted({name for each in wanted for name, amount in each.items() if amount > 0}):
-        total = sum(each.get(name, 0.0) for each in wanted)
-        there = sum(node.get(name, 0.0) for node in nodes)
-        most = max(each.get(name, 0.0) for each in wanted)
-        largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
-        if total > there + 1e-9:
-            lack = f"the cluster has {there:g} {name} in all, but {total:g} are asked for"
-        elif most > largest + 1e-9:
-            lack = f"no node has more than {largest:g} {name}, but one process asks for {most:g}"
+        asked = [each.get(name, 0.0) for each in wanted]
+        there = [node.get(name, 0.0) for node in nodes] or [0.0]
+        if sum(asked) > sum(there) + 1e-9:
+            lack = f"the cluster has {sum(there):g} {name} in all, but {sum(asked):g} are asked for"
+        elif max(asked) > max(there) + 1e-9:
+            lack = f"no node has more than {max(there):g} {name}, but one process asks for {max(asked):g}"
         else:
             continue
         lack += ": ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)"
