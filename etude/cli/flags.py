@@ -426,6 +426,8 @@ def _write_help(
     """Write the help of a command, with all settings or only the everyday ones, and exit."""
     import tyro
 
+    from etude.spawning import variable_set
+
     groups: dict[tuple[str, ...], tuple[type, list[Any]]] = {}
     is_whole = True
     for title, kind in kinds.items():
@@ -457,10 +459,8 @@ def _write_help(
         shown_as = tyro.conf.arg(name=".".join(path))
         fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
     more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"
-    with contextlib.ExitStack() as plain:
-        if os.environ.get("NO_COLOR"):  # https://no-color.org; tyro knows only terminals that are dumb
-            plain.callback(os.environ.__setitem__, "TERM", os.environ.get("TERM", ""))
-            os.environ["TERM"] = "dumb"
+    # https://no-color.org; tyro knows only terminals that are dumb
+    with variable_set("TERM", "dumb") if os.environ.get("NO_COLOR") else contextlib.nullcontext():
         tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 
 
