@@ -231,7 +231,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
         (["cli_runs:make_env"], "error: cli_runs:make_env is not an algorithm"),
         ([], "error: etude train needs an algorithm: " + ", ".join(ALGORITHMS)),
-        (["--resume", "runs/a"], "Put it first, as in etude train ppo --env CartPole-v1, or etude train ppo --resume"),
+        (["--resume", "runs/a"], "Put it first: etude train ppo"),
         (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`, such as --data"),
         (["bc", "--data", "nowhere"], "nowhere: there is no such file or folder"),
     ],
