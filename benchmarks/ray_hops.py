@@ -14,9 +14,9 @@ from benchmarks.harness import ENV, ETUDE, Figure, Options, Row, milliseconds, r
 from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
 from etude.algorithms import Ray
-from etude.ray.fragments import Fragment, FragmentReport, put_together
 from etude.ray.learners import LearnerGroup
-from etude.ray.runner_actor import RunnerActor
+from etude.ray.runner_actor import FragmentReport, RunnerActor
+from etude.ray.runners import Fragment, put_together
 
 BARE, HERE = "a method that does nothing", "Etude, one learner in this process"
 

@@ -39,15 +39,18 @@ def spare_name(name: str) -> str:
     return f".{name}.tmp"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file and replace the one at ``path`` atomically. Only one process may write it at a time.
+def write_atomically(path: "AnyPath", data: bytes) -> None:
+    """Write a small file and replace the one at ``path`` atomically. Only one process may write it at a time.
 
-    The file is first written beside ``path``, always under the same hidden name, so that files of killed writers do
+    A local file is first written beside ``path``, always under the same hidden name, so that files of killed writers do
     not pile up.
 
     Raises:
         OSError: it can't be written; ``path`` is then unchanged, and no temporary file is left.
     """
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+        return
     aside = path.with_name(spare_name(path.name))
     with _removed_on_failure(aside):
         aside.write_bytes(data)
@@ -112,19 +115,18 @@ class Lock:
 
     Args:
         path: The file. It is created if it does not exist, and holds the process id and the host of its owner.
-        wait: Wait until the lock is free.
 
     Raises:
         InUseError: another process holds it.
         OSError: the file can't be created.
     """
 
-    def __init__(self, path: Path, *, wait: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         while True:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by release
             try:
-                self.is_sure = _locked(self._file, wait=wait)
+                self.is_sure = _locked(self._file)
             except BlockingIOError:
                 self._file.seek(0)
                 owner = self._file.read(200).decode(errors="replace").strip()
@@ -164,15 +166,15 @@ class Lock:
         self._file.close()
 
 
-def _locked(file: IO[bytes], *, wait: bool) -> bool:
+def _locked(file: IO[bytes]) -> bool:
     """Lock an open file; False if locks do not work here. Raises BlockingIOError if another process has it."""
     if sys.platform == "win32":
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            raise
         return False
     return True
 
@@ -574,8 +576,8 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     """
     if _RUNS_TEMPLATES.search(url):
         raise DataError(
-            f"{redacted(url)}: `reference` URLs are not opened, because some versions of fsspec run code from the "
-            "index that they name. Give the URLs of the files themselves, or a file system as `filesystem=`."
+            f"{redacted(url)}: `reference` URLs are not opened, as they may run code: give the files' own URLs, or a "
+            "file system as `filesystem=`."
         )
     if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
@@ -623,26 +625,19 @@ def absolute(where: Any) -> Any:
 
 def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
     """A user's file system as one of pyarrow's, the path in it, and the URL to show."""
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 
-    shown = redacted(text)
     bare = path_in(text)
     if isinstance(filesystem, FileSystem):
-        kind = filesystem.type_name
-        return filesystem, bare, shown if is_url(text) else f"{kind.removeprefix('py::fsspec+')}://{bare.lstrip('/')}"
-    if not callable(getattr(filesystem, "_strip_protocol", None)):
-        raise DataError(
-            f"{shown}: `filesystem` is a {type(filesystem).__name__}; give a pyarrow.fs.FileSystem, or one of "
-            "fsspec's file systems."
-        )
-    system = PyFileSystem(FSSpecHandler(filesystem))
-    if type(filesystem).__name__ == "LocalFileSystem":
-        from pyarrow.fs import LocalFileSystem
-
-        system = LocalFileSystem()
-    protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
-    url = shown if is_url(text) else f"{protocol}://{bare.lstrip('/')}"
-    return system, str(filesystem._strip_protocol(bare if not is_url(text) else f"{protocol}://{bare}")), url
+        system, inner, protocol = filesystem, bare, filesystem.type_name.removeprefix("py::fsspec+")
+    elif callable(getattr(filesystem, "_strip_protocol", None)):
+        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+        is_local = type(filesystem).__name__ == "LocalFileSystem"
+        system = LocalFileSystem() if is_local else PyFileSystem(FSSpecHandler(filesystem))
+        inner = str(filesystem._strip_protocol(f"{protocol}://{bare}" if is_url(text) else bare))
+    else:
+        raise DataError(f"{redacted(text)}: `filesystem` is a {type(filesystem).__name__}: give pyarrow's or fsspec's.")
+    return system, inner, redacted(text) if is_url(text) else f"{protocol}://{bare.lstrip('/')}"
 
 
 class LocalPath(type(Path())):  # type: ignore[misc]
@@ -785,14 +780,6 @@ def input_file(path: AnyPath, *, mapped: bool = False) -> Any:
     if isinstance(path, RemotePath):
         return path.system.open_input_file(path.inner)
     return (pa.memory_map if mapped else pa.OSFile)(os.fspath(path))
-
-
-def replace(path: AnyPath, data: bytes) -> None:
-    """Replace a small file atomically; OSError if that fails."""
-    if isinstance(path, RemotePath):
-        path.write_bytes(data)
-    else:
-        write_atomically(path, data)
 
 
 def put(path: AnyPath, parts: Iterable[Any]) -> None:

@@ -22,10 +22,10 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
-    Final,
     Literal,
     NamedTuple,
     TypeGuard,
@@ -116,10 +116,7 @@ def settings(cls: type[C]) -> type[C]:
         name = type(self).__name__
         for base in type(self).__mro__[: type(self).__mro__.index(made)]:
             if inspect.get_annotations(base) or _hints(made).keys() & base.__dict__.keys():
-                raise SettingsError(
-                    f"{base.__name__} is not a settings class, so what it declares has no effect in "
-                    f"{made.__name__}: write @etude.settings above `class {base.__name__}`."
-                )
+                raise SettingsError(f"{base.__name__} needs @etude.settings above `class {base.__name__}`.")
         if unnamed:
             raise SettingsError(
                 f"{name} takes keyword arguments only, as in {name}({next(iter(_hints(made)), '')}=...)."
@@ -136,36 +133,29 @@ class FrozenSettingsError(SettingsError, dataclasses.FrozenInstanceError):
 
 
 def _no_such_setting(self: Any, name: str) -> Any:
-    """Raise an AttributeError that names the setting, or the way to write it here."""
-    cls: Any = type(self)
+    """Raise an AttributeError that names the nearest setting."""
     if name.startswith("_"):
         return object.__getattribute__(self, name)  # raises the original error
-    if name in _BUILDERS.split():
-        raise UnknownNameError(
-            f"{cls.__name__} has no `{name}`. Settings are given when it is made, as in {cls.__name__}"
-            f"({next(iter(_hints(cls)), '')}=...); dataclasses.replace(config, ...) makes a copy with other ones."
-        )
-    raise UnknownNameError(str(unknown_setting(cls.__name__, name, cls)))
+    cls: Any = type(self)
+    raise UnknownNameError(
+        f"{unknown_setting(cls.__name__, name, cls)} Settings are given when it is made, as in {cls.__name__}"
+        f"({next(iter(_hints(cls)), '')}=...); dataclasses.replace(config, ...) makes a copy with other ones."
+    )
 
 
 def _refuse_change(self: Any, name: str, value: Any) -> None:
     cls: Any = type(self)
     if name not in own_paths(cls) and name not in _hints(cls):
         raise unknown_setting(cls.__name__, name, cls)
-    raise FrozenSettingsError(
-        f"{cls.__name__} can't be changed: make a copy with dataclasses.replace(config, {name}={shown(value)})."
-    )
+    raise FrozenSettingsError(f"{cls.__name__} can't change: use dataclasses.replace(config, {name}={shown(value)}).")
 
 
 def _refuse_item(self: Any, name: object) -> Any:
     cls: Any = type(self)
     path = own_paths(cls).get(str(name), (str(name),))
-    if isinstance(name, str) and path[0] not in _hints(cls):
-        raise unknown_setting(cls.__name__, name, cls)
-    known = ".".join(path) if isinstance(name, str) else next(iter(_hints(cls)), "name")
-    raise SettingsError(
-        f"{cls.__name__} has attributes, not items: write config.{known}. dataclasses.asdict(config) is a dict of all."
-    )
+    if path[0] not in _hints(cls):
+        raise unknown_setting(cls.__name__, str(name), cls)
+    raise SettingsError(f"{cls.__name__} has attributes, not items: write config.{'.'.join(path)}.")
 
 
 def _what_differs(self: Any) -> str:
@@ -196,7 +186,7 @@ def _rules(cls: type) -> dict[str, tuple[Any, Rule, str]]:
     found = {}
     for base in reversed(cls.__mro__):
         for name, hint in get_type_hints(base, include_extras=True).items():
-            options = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+            options = options_of(hint)
             for option in options:
                 kind, *extras = get_args(option) if get_origin(option) is Annotated else (option,)
                 others = [_in_words(other) for other in options if other is not option]
@@ -262,7 +252,7 @@ class Leaf(NamedTuple):
     @property
     def about(self) -> str:
         """A short description."""
-        return _summary(self.owner, self.path[-1], self.default)
+        return summary(self.owner, self.path[-1], self.default)
 
 
 def leaves_of(cls: type, path: tuple[str, ...] = (), *, within: Any = None) -> list[Leaf]:
@@ -397,155 +387,45 @@ def defaults(cls: type) -> dict[str, Any]:
     return result
 
 
-_OTHER_NAMES = {
-    "lr": "learning_rate step_size",
-    "actor_lr": "policy_lr pi_lr actor_learning_rate policy_learning_rate",
-    "critic_lr": "value_lr vf_lr q_lr qf_lr critic_learning_rate value_learning_rate",
-    "temperature_lr": "alpha_lr ent_lr temp_learning_rate alpha_learning_rate",
-    "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
-    "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
-    "updates_per_iteration": "n_steps_per_epoch dataset_num_iters_per_learner",
-    "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
-    "return_mean": "reward_threshold target_return target_reward stop_reward episode_reward_mean episode_return_mean",
-    "seconds": "time_limit max_time time_total_s",
-    "batch_size": "minibatch_size train_batch_size mini_batch_size train_batch_size_per_learner",
-    "minibatch_size": "batch_size sgd_minibatch_size mini_batch_size",
-    "n_step": "n_steps nstep multi_step n_step_return estimation_step",
-    "num_steps": "n_steps steps_per_epoch train_batch_size train_batch_size_per_learner rollout_length rollout_steps "
-    "rollout_fragment_length",
-    "max_steps": "horizon max_episode_steps max_episode_length max_ep_len episode_length",
-    "epochs": "n_epochs num_epochs update_epochs num_sgd_iter ppo_epochs train_pi_iters repeat_per_collect",
-    "num_envs": "n_envs envs num_envs_per_env_runner num_envs_per_worker num_vec_envs training_num",
-    "num_workers": "num_env_runners num_rollout_workers n_workers num_cpu num_processes n_proc",
-    "lambda_": "gae_lambda lam gae_lam td_lambda",
-    "gamma": "discount discount_factor discount_rate",
-    "clip": "clip_range clip_param clip_coef clip_eps clip_ratio epsilon_clip eps_clip clip_epsilon",
-    "value_clip": "clip_range_vf vf_clip_param clip_vloss",
-    "value_weight": "vf_coef vf_coeff vf_loss_coeff value_coef value_coeff value_loss_coef critic_coef",
-    "entropy_weight": "ent_coef ent_coeff entropy_coef entropy_coeff entropy_cost",
-    "grad_clip": "max_grad_norm clip_grad_norm clip_grad grad_norm_clip gradient_clip max_gradient_norm",
-    "kl_target": "target_kl desired_kl",
-    "normalize_advantages": "normalize_advantage norm_adv advantage_normalization standardize_advantages",
-    "network": "policy_kwargs model model_config net_kwargs encoder_factory",
-    "hidden": "net_arch hidden_sizes hidden_units hidden_layers hidden_dims hidden_dim hidden_size layers "
-    "fcnet_hiddens",
-    "activation": "activation_fn fcnet_activation nonlinearity",
-    "weight_init": "ortho_init orthogonal_init",
-    "recurrent": "use_lstm lstm use_rnn",
-    "recurrent_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
-    "module": "policy policy_class custom_model net model_class",
-    "capacity": "buffer_size replay_size memory_size replay_buffer_size replay_capacity buffer_capacity",
-    "learning_starts": "start_steps random_steps warmup_steps start_timesteps num_steps_sampled_before_learning_starts",
-    "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
-    "training_intensity",
-    "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
-    "tau": "polyak soft_update_coefficient target_smoothing_coefficient target_update_interval",
-    "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
-    "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
-    "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
-    "temperature": "alpha ent_coef init_temperature initial_alpha entropy_coeff",
-    "beta": "weight_temp inverse_temperature lam",
-    "mode": "materialize_data materialize_mapped_data",
-    "policy_delay": "policy_freq policy_frequency update_actor_interval actor_update_interval",
-    "alpha": "conservative_weight min_q_weight cql_alpha",
-    "context_length": "context_size context_len",
-    "buffer_size": "shuffle_buffer_size",
-    "prelearner": "prelearner_class",
-    "data": "dataset input input_ offline_data",
-    "evaluate_beside": "evaluation_parallel_to_training",
-    "whole_episodes": "batch_mode",
-    "evaluation_interval": "eval_freq eval_interval evaluation_freq eval_every",
-    "evaluation_episodes": "n_eval_episodes num_eval_episodes eval_episodes evaluation_duration",
-    "num_episodes": "n_eval_episodes num_eval_episodes eval_episodes n_episodes episodes",
-    "window": "stats_window_size metrics_num_episodes_for_smoothing",
-    "seed": "random_seed random_state rng",
-    "env": "env_id env_name environment gym_id task game env_kwargs env_config env_args make_kwargs",
-    "device": "cuda use_cuda gpu use_gpu num_gpus num_gpus_per_learner torch_device",
-    "threads": "num_threads torch_threads",
-    "modules": "policies agents",
-    "module_of": "policy_mapping_fn agent_to_module_mapping_fn",
-    "modules_to_train": "policies_to_train",
-    "callbacks": "callback callbacks_class",
-    "connectors": "wrappers env_to_module_connector observation_filter preprocessors observation_scaler action_scaler "
-    "reward_scaler",
-    "record": "output",
-    "out": "output_dir folder dir run_dir save save_dir save_path checkpoint_dir log_dir logdir tensorboard_log "
-    "storage_path local_dir",
-    "resume": "restore load checkpoint load_path resume_from checkpoint_path",
-    "log": "logger loggers track wandb tensorboard",
-    "save_interval": "save_freq checkpoint_freq checkpoint_frequency",
-    "clip_interval": "capture_video record_video video_interval",
-    "quiet": "verbose verbosity",
-    "explore": "deterministic stochastic",
-}
-"""Names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, by Etude's name."""
+@functools.cache
+def _other_libraries() -> dict[str, Any]:
+    """What settings are called in other libraries, and how theirs differ: the contents of ``other_names.yaml``."""
+    import yaml  # only for messages
 
-OTHER_VALUES: Final = frozenset(
-    "tau polyak target_interval beta mode updates_per_step epsilon temperature network activation weight_init module "  # noqa: SIM905
-    "modules module_of connectors callbacks device whole_episodes prelearner train_batch_size "
-    "train_batch_size_per_learner".split()
-)
-"""Names above, here or elsewhere, of settings whose values have another meaning elsewhere: they are not copied."""
-
-_SAID_ELSEWHERE = {
-    **{
-        name: f"Tell fit when to stop, as in fit(Stop({name}=...)), or write `stop: {{{name}: ...}}` in a file"
-        for name in ("env_steps", "updates", "return_mean", "seconds")
-    },
-    "out": "Give the folder to fit, as in algorithm.fit(stop, out=folder), or to `etude train` as --out",
-    "resume": "etude.load(folder) returns the algorithm that was saved",
-    "quiet": "fit prints nothing unless you give it progress=True",
-}
-"""What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
-
-
-_ENV_ARGUMENTS: Final = (
-    'An env with arguments is a function that makes it, as in `lambda: gym.make("FrozenLake-v1", is_slippery=False)`; '
-    "on the command line, `--env module:function`"
-)
-_COUNTS_OTHERWISE: Final = {
-    "env": dict.fromkeys(("env_kwargs", "env_config", "env_args", "make_kwargs"), _ENV_ARGUMENTS),
-    "updates_per_step": {
-        **dict.fromkeys(("train_freq", "train_frequency", "update_every"), "It is the inverse: `{}=4` is 0.25"),
-        "training_intensity": "`{}` counts rows that are learned from: divide it by `batch_size`",
-    },
-    "value_clip": {"vf_clip_param": "`{}` clips the squared error, this one the change of the value"},
-    "tau": {"target_update_interval": "`{}` is how often all weights are copied, this one how far they move each time"},
-}
-"""How settings of other libraries differ from Etude's of the same purpose."""
-
-
-_BUILDERS: Final = (
-    "environment rollouts env_runners training build build_algo build_env resources learners multi_agent debugging "
-    "fault_tolerance reporting checkpointing offline_data rl_module experimental copy update to_dict create"
-)
-"""Methods of other libraries' settings."""
+    return dict(yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text(encoding="utf-8")))
 
 
 def other_names(name: str) -> list[str]:
     """Etude's names for another library's setting ``name``, the likeliest first."""
-    name = name.replace("-", "_").lower()
-    return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
+    name, known = name.replace("-", "_").lower(), _other_libraries()
+    return [name] * (name in known["elsewhere"]) + [o for o, names in known["names"].items() if name in names.split()]
+
+
+def has_other_values(*names: str) -> bool:
+    """Whether one of these settings, here or in another library, has values of another meaning there."""
+    return not {*_other_libraries()["other_values"].split()}.isdisjoint(names)
 
 
 def pointer(name: str, ours: str, about: str, *, is_same: bool) -> str:
     """A sentence that points from an unknown ``name`` to Etude's; ``is_same``: it is another library's for that."""
-    known = _COUNTS_OTHERWISE.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
-    how = known.get(name := name.replace("-", "_"))
-    hint = f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about})."
-    return f"{hint} {how.format(name)}." if how else hint
+    name, known = name.replace("-", "_"), _other_libraries()["differences"]
+    differs = known.get(ours.rpartition(".")[2].replace("-", "_"), {}) if is_same else {}
+    how = next((f" {text.format(name)}." for names, text in differs.items() if name in names.split()), "")
+    return f" {'Here it is' if is_same else 'Nearest'}: `{ours}` ({about}).{how}"
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     """The error for an unknown setting of ``cls``, with the right name or the nearest one."""
     leaves = leaves_of(cls)
     known = {name: (".".join(leaf.path), leaf.about) for leaf in leaves for name in (leaf.path[-1], leaf.own_name)}
-    known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
+    usual = defaults(cls)
+    known |= {field: (field, summary(cls, field, usual.get(field, dataclasses.MISSING))) for field in _hints(cls)}
     meant = other_names(name)
     same = next((ours for ours in meant if ours in known), None)
     near = same or nearest(name.replace("-", "_"), known)
     hint = ""
-    if same is None and (elsewhere := [_SAID_ELSEWHERE[ours] for ours in meant if ours in _SAID_ELSEWHERE]):
+    elsewhere = [text for own in meant if (text := _other_libraries()["elsewhere"].get(own))]
+    if same is None and elsewhere:
         hint = f" {elsewhere[0]}."
     elif own := next((own for own, path in own_paths(cls).items() if ".".join(path) == name), None):
         hint = f" Write `{own}`, its own name."
@@ -554,17 +434,12 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")
 
 
-def summary(cls: type, name: str) -> str:
+def summary(cls: type, name: str, default: Any) -> str:
     """A short description of a setting, with its default if it has one."""
-    return _summary(cls, name, defaults(cls).get(name, dataclasses.MISSING))
-
-
-def _summary(cls: type, name: str, default: Any) -> str:
     about = re.split(r"(?<!et al)[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     is_short = default is not dataclasses.MISSING and not dataclasses.is_dataclass(default)
-    usual = f"default {shown(default)}" if is_short else ""
     about = about if about[1:2].isupper() else about[:1].lower() + about[1:]
-    return ", ".join(filter(None, [about, usual]))
+    return ", ".join(filter(None, [about, f"default {shown(default)}" if is_short else ""]))
 
 
 def shown(value: Any) -> str:
@@ -607,11 +482,8 @@ def warn_of_misspelt(cls: type, hooks: Collection[str]) -> None:
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
     for name in sorted(own - inherited):
         for near in difflib.get_close_matches(name, set(hooks) - own, 1, cutoff=0.82):
-            warnings.warn(
-                f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`? If not, "
-                "begin its name with an underscore.",
-                stacklevel=3,
-            )
+            words = f"{cls.__name__}.{name} overrides nothing, so Etude does not call it. Did you mean `{near}`?"
+            warnings.warn(f"{words} If not, begin its name with an underscore.", stacklevel=3)
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
@@ -652,9 +524,7 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
                 fitting(hints[name], value, where)
             main = main_setting(inner)
             if main is None:
-                raise SettingsError(
-                    f"{where} is {value!r}, expected settings of {inner.__name__}: give its fields by name."
-                )
+                raise SettingsError(f"{where} is {value!r}, expected {inner.__name__}: give its fields by name.")
             value = {main: value}
         found[name] = typed(inner, value, owner=where)
     _check_rules(cls, found, owner)
@@ -663,9 +533,8 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
 
 def settings_inside(cls: type) -> dict[str, type]:
     """The fields that hold nested settings (or None), with their class."""
-    options = {name: get_args(hint) or (hint,) for name, hint in _hints(cls).items()}
-    found = {name: [o for o in kinds if _is_settings(o)] for name, kinds in options.items()}
-    return {name: kinds[0] for name, kinds in found.items() if kinds}
+    found = {name: next(filter(_is_settings, options_of(hint)), None) for name, hint in _hints(cls).items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
@@ -744,7 +613,7 @@ def _advice(hint: Any, value: Any) -> str:
     fine, meant = _fit(hint, value, True)
     if fine:
         return f" Write {meant!r}."
-    for option in get_args(hint) if get_origin(hint) in _UNIONS else (hint,):
+    for option in options_of(hint):
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             main = None if value is None else getattr(option, "main_setting", None)
             given = value if isinstance(value, Mapping) else {main: value} if main else {}
@@ -760,9 +629,8 @@ def foreign_env(value: Any) -> str:
     names = {cls.__name__ for cls in type(value).__mro__}
     if "VecEnv" in names:
         return (
-            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, as its id or a "
-            "function that makes one, and `num_envs`. In place of VecNormalize, connectors=('normalize_obs',) scales "
-            "observations; in place of VecFrameStack, 'frame_stack:4' stacks them."
+            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, and `num_envs`. In "
+            "place of VecNormalize and VecFrameStack, take connectors=('normalize_obs', 'frame_stack:4')."
         )
     return ""
 
@@ -772,14 +640,19 @@ def fits(hint: Any, value: Any, *, text: bool = False) -> bool:
     return _fit(hint, value, text)[0]
 
 
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a type: those of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def _holds_truth(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth, value)))
 
 
 def _fit(hint: Any, value: Any, text: bool = False) -> tuple[bool, Any]:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in _UNIONS:
-        return next((found for found in (_fit(option, value, text) for option in args) if found[0]), (False, value))
+    origin, args, options = get_origin(hint), get_args(hint), options_of(hint)
+    if len(options) > 1:
+        return next((found for found in (_fit(option, value, text) for option in options) if found[0]), (False, value))
     if hint is Any:
         return True, value
     if origin is Literal:
@@ -837,16 +710,15 @@ def _number(text: str) -> Any:
     return text
 
 
-_UNIONS = (Union, types.UnionType)
 _NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 _TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 
 def _in_words(hint: Any) -> str:
     """An annotation as it is written in code, without module names."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in _UNIONS:
-        return " | ".join(map(_in_words, args))
+    origin, args, options = get_origin(hint), get_args(hint), options_of(hint)
+    if len(options) > 1:
+        return " | ".join(map(_in_words, options))
     if origin is Literal:
         return " | ".join(map(repr, args))
     if isinstance(hint, list):  # the parameters of a Callable

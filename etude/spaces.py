@@ -163,13 +163,18 @@ def with_names(space: Space, names: Sequence[str]) -> Space:
 
 def are_permuted(one: Space, other: Space) -> bool:
     """Whether two spaces, or two of their parts, have numbers with the same names in another order."""
-    parts, others = leaves(one, ""), leaves(other, "")
-    both = [(part, others.get(name)) for name, part in parts.items()]
-    return any(_are_reordered(a, b) for a, b in both if isinstance(a, NamedVector) and isinstance(b, NamedVector))
+    both = [pair for pair in _pairs(one, other) if all(isinstance(part, NamedVector) for part in pair)]
+    return any(_are_reordered(a, b) for a, b in both)
 
 
 def _are_reordered(one: Any, other: Any) -> bool:
     return bool(one.names != other.names and sorted(one.names) == sorted(other.names))
+
+
+def _pairs(one: Space, other: Space) -> list[tuple[Space, Space]]:
+    """The simple spaces inside two spaces that have the same column name."""
+    others = leaves(other, "")
+    return [(part, others[name]) for name, part in leaves(one, "").items() if name in others]
 
 
 def leaves(space: Space, root: str) -> dict[str, Space]:
@@ -307,15 +312,11 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 def alike(space: Space, other: Space) -> bool:
     """Whether two spaces have the same structure, kinds and shapes; bounds of Boxes may differ."""
-    parts, others = leaves(space, ""), leaves(other, "")
-    return (
-        parts.keys() == others.keys()
-        and not are_permuted(space, other)
-        and all(
-            leaf_shape(part) == leaf_shape(others[name])
-            and (isinstance(others[name], spaces.Box) if isinstance(part, spaces.Box) else part == others[name])
-            for name, part in parts.items()
-        )
+    if leaves(space, "").keys() != leaves(other, "").keys() or are_permuted(space, other):
+        return False
+    return all(
+        leaf_shape(a) == leaf_shape(b) and (isinstance(b, spaces.Box) if isinstance(a, spaces.Box) else a == b)
+        for a, b in _pairs(space, other)
     )
 
 
@@ -377,30 +378,19 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [_to_json(sub, room, level + 1) for sub in space.spaces]}
     room.take(space.shape or (), type(space).__name__)
-    names = {"names": list(space.names)} if isinstance(space, NamedVector | NamedDiscrete) else {}
+    own: dict[str, Any] = {"dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.Box):
-        return {
-            "type": "Box",
-            "dtype": np.dtype(space.dtype).name,
-            "shape": list(space.shape),
-            "low": _bounds_to_json(space.low),
-            "high": _bounds_to_json(space.high),
-            **names,
-        }
-    if isinstance(space, spaces.Discrete):
-        own = {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
-        return own | names
-    if isinstance(space, spaces.MultiDiscrete):
-        return {
-            "type": "MultiDiscrete",
-            "nvec": space.nvec.tolist(),
-            "start": space.start.tolist(),
-            "dtype": np.dtype(space.dtype).name,
-            **names,
-        }
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape), **names}
-    raise SpaceError(f"a {type(space).__name__} space can't be saved.")
+        bounds = {"low": _bounds_to_json(space.low), "high": _bounds_to_json(space.high)}
+        own = {"type": "Box", **own, "shape": list(space.shape), **bounds}
+    elif isinstance(space, spaces.Discrete):
+        own = {"type": "Discrete", "n": int(space.n), "start": int(space.start), **own}
+    elif isinstance(space, spaces.MultiDiscrete):
+        own = {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), **own}
+    elif isinstance(space, spaces.MultiBinary):
+        own = {"type": "MultiBinary", "n": list(space.shape)}
+    else:
+        raise SpaceError(f"a {type(space).__name__} space can't be saved.")
+    return own | ({"names": list(space.names)} if isinstance(space, NamedVector | NamedDiscrete) else {})
 
 
 def _check_level(level: int) -> None:
@@ -421,8 +411,7 @@ class _Room:
         if self.numbers < 0:
             raise SpaceError(
                 f"with a {kind} of shape {reprlib.repr(shape)}, the space has more than {MOST_NUMBERS:,} numbers in "
-                "all its parts, the most that a space in a file may have: bounds take several bytes for each number, "
-                "and a broken file must not fill the memory. Let the env show less at once."
+                "all, which could fill the memory: let the env show less at once."
             )
 
 
@@ -487,14 +476,8 @@ def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
 
 
 def _bounds_to_json(bounds: np.ndarray) -> Any:
-    flat = bounds.reshape(-1)
-    if flat.size and (flat == flat[0]).all():
-        return _number_to_json(flat[0].item())
-    return [_number_to_json(x) for x in flat.tolist()]
-
-
-def _number_to_json(x: float) -> float | str:
-    return str(x) if x in (float("inf"), float("-inf")) else x
+    numbers = [str(number) if math.isinf(number) else number for number in bounds.reshape(-1).tolist()]
+    return numbers[0] if len({*numbers}) == 1 else numbers
 
 
 def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -517,10 +500,7 @@ def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
     if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype) and array.size:
         low, high, limits = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < limits.min or high > limits.max:
-            raise SpaceError(
-                f"`{name}` holds {low if low < limits.min else high}, outside the range of {dtype}, the dtype of its "
-                f"space {in_words(leaf)}."
-            )
+            raise SpaceError(f"`{name}` holds {low if low < limits.min else high}, outside the range of {dtype}.")
 
 
 def check_finite_value(name: str, array: np.ndarray) -> None:
@@ -600,29 +580,14 @@ def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
 
 def misfit(space: Space, value: Any, name: str) -> SpaceError:
     """The error for a value that lacks a part of its space, or has another structure; the part is named."""
-    return _misfit(space, value, name) or SpaceError(
-        f"`{name}` is {described_value(value)}, but its space is {in_words(space)}."
-    )
-
-
-def _misfit(space: Space, value: Any, name: str) -> SpaceError | None:
-    if isinstance(space, spaces.Dict):
-        keys = ", ".join(map(str, space.spaces))
-        if not isinstance(value, Mapping):
-            return SpaceError(f"`{name}` is {described_value(value)}, but must be a dict with {keys}.")
-        for key in space.spaces:
-            if key not in value:
-                return SpaceError(f"`{name}{SEPARATOR}{key}` is missing: `{name}` is {described_value(value)}.")
-    elif isinstance(space, spaces.Tuple):
-        count = len(space.spaces)
-        if not isinstance(value, tuple | list):
-            return SpaceError(f"`{name}` is {described_value(value)}, but must be a tuple of {count} parts.")
-        if len(value) < count:
-            return SpaceError(f"`{name}` has {len(value)} of the {count} parts of its space.")
-    else:
-        return None
-    found = (_misfit(part, value[key], f"{name}{SEPARATOR}{key}") for key, part in _parts(space))
-    return next((error for error in found if error is not None), None)
+    for part, path, _ in walk(space, name):
+        inner, at = value, name
+        for key in path:
+            try:
+                inner, at = inner[key], f"{at}{SEPARATOR}{key}"
+            except (KeyError, IndexError, TypeError):
+                return SpaceError(f"`{part}` is missing: `{at}` is {described_value(inner)}.")
+    return SpaceError(f"`{name}` is {described_value(value)}, but its space is {in_words(space)}.")
 
 
 def described_value(value: Any) -> str:
@@ -644,16 +609,11 @@ def is_bounded(space: Space) -> bool:
 
 def same_bounds(space: Space, other: Space) -> bool:
     """Whether the bounds of the Boxes in spaces of the same parts are the same, where both have bounds."""
-    others = leaves(other, "")
-    pairs = [(leaf, others.get(name)) for name, leaf in leaves(space, "").items()]
     return all(
         np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
-        for a, b in pairs
-        if isinstance(a, spaces.Box)
-        and isinstance(b, spaces.Box)
-        and a.shape == b.shape
-        and a.is_bounded()
-        and b.is_bounded()
+        for a, b in _pairs(space, other)
+        if isinstance(a, spaces.Box) and isinstance(b, spaces.Box) and a.shape == b.shape
+        if a.is_bounded() and b.is_bounded()
     )
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
 from etude.policies.policy import ACT_ELSEWHERE
-from etude.settings import OTHER_VALUES, nearest, other_names, own_paths, shown
+from etude.settings import has_other_values, nearest, other_names, own_paths, shown
 from etude.urls import redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) ->
     for key, value in settings.items():
         own = next((own for own in (key, *other_names(key)) if own in known), None)
         if own is not None:
-            meant[own] = _short(value) if own == key or OTHER_VALUES.isdisjoint((own, key)) else "..."
+            meant[own] = _short(value) if own == key or not has_other_values(own, key) else "..."
     written = ", ".join(f"{own}={value}" for own, value in meant.items())
     raise SettingsError(f"{name} takes one argument, its settings, a {kind}: write {name}({kind}({written or '...'})).")
 

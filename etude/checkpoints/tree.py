@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 from etude import __version__
 from etude.checkpoints.codec import MANIFEST, Arrays, Encoder, Tree, decode, write_arrays
 from etude.errors import CheckpointError, DataError
-from etude.files import AnyPath, RemotePath, located, names_in, put, replace, spare_name, sync
+from etude.files import AnyPath, RemotePath, located, names_in, put, spare_name, sync, write_atomically
 
 FORMAT = "etude-checkpoint"
 VERSION = 5
@@ -230,7 +230,7 @@ def _replace_manifest(at: AnyPath, data: bytes) -> None:
     At every instant, the old or the new one is complete: under its name, or the new one as the spare.
     """
     if not isinstance(at, RemotePath) or at.is_in_object_store:
-        replace(at / MANIFEST, data)
+        write_atomically(at / MANIFEST, data)
         return
     spare = at / _SPARE
     spare.put([data])

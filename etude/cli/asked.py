@@ -5,17 +5,15 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop, run
 from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
-from etude.algorithms.parallel import TrainingJob
 from etude.algorithms.saving import imported
-from etude.algorithms.seeds import seed_jobs
 from etude.checkpoints import MANIFEST, load_meta
-from etude.cli import flags, values
+from etude.cli import flags
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.envs import EnvLike
@@ -87,19 +85,10 @@ class FolderOptions(RunOptions):
             raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
         return found
 
-    def jobs(
-        self,
-        cls: type[Algorithm[Any]],
-        seeds: Sequence[int],
-        out: Path,
-        config: AlgorithmConfig,
-        changes: Mapping[str, Any],
-        **more: Any,
-    ) -> list[TrainingJob]:
-        """The runs of these seeds; see `seed_jobs`."""
-        more |= {"algorithm": cls, "resume": self.resume is not None}
-        more |= {name: getattr(self, name) for name in ("stop", "overwrite", "log", "save_interval")}
-        return seed_jobs(seeds, out, config, changes, **more)
+    def of_jobs(self) -> dict[str, Any]:
+        """What these options say of each run, for `seed_jobs`."""
+        names = ("stop", "overwrite", "log", "save_interval")
+        return {"resume": self.resume is not None} | {name: getattr(self, name) for name in names}
 
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741
@@ -116,8 +105,7 @@ def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm
     if not args or args[0].startswith("-"):
         if not {*flags.HELP, flags.HELP_ALL} & {*args}:
             raise SettingsError(
-                f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first, as in etude {command} "
-                f"ppo --env CartPole-v1, or etude train ppo --resume runs/ppo."
+                f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first: etude {command} ppo."
             )
         sys.stdout.write(usage.format(names=names, command=command))
         return None
@@ -174,13 +162,19 @@ def ask(
     return owner, merged(written, given), from_dict(kind, asked, owner=owner)
 
 
+def saved_in(folder: str | Path, what: str) -> dict[str, Any]:
+    """What a checkpoint says of its run: its ``config``, or how it was ``run``; empty if it does not say that."""
+    meta = load_meta(folder)
+    saved = meta.get(what) if isinstance(meta, dict) else None
+    return saved if isinstance(saved, dict) else {}
+
+
 def _written_as(out: Path, kind: type[FolderOptions]) -> dict[str, Any]:
     """How the run, or the runs of several seeds, in a folder are written: the options that resuming keeps."""
     first = next((path for path in (out, *sorted(out.glob("*-*"))) if (path / MANIFEST).exists()), None)
-    meta = load_meta(first) if first is not None else None
-    saved = meta.get("run") if isinstance(meta, dict) else None
     known = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in saved.items() if name in known} if isinstance(saved, dict) else {}
+    saved = saved_in(first, "run") if first is not None else {}
+    return {name: value for name, value in saved.items() if name in known}
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:
@@ -193,16 +187,14 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
 
 def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, including the `columns` of a table if given, and its `stop`."""
-    found = values.read(path)
+    found = flags.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
     try:
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
-            raise SettingsError(
-                f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
-            )
+            raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
         found = placed(config, found, owner)
-        written = [values.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
+        written = [flags.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
@@ -264,7 +256,7 @@ def _schedule(word: str) -> Any:
     return (*(["cosine"] if cosine else []), *(tuple(point.split(":")) for point in points))
 
 
-CONVERTERS: values.Converters = {
+CONVERTERS: flags.Converters = {
     Schedule: _schedule,
     Schedule | None: _schedule,
     ModuleLike | None: _imported("module", "Class"),

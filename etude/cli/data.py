@@ -8,7 +8,7 @@ import shlex
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from etude.cli import flags
 from etude.cli.streams import say, show, table, tell
 from etude.display import rounded
 from etude.errors import DataError, SettingsError, printable
-from etude.settings import choice, settings
+from etude.settings import IntFrom0, IntFrom1, choice, settings
 
 if TYPE_CHECKING:
     from etude.recordings import Guess, Recording
@@ -86,9 +86,11 @@ class DataCommand(flags.TableOptions):
         tell(found, "\n".join([words, *(str(report) for report in reports if report)]), as_json=self.json)
         return 0
 
-    def tell_edited(self, recordings: Sequence["Recording"], done: "Edited") -> int:
-        """Print what was written, and what was bad in the data it was made from; return the exit code."""
-        return self.tell(recordings, done.to_json(), str(done))
+    def edited(self, path: str, edit: Callable[..., "Edited"], *to: str, **how: Any) -> int:
+        """Make new recordings of the one at ``path``, and print what was written; return the exit code."""
+        recording = self.opened(path)
+        done = edit(recording, *to, **how)
+        return self.tell([recording], done.to_json(), str(done))
 
 
 @settings
@@ -134,7 +136,7 @@ class Info(ReadCommand):
 class Head(ReadCommand):
     """Print the first steps, one per line."""
 
-    rows: int = 10
+    rows: IntFrom1 = 10
     """Number of steps, at least 1."""
 
     only: tuple[str, ...] = ()
@@ -144,8 +146,6 @@ class Head(ReadCommand):
         """Print the steps."""
         from etude.viewer.views import first_rows
 
-        if self.rows < 1:
-            raise SettingsError(f"--rows is {self.rows}, but must be at least 1.")
         recording = self.recording()
         rows = first_rows(recording, self.rows, self.only or None)
         cells = [[_cell(value) for value in row.values()] for row in rows]
@@ -250,7 +250,8 @@ class Merge(DataCommand):
         from etude.recordings import merge_recordings
 
         recordings = [self.opened(path) for path in self.paths]
-        return self.tell_edited(recordings, merge_recordings(recordings, self.to))
+        done = merge_recordings(recordings, self.to)
+        return self.tell(recordings, done.to_json(), str(done))
 
 
 @settings
@@ -276,8 +277,8 @@ class Split(DataCommand):
         """Write the two recordings."""
         from etude.recordings import split_recording
 
-        recording, to = self.opened(self.path), (self.to_train, self.to_validation)
-        return self.tell_edited([recording], split_recording(recording, *to, fraction=self.fraction, seed=self.seed))
+        how = {"fraction": self.fraction, "seed": self.seed}
+        return self.edited(self.path, split_recording, self.to_train, self.to_validation, **how)
 
 
 @settings
@@ -305,9 +306,8 @@ class Filter(Writing):
         """Write the new recording."""
         from etude.recordings import filter_recording
 
-        recording = self.opened(self.path)
-        limits = {name: getattr(self, name) for name in ("min_return", "max_return", "min_length", "max_length")}
-        return self.tell_edited([recording], filter_recording(recording, self.to, where=self.where, **limits))
+        names = ("min_return", "max_return", "min_length", "max_length", "where")
+        return self.edited(self.path, filter_recording, self.to, **{name: getattr(self, name) for name in names})
 
 
 @settings
@@ -327,9 +327,8 @@ class Sample(Writing):
         """Write the new recording."""
         from etude.recordings import sample_recording
 
-        recording = self.opened(self.path)
-        done = sample_recording(recording, self.to, episodes=self.episodes, steps=self.steps, seed=self.seed)
-        return self.tell_edited([recording], done)
+        how = {"episodes": self.episodes, "steps": self.steps, "seed": self.seed}
+        return self.edited(self.path, sample_recording, self.to, **how)
 
 
 @settings
@@ -371,7 +370,7 @@ class Show(DataCommand):
     """With --to: include only episodes for which an expression holds, such as `return > 100`, as in `etude data
     filter`."""
 
-    episodes: int = 20
+    episodes: IntFrom0 = 20
     """With --to: number of episodes of each recording that can be stepped through, at least 0."""
 
     port: int = 0
@@ -384,8 +383,6 @@ class Show(DataCommand):
         """Serve the page until Ctrl-C, or write it."""
         from etude.viewer import PageServer, RecordingView, save_page
 
-        if self.episodes < 0:
-            raise SettingsError(f"--episodes is {self.episodes}, but must be at least 0.")
         if self.to is None and self.where:
             raise SettingsError("--where is for a page that --to writes; a served page has a filter of its own.")
         views = [RecordingView(self.opened(path)) for path in self.path]

@@ -1,34 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line flags of settings classes: their names, their parsing, and the help, which tyro writes.
+"""Command-line flags of settings classes: their names, their values and the help, which tyro writes; settings files.
 
-Flags mean what lines of a settings file mean: `etude.cli.values` interprets their words and `etude.settings` checks
-them, so that a wrong value gets the same message in both.
+Flags mean what lines of a settings file mean: their words become the same values, and `etude.settings` checks them, so
+that a wrong value gets the same message in both.
 """
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import typing
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
-from etude.cli import values
 from etude.errors import SettingsError
 from etude.settings import (
     Leaf,
     field_docs,
+    fits,
     from_dict,
     leaves_of,
     main_setting,
     nearest,
+    options_of,
     other_names,
     pointer,
     settings,
+    settings_inside,
     shown,
 )
+from etude.urls import redacted
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+
+Converters = Mapping[Any, Callable[[str], Any]]
+"""Functions that turn a word into a value, for types (keys, as annotated) that only Python can write."""
 
 
 class Command(Protocol):
@@ -63,7 +74,7 @@ def parse(
     prog: str,
     about: str,
     positional: str | None = None,
-    converters: values.Converters | None = None,
+    converters: Converters | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Parse a command line into the values of several settings classes, each as a nested mapping; types are not
     checked.
@@ -100,7 +111,7 @@ def parse(
                 for name in leaf.path[:-1]:
                     inner = inner.setdefault(name, {})
                 where = ".".join([owner, *leaf.path])
-                inner[leaf.path[-1]] = values.of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
+                inner[leaf.path[-1]] = of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
     return found
 
 
@@ -181,11 +192,11 @@ class FlagNames:
                 continue
             if (before := flags.setdefault(leaf.path, _canonical(name))) != _canonical(name):
                 raise SettingsError(f"{owner}: --{before} and --{name} are one setting: leave out one of them.")
-            is_one = values.is_one_or_many(leaf.hint) or values.is_by_name(leaf.hint)
+            is_one = is_one_or_many(leaf.hint) or is_by_name(leaf.hint)
             if leaf.path in given and is_one:  # else the last one counts
                 raise SettingsError(f"{owner} has --{name} twice: put all its values behind one, as A B.")
             words = given[leaf.path] = [value] if equals else [truth] if leaf.hint is bool else []
-            room = 0 if words else float("inf") if values.takes_many(leaf.hint) else 1
+            room = 0 if words else float("inf") if takes_many(leaf.hint) else 1
         return given, rest
 
     def unknown(self, word: str, owner: str, prog: str) -> SettingsError:
@@ -200,19 +211,19 @@ class FlagNames:
             return SettingsError(f"{owner} can't take {word!r}: {hint}. {more}")
         name = word.lstrip("-").partition("=")[0]
         if several := self.named.get(_canonical(name)):
-            which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
             if not word.startswith("--"):
                 return SettingsError(f"{owner} can't take {word!r}: write -{word}. {more}")
+            which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
             return SettingsError(f"{owner} has more than one setting `{name}`: write {which}.")
-        ours = {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
-        inside = {path[0]: flag for flag, leaf in reversed(self.full.items()) if len(path := leaf.path) > 1}
-        same = next((found[other] for other in other_names(name) for found in (ours, inside) if other in found), None)
+        ours = {leaf.path[0]: flag for flag, leaf in reversed(self.full.items()) if len(leaf.path) > 1}
+        ours |= {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
+        same = next((ours[other] for other in other_names(name) if other in ours), None)
         near = same or nearest(_canonical(name), self.named)
-        hint = ""
-        if near:
-            why = self.unused.get(".".join(self.named[near][0].path))
-            about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
-            hint = pointer(name, near, about, is_same=same is not None)
+        if near is None:
+            return SettingsError(f"{owner} has no setting `{name}`. {more}")
+        why = self.unused.get(".".join(self.named[near][0].path))
+        about = self.named[near][0].about if why is None else f"which has no effect in {owner}: {why}"
+        hint = pointer(name, near, about, is_same=same is not None)
         return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
 
 
@@ -225,6 +236,187 @@ def _canonical(word: str) -> str:
     return word.replace("_", "-").rstrip("-")
 
 
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def takes_many(hint: Any) -> bool:
+    """Whether a flag takes any number of words: its type is a tuple or a mapping, or None."""
+    kinds = {typing.get_origin(kind) for kind in options_of(hint) if kind is not type(None)}
+    return kinds <= {tuple, Mapping} or is_one_or_many(hint)
+
+
+def metavar(hint: Any) -> str:
+    """The placeholder of a flag's value in help: ``INT``, ``{a,b}|none``, ``TEXT ...``."""
+    if is_one_or_many(hint):
+        return "NAME ..."
+    kinds, many = [kind for kind in options_of(hint) if not dataclasses.is_dataclass(kind)], takes_many(hint)
+    items = [typing.get_args(kind)[0] if many and typing.get_origin(kind) is tuple else kind for kind in kinds]
+    found = list(dict.fromkeys(map(_named, items)))
+    return ("NAME" if "NAME" in found else "|".join(found)) + (" ..." if many else "")  # NAME: only Python can write it
+
+
+def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+    """The value that the words after a flag stand for, as `made` returns for a settings file.
+
+    Raises:
+        SettingsError: there is no word, there are too many, they have the wrong type, or a name has two values.
+    """
+    if not words and (is_one_or_many(hint) or not takes_many(hint)):
+        raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
+    if not takes_many(hint) and len(words) > 1:
+        raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
+    value, usage = _of_words(hint, words, where, converters), metavar(hint)
+    pairs = is_by_name(hint) and any("=" in word for word in words)
+    if not pairs and "NAME" not in usage.replace("NAME=VALUE", "") and not fits(hint, value, text=True):
+        such = {"NUMBER|STEP": ", such as 3e-4 or 0:3e-4,100000:0", "INT ...": ", such as 64 64"}
+        such["NAME=VALUE"] = ", such as obs=speed,load action=command" if where.endswith(".columns") else ""
+        example = next((text for kind, text in such.items() if usage.startswith(kind)), "")
+        raise SettingsError(f"{where} is {' '.join(words)!r}, expected {usage}{example}.")
+    return value
+
+
+def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+    many = takes_many(hint)
+    if not many or (is_one_or_many(hint) and len(words) == 1):
+        return made(hint, words[0], converters)
+    if [word.lower() for word in words] == ["none"]:
+        return None if type(None) in options_of(hint) else ()
+    if not is_by_name(hint) or not any("=" in word for word in words):
+        return made(hint, tuple(words), converters)
+    pairs = [word.partition("=") for word in words]
+    if max(Counter(key for key, _, _ in pairs).values()) > 1:
+        raise SettingsError(f"{where} has one name twice: {' '.join(words)}.")
+    return made(hint, {key: _json(value) if equals else None for key, equals, value in pairs}, converters)
+
+
+def made(hint: Any, value: Any, converters: Converters) -> Any:
+    """A value from a settings file, with `none` and the names of Python objects replaced by what they stand for."""
+    by_name = is_by_name(hint)
+    if isinstance(value, str) and value.lower() == "none" and type(None) in options_of(hint):
+        return None
+    if isinstance(value, Mapping) and by_name:
+        find = converters.get(hint, str)
+        return {
+            key: (None if item == "none" else find(item)) if isinstance(item, str) else item
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple) and hint in converters and not by_name:
+        items = (made(hint, item, converters) if isinstance(item, str) else (item,) for item in value)
+        return tuple(part for item in items for part in (item if isinstance(item, tuple) else (item,)))
+    return converters[hint](value) if isinstance(value, str) and hint in converters and not by_name else value
+
+
+def made_of_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
+    """`made` for all settings in a file, nested ones included; an empty group of settings sets nothing."""
+    hints, inside = typing.get_type_hints(cls), settings_inside(cls)
+    found = {name: value for name, value in written.items() if value is not None or name not in inside}
+    for name, value in found.items():
+        if name in inside and isinstance(value, Mapping):
+            found[name] = made_of_file(inside[name], value, converters)
+        elif name in hints:
+            found[name] = made(hints[name], value, converters)
+    return found
+
+
+def _json(word: str) -> Any:
+    """Parse a word as JSON if it begins like a list or an object; otherwise return it."""
+    try:
+        return json.loads(word) if word[:1] in ("[", "{") else word
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{word[:200]} can't be read as JSON: {error}") from None
+
+
+def is_one_or_many(hint: Any) -> bool:
+    """Whether the type allows one string, or a function, or several values."""
+    kinds = {*options_of(hint)}
+    return {str, tuple[Any, ...]} <= kinds or {tuple, Callable} <= {*map(typing.get_origin, kinds)}
+
+
+def is_by_name(hint: Any) -> bool:
+    """Whether a flag takes NAME=VALUE: its type is a mapping, or also one."""
+    return any(typing.get_origin(kind) is Mapping for kind in options_of(hint))
+
+
+def _named(kind: Any) -> str:
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
+    if typing.get_origin(kind) is tuple:
+        return ",".join(
+            "STEP:NUMBER" if len(options_of(one)) > 1 else "..." if one is ... else _named(one) for one in inner
+        )
+    return _NAMES.get(typing.get_origin(kind) or kind, "NAME")
+
+
+_NAMES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "YES|NO", type(None): "none", Mapping: "NAME=VALUE"}
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def read(path: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file.
+
+    Raises:
+        SettingsError: the file does not exist, is of another kind, can't be parsed, is not a mapping, is nested too
+            deeply, or has a name twice.
+    """
+    if Path(path).suffix not in (".yaml", ".yml", ".json"):
+        raise SettingsError(f"can't read the settings {redacted(path)}: its name must end in .yaml, .yml or .json.")
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found = json.loads(text, object_pairs_hook=_once) if path.endswith(".json") else yaml.load(text, _loader())
+        _check_nesting(found)
+    except RecursionError:
+        raise SettingsError(f"{path} can't be parsed: it is nested too deeply.") from None
+    except OSError as error:
+        raise SettingsError(f"can't read the settings {redacted(path)}: {error.strerror}.") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} can't be parsed: {error}") from error
+    if found is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
+        raise SettingsError(f"{path} must hold settings by name, such as `num_envs: 8`, each on a line.")
+    return found or {}
+
+
+_DEEPEST = 64
+
+
+def _check_nesting(value: Any, inside: tuple[int, ...] = (), known: set[int] | None = None) -> None:
+    """Raise a ValueError if a value contains itself, as YAML's anchors allow, or is nested too deeply."""
+    known = set() if known is None else known
+    if not isinstance(value, dict | list) or (id(value) in known and id(value) not in inside):
+        return
+    if id(value) in inside or len(inside) == _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep, or contains itself.")
+    known.add(id(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        _check_nesting(item, (*inside, id(value)), known)
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping of pairs, whose names must be distinct."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"it has `{name}` twice: leave one of them out.")
+    return dict(pairs)
+
+
+@functools.cache
+def _loader() -> Any:
+    """YAML's safe loader, changed to refuse equal keys rather than take the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            _once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Loader
+
+
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +425,8 @@ def _write_help(
 ) -> None:
     """Write the help of a command, with all settings or only the everyday ones, and exit."""
     import tyro
+
+    from etude.spawning import variable_set
 
     groups: dict[tuple[str, ...], tuple[type, list[Any]]] = {}
     is_whole = True
@@ -252,7 +446,7 @@ def _write_help(
                 aliases=[f"--{other}" for other in others],
                 prefix_name=False,
                 help=about_it if everything else re.split(r"(?<=\.)(?<!et al\.) ", about_it)[0],
-                metavar=None if is_truth else name.upper() if marks else values.metavar(leaf.hint),
+                metavar=None if is_truth else name.upper() if marks else metavar(leaf.hint),
                 help_behavior_hint="(required)" if is_required else _default(leaf.default),
             )
             as_text: Any = Annotated[(bool if is_truth else str, arg, *marks)]
@@ -265,10 +459,8 @@ def _write_help(
         shown_as = tyro.conf.arg(name=".".join(path))
         fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
     more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"
-    with contextlib.ExitStack() as plain:
-        if os.environ.get("NO_COLOR"):  # https://no-color.org; tyro knows only terminals that are dumb
-            plain.callback(os.environ.__setitem__, "TERM", os.environ.get("TERM", ""))
-            os.environ["TERM"] = "dumb"
+    # https://no-color.org; tyro knows only terminals that are dumb
+    with variable_set("TERM", "dumb") if os.environ.get("NO_COLOR") else contextlib.nullcontext():
         tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 
 

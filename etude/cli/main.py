@@ -22,10 +22,7 @@ COMMANDS = {
     "record": ("play", "Record episodes of a trained run as Parquet."),
     "watch": ("play", "Watch a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
     "evaluate": ("play", "Play episodes with a trained run, and report its returns."),
-    "export": (
-        "play",
-        "Write a trained policy as ONNX (needs etude[export]): etude export runs/ppo --to p.onnx.",
-    ),
+    "export": ("play", "Write a trained policy as ONNX (needs etude[export]): etude export runs/ppo --to p.onnx."),
     "serve": ("play", "Serve a trained run over HTTP (needs etude[serve]): etude serve runs/ppo --port 8080."),
     "data": ("data", "Inspect, check and convert recordings: etude data info, etude data validate."),
     "show": ("data", "View recordings in the browser: figures, episodes, each step."),

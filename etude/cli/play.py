@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
 from etude.cli.streams import say, show, table, tell
-from etude.display import rounded
+from etude.display import counted, rounded
 from etude.errors import CheckpointError, SettingsError
 from etude.settings import IntFrom1, defaults, settings
 from etude.urls import redacted
@@ -57,24 +57,21 @@ class Play:
     def loaded(self, held_out: Any = None) -> "Algorithm[Any]":
         """Load the run without what it needs only to learn, to play or to be evaluated on ``held_out`` data."""
         from etude.algorithms import load
-        from etude.checkpoints import load_meta
-        from etude.cli.asked import import_from_here
+        from etude.cli.asked import import_from_here, saved_in
 
         if self.trust or ":" in (self.env or ""):
             import_from_here()
-        meta = load_meta(self.run)
-        saved = meta.get("config") if isinstance(meta, dict) else None
-        saved = saved if isinstance(saved, dict) else {}
+        saved = saved_in(self.run, "config")
         # Playing takes one process, whichever engine trained it.
         given: dict[str, Any] = {**(self.set or {}), "engine": "local", "callbacks": (), "modules_to_train": None}
-        given |= {"prelearner": None} if "prelearner" in saved else {}
-        env = self.env if self.env is not None else given.get("env", saved.get("env"))
-        if saved and held_out is None and env is None:
-            raise SettingsError(f"{redacted(self.run)} was trained without an env: say where to play with --env.")
+        if "prelearner" in saved:
+            given["prelearner"] = None
         if held_out is not None and (saved.get("data") is not None or "data" not in saved):
             given["env"] = None
         elif self.env is not None:
             given["env"] = self.env
+        if saved and held_out is None and given.get("env", saved.get("env")) is None:
+            raise SettingsError(f"{redacted(self.run)} was trained without an env: say where to play with --env.")
         if saved.get("data") is not None:
             given = {"data": held_out} | given
         return load(self.run, trust=self.trust, **given)
@@ -144,19 +141,10 @@ class Evaluate(Play, flags.TableOptions):
 
         methods = METHODS if self.methods is None else self.methods.split(",")
         held_out = self.described(data)
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("gamma", "confidence", "behaviour", "on_bad")}
+        how |= {"methods": methods, "seed": self.seed or 0, "explore": not self.greedy, "progress": True}
         with closing(self.loaded(held_out)) as algorithm:
-            found = evaluate_each_on(
-                algorithm,
-                held_out,
-                methods=methods,
-                gamma=self.gamma,
-                confidence=self.confidence,
-                seed=self.seed or 0,
-                explore=not self.greedy,
-                behaviour=self.behaviour,
-                on_bad=self.on_bad,
-                progress=True,
-            )
+            found = evaluate_each_on(algorithm, held_out, **how)
         modules = {name: result.to_dict() for name, result in found.items()}
         return self.tell({"on": redacted(data), "modules": modules}, "\n\n".join(map(str, found.values())))
 
@@ -190,9 +178,8 @@ class Record(Play):
         how: dict[str, Any] = {name: getattr(self, name) for name in names}
         with closing(self.loaded()) as algorithm:
             found = algorithm.record(self.to, self.episodes, **how)
-        return self.tell(
-            found.to_dict() | {"to": redacted(self.to)}, f"{summary(found)}\nrecorded to {redacted(self.to)}"
-        )
+        to = redacted(self.to)
+        return self.tell(found.to_dict() | {"to": to}, f"{summary(found)}\nrecorded to {to}")
 
 
 @settings
@@ -236,12 +223,11 @@ class Watch(Play):
         with closing(self.loaded()) as algorithm:
             policy = None if self.random else algorithm
             env = algorithm.config.env if self.env is None and self.random else self.env
-            how: dict[str, Any] = {"episodes": self.episodes, "explore": self.explore, "seed": self.seed}
-            how["max_steps"] = self.max_steps
+            how: dict[str, Any] = {name: getattr(self, name) for name in ("episodes", "explore", "seed", "max_steps")}
             made = None if self.live else clips.clip(policy, env, self.to, fps=self.fps, size=self.size, **how)
             returns = clips.show(policy, env, **how) if made is None else made.returns
         shown = ", ".join(f"{value:,.5g}" for value in returns[:10]) + (", …" if len(returns) > 10 else "")
-        words = f"{len(returns)} episode{'s' * (len(returns) != 1)}, returned {shown}"
+        words = f"{counted(len(returns), 'episode')}, returned {shown}"
         found: dict[str, Any] = {"episodes": len(returns), "returns": returns.tolist()}
         if made is not None:
             found |= {"to": self.to, "frames": made.num_frames, "fps": made.fps}
@@ -275,14 +261,11 @@ class Plot:
 
     def execute(self) -> int:
         """Plot them."""
-        if self.by is not None:
-            from etude.algorithms.comparison import plot_groups
-
-            show(str(plot_groups(self.run, self.to, by=self.by, y=self.y, x=self.x)))
-            return 0
+        from etude.algorithms.comparison import plot_groups
         from etude.metrics.plot import plot_runs
 
-        show(str(plot_runs(self.run, self.to)))
+        how: dict[str, Any] = {"by": self.by, "y": self.y, "x": self.x}
+        show(str(plot_runs(self.run, self.to) if self.by is None else plot_groups(self.run, self.to, **how)))
         return 0
 
 
@@ -322,10 +305,8 @@ class Compare:
             x = "iterations" if x == "iteration" else x
             rows.append((group.env, group.name, str(group.num_runs), f"{ends} {x}", f"{group.value:,.5g}", interval))
             if group.is_uneven:
-                uneven.append(
-                    f"{group.name}: its runs ended between {ends.replace('…', 'and')} {x}, so their last values are "
-                    "not of equal training. `etude plot --by` compares runs where all have been."
-                )
+                between = f"{group.name}: its runs ended between {ends.replace('…', 'and')} {x}"
+                uneven.append(f"{between}, so not with equal training. `etude plot --by` compares them where all were.")
         found = {"groups": [{**group._asdict(), "x": x} for group, x in groups], "uneven": uneven}
         tell(found, "\n".join([table(rows), *uneven]), as_json=self.json)
         return 0
@@ -416,8 +397,7 @@ def serve_command() -> type[flags.Command]:
                 if "--trust" not in str(error):
                     raise
                 raise CheckpointError(
-                    f"{error} `etude serve` has no such option: in Python, `etude.serving.serve(policy)` serves a "
-                    "policy that you have loaded."
+                    f"{error} `etude serve` has no such option: load the policy in Python, for `etude.serving.serve`."
                 ) from None
             return 0
 

@@ -22,7 +22,7 @@ from etude.algorithms.comparison import interval_of
 from etude.algorithms.loading import load_settings
 from etude.algorithms.parallel import train_all
 from etude.algorithms.saving import name_of, names_code
-from etude.algorithms.seeds import failures, seeds_of, title_of
+from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
 from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
@@ -204,8 +204,8 @@ def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], o
         config = config_of(cls, given, owner)
         first = config.seed
     seeds = seeds_of(first, options.seeds)
-    more = {"trust": options.trust, "kept_in": options.checkpoints.kept_in}
-    jobs = options.jobs(cls, seeds, out, config, changes, **more)
+    more = options.of_jobs() | {"trust": options.trust, "kept_in": options.checkpoints.kept_in}
+    jobs = seed_jobs(seeds, out, config, changes, algorithm=cls, **more)
     how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "say": streams.say}
     outcomes = train_all(jobs, out, title_of(cls, config, len(jobs)), **how)
     results = [outcome.result for outcome in outcomes if outcome.result is not None]

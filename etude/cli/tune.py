@@ -24,14 +24,23 @@ from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
-from etude.algorithms.seeds import failures, seeds_of, title_of
-from etude.checkpoints import load_meta
-from etude.cli import flags, values
-from etude.cli.asked import CONVERTERS, FolderOptions, RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
+from etude.cli import flags
+from etude.cli.asked import (
+    CONVERTERS,
+    FolderOptions,
+    RunOptions,
+    algorithm_class,
+    ask,
+    config_of,
+    import_from_here,
+    saved_in,
+)
 from etude.cli.streams import say, table, tell
 from etude.errors import EngineError, SettingsError, how_to_install
 from etude.files import write_atomically
 from etude.interruption import INTERRUPTED
+from etude.metrics.writers import flat_items
 from etude.settings import IntFrom1, Leaf, leaves_of, settings, settings_inside, typed
 from etude.urls import inside, is_url
 
@@ -129,8 +138,7 @@ class Resume:
         check_tuning(self.resume)
         if not self.trust:
             raise SettingsError(
-                f"Tune keeps pickles in {self.resume}, and to load them runs code from these files: add --trust if "
-                "nobody else could write there."
+                f"Tune keeps pickles in {self.resume}, and to load them runs code: add --trust if the folder is yours."
             )
         import_from_here()
         with _redirected(quiet=self.quiet):
@@ -156,9 +164,7 @@ class SweepOptions(SearchOptions, FolderOptions):
 
 def main(command: str, args: list[str]) -> int:
     """Run ``etude tune ALGORITHM ...``, ``etude sweep ALGORITHM ...``, or ``etude tune --resume OUT``."""
-    if command == "sweep":
-        _check_whole(args)
-    elif args and args[0].partition("=")[0] == "--resume":
+    if command == "tune" and args and args[0].partition("=")[0] == "--resume":
         return flags.run(Resume, args, prog="etude tune")
     cls = algorithm_class(args, command, USAGE if command == "sweep" else USAGE.replace("\n", f"\n{AGAIN}", 1))
     if cls is None:
@@ -223,7 +229,7 @@ def _spaces(
     whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
     inner = [leaf for name, cls in settings_inside(kind).items() if name in whole for leaf in leaves_of(cls, (name,))]
     names, found = flags.FlagNames([*leaves, *inner]), dict[str, Any]()
-    for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
+    for name, value in {**flat(kind, flags.read(file) if file else {}), **tried}.items():
         leaf = names.find(name)
         if leaf is None:
             raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude {command} {owner}")
@@ -235,12 +241,12 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
     name = ".".join(leaf.path)
 
     def one(word: str) -> Any:
-        parts = word.split("+") if values.takes_many(leaf.hint) else [word]
-        value = values.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        parts = word.split("+") if flags.takes_many(leaf.hint) else [word]
+        value = flags.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
         return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
 
     if isinstance(value, list):
-        return [values.made(leaf.hint, item, CONVERTERS) for item in value]
+        return [flags.made(leaf.hint, item, CONVERTERS) for item in value]
     return written(value, name, one) if isinstance(value, str) else value
 
 
@@ -442,16 +448,6 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     return INTERRUPTED if cut else FAILED if failed else 0
 
 
-def _check_whole(args: Sequence[str]) -> None:
-    """Refuse `--resume` without the search space: a folder does not say what a command may import and call."""
-    resumes = any(word.partition("=")[0] == "--resume" for word in args)
-    if resumes and not any(word.startswith("--space") for word in args):
-        raise SettingsError(
-            "a sweep continues with the command that started it, plus --resume FOLDER, as in etude sweep ppo --env "
-            "CartPole-v1 --space.lr 1e-3,1e-4 --stop.env-steps 50000 --resume runs/sweep."
-        )
-
-
 def _to_go_on(args: Sequence[str], out: Path) -> str:
     """The command that continues this sweep."""
     words, is_kept = ["etude", "sweep"], True
@@ -479,7 +475,8 @@ def _trials(
         config = applied(base, drawn, owner)
         changes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
         name, seeds = f"trial-{number}", seeds_of(config.seed, options.seeds)
-        jobs = options.jobs(cls, seeds, out / name, config, changes, prefix=f"{name}/")
+        more = options.of_jobs() | {"prefix": f"{name}/"}
+        jobs = seed_jobs(seeds, out / name, config, changes, algorithm=cls, **more)
         for job in jobs:
             if job.goes_on:
                 _check_same(job)
@@ -498,24 +495,18 @@ _MAY_DIFFER = ("engine", "record", "callbacks", "compute", "workers")
 
 def _check_same(job: TrainingJob) -> None:
     """Refuse to go on with a trial of other settings, which another command has given or drawn."""
-    plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
-    meta = load_meta(job.out)
-    saved = meta.get("config") if isinstance(meta, Mapping) else None
-    for name, was, now in _differences(saved, {n: value for n, value in plain.items() if n not in _MAY_DIFFER}):
-        raise SettingsError(
-            f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the settings, "
-            "and the --space, --seed and --samples, that it began with (more samples are fine). Or give another --out."
-        )
-
-
-def _differences(saved: Any, plain: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """What settings differ in: names, saved values and new ones."""
-    for name, now in plain.items():
-        was = saved.get(name) if isinstance(saved, Mapping) else None
-        if isinstance(now, Mapping) and isinstance(was, Mapping):
-            yield from _differences(was, now, f"{path}{name}.")
-        elif was != now:
-            yield path + name, was, now
+    new = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
+    were, are = (
+        dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
+        for whole in (saved_in(job.out, "config"), new)
+    )
+    for name in [*are, *were]:
+        was, now = were.get(name), are.get(name)
+        if was != now:
+            raise SettingsError(
+                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but is now to have {now}: a sweep goes "
+                "on with the settings, --space, --seed and --samples that it began with. Or give another --out."
+            )
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

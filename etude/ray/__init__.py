@@ -10,15 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Shared", "Trainable", "resume_tuning", "tune"]
 
-_HOME_OF = {
-    "Shared": "etude.ray.trainable",
-    "Trainable": "etude.ray.trainable",
-    "resume_tuning": "etude.ray.tuning",
-    "tune": "etude.ray.tuning",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module 'etude.ray' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)  # lazily, as importing Tune takes half a second
+    home = "trainable" if name in ("Shared", "Trainable") else "tuning"
+    return getattr(importlib.import_module(f"etude.ray.{home}"), name)  # lazily, as importing Tune takes half a second

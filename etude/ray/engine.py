@@ -15,7 +15,7 @@ from etude.algorithms.results import Evaluation
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
-from etude.ray.start import actors_of, check_room, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, ensure_started, let_go
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
@@ -52,15 +52,13 @@ class RayEngine(Engine):
         self.is_asked = not settings.num_learners  # else once the learners are started
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
-                f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
-                "`ray.gpus_per_learner` to use GPUs."
+                f"`compute.device` is {config.compute.device!r}, but learners have no GPUs: set `ray.gpus_per_learner`."
             )
         evaluates = config.env is not None and config.evaluation.interval and settings.num_evaluation_runners
         watches = config.callbacks or config.record.path is not None
         if evaluates and watches and isinstance(algorithm, OfflineAlgorithm):
             raise SettingsError(
-                "`callbacks` and `record` of evaluations do not work with `ray.num_evaluation_runners`, which play "
-                "elsewhere without either: leave these runners out, so that this process plays the evaluations."
+                "`callbacks` and `record` do not work with `ray.num_evaluation_runners`: leave these runners out."
             )
 
     # -- acting -------------------------------------------------------------------------------------------------

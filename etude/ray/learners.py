@@ -1,40 +1,202 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners: the learners on a cluster, used like the local learner."""
+"""Learners: the learners on a cluster, each an actor with a replica of the algorithm, used like the local learner."""
 
+import copy
+import datetime
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import ray
+import ray.util
 import torch
 import torch.distributed
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from etude.algorithms.config import OnPolicyConfig, RecordConfig
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig, RecordConfig
 from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
+from etude.interruption import when_parent_ends
 from etude.learners import Update
-from etude.learners.distributed import TeamLost
+from etude.learners.distributed import Team, TeamLost
 from etude.learners.loss import Figures
 from etude.learners.minibatches import Sequences
-from etude.ray.faults import cause_of, first_line, raise_from, was_lost
-from etude.ray.learner_actor import LearnerActor, Standing, TrainedShare
-from etude.ray.policies import fingerprint, from_arrays, learner_state, plain_of, sent, set_learner_state
-from etude.ray.start import check_connected, connection, room
+from etude.ray.cluster import cause_of, check_connected, connection, first_line, raise_from, room, was_lost
+from etude.ray.policies import (
+    as_arrays,
+    fingerprint,
+    from_arrays,
+    learner_state,
+    plain_of,
+    sent,
+    set_learner_state,
+)
+from etude.spaces import Spaces
+from etude.threads import for_acting, hold
 
-if TYPE_CHECKING:
-    from etude.algorithms.algorithm import Algorithm
+if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
+    from etude.algorithms.feed import Feed
+    from etude.ray.data import Shard, Told
 
 _log = logging.getLogger("etude.ray")
 
+_store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]  # public, but not declared so
+
+
+class Standing(NamedTuple):
+    """The progress of the trained algorithm, as far as losses may depend on it."""
+
+    env_steps: int
+    scheduled_at: int
+    """The env steps for which schedules have their values."""
+    rates: Mapping[str, Mapping[str, float]]
+    """The learning rates of each module, by optimizer."""
+    plain: Mapping[str, Any]
+    """The algorithm's attributes that are numbers, texts or booleans."""
+    connectors: Mapping[str, Mapping[str, Any]]
+    """The states of the learner's connectors, by module id, if they work at the learners and learn from experience."""
+
+
+class TrainedShare(NamedTuple):
+    """The results of training on a learner's share of a recording."""
+
+    updates: dict[str, Update]
+    data: dict[str, float]
+    """See `Result.data`."""
+    bottleneck: str
+    told: "Told"
+
+
+class LearnerActor:
+    """A replica of the trained algorithm that makes no envs, keeps no replay and records nothing.
+
+    Args:
+        rank: The index of this learner.
+        kind: The class of the algorithm.
+        config: Its settings, for the local engine, without callbacks and recording.
+        spaces: The spaces of each module, on the env's side.
+    """
+
+    def __init__(
+        self, rank: int, kind: type[Algorithm[Any]], config: AlgorithmConfig, spaces: dict[str, Spaces]
+    ) -> None:
+        when_parent_ends(lambda: os._exit(1))  # a thread may wait for data for ever
+        self._rank, self._arguments = rank, (kind, config, spaces)
+        self._feeds: dict[str, Feed] = {}
+        self._store: Any = None
+
+    def build(self) -> tuple[str, int]:
+        """Create the replica; return the ids of the node and of the process.
+
+        This is not done in the constructor, so that errors keep their type.
+        """
+        kind, config, spaces = self._arguments
+        hold(for_acting(config.compute.threads))
+        self._algorithm = kind(config, saved_spaces=spaces)
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def serve(self, size: int, timeout: float) -> tuple[str, int]:
+        """Open the store at which ``size`` learners meet, on a free port; return its host and port."""
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._store = _store(host, 0, size, True, datetime.timedelta(seconds=timeout), wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, address: tuple[str, int], size: int, backend: str, timeout: float) -> None:
+        """Join the process group of ``size`` learners that meet at ``address``, and learn together with them."""
+        seconds = datetime.timedelta(seconds=timeout)
+        store = self._store or _store(*address, size, False, seconds)
+        torch.distributed.init_process_group(backend, store=store, rank=self._rank, world_size=size, timeout=seconds)
+        team = Team()
+        for learner in self._algorithm.learner.modules.values():
+            learner.team = team
+            for connector in learner.connectors.connectors:
+                connector.sum_over_learners = team.sum_array_
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the states of all modules' learners, by module id: see `learner_state`."""
+        for name, own in state.items():
+            set_learner_state(self._algorithm.learner.modules[name], own)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the learner of each module, including its connectors if they learn here."""
+        learners, connectors = self._algorithm.learner.modules, bool(self._feeds)
+        return {name: learner_state(own, connectors=connectors) for name, own in learners.items()}
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def update(self, parts: Mapping[str, Experience], standing: Standing, connects: bool) -> dict[str, Update]:
+        """Learn from this learner's share of experience, one module at a time; ``connects``: prepare it here first."""
+        algorithm = self._stand(standing)
+        assert isinstance(algorithm, OnPolicyAlgorithm)
+        updates = {}
+        for name, exp in parts.items():
+            updates[name] = algorithm.learn(name, algorithm.prepared(name, exp) if connects else exp)
+        return updates
+
+    def update_from(
+        self, batches: Sequence[Any], module_id: str, standing: Standing
+    ) -> tuple[Update, list[dict[str, Any]]]:
+        """Learn from this learner's share of each batch; also return what the loss kept of each, by row."""
+        algorithm = self._stand(standing)
+        learner, kept = algorithm.learner.modules[module_id], list[dict[str, Any]]()
+
+        def given() -> Iterator[Any]:
+            for batch in batches:
+                yield batch
+                kept.append(as_arrays(learner.kept))
+
+        with algorithm.settings_of(module_id):
+            return learner.update_from(given()), kept
+
+    def open(self, shard: "Shard") -> None:
+        """Use this share of the recording from now on."""
+        from etude.ray.data import feeds_of
+
+        self._feeds = feeds_of(shard, self._algorithm)  # type: ignore[arg-type]
+
+    def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> TrainedShare:
+        """Make gradient steps of each module, from its feed."""
+        from etude.algorithms.feed import report
+        from etude.ray.data import told
+
+        algorithm = self._stand(standing)
+        begin = time.perf_counter()
+        updates = {}
+        for name in module_ids:
+            with algorithm.settings_of(name):
+                batches = self._feeds[name].take(num_updates * algorithm.config.optimizer.accumulate)
+                updates[name] = algorithm.learner.modules[name].update_from(batches)
+        data, bottleneck = report(self._feeds, time.perf_counter() - begin, 0)
+        return TrainedShare(updates, data, bottleneck, told(self._feeds))
+
+    def _stand(self, standing: Standing) -> Algorithm[Any]:
+        algorithm = self._algorithm
+        algorithm.learner.set_env_steps(standing.scheduled_at)
+        for name, rates in standing.rates.items():
+            algorithm.learner.modules[name].lr.update(rates)
+        for name, state in standing.connectors.items():
+            algorithm.learner.modules[name].connectors.load_state_dict(copy.deepcopy(dict(state)))
+        algorithm.env_steps = standing.env_steps
+        vars(algorithm).update(standing.plain)
+        algorithm.before_update(standing.env_steps)
+        vars(algorithm).update(standing.plain)  # again, as the trained algorithm has called `before_update`, too
+        return algorithm
+
+
+# -- the group of all learners ------------------------------------------------------------------------------------
 
 _GRACE: Final = 5.0  # seconds to wait for the error of the learner that failed first
 
@@ -67,11 +229,9 @@ class LearnerGroup:
             while self._placement is not None and not self._placement.wait(settings.sample_timeout):
                 _log.warning("no learners yet after %g s. %s", settings.sample_timeout, room())
             for rank in range(size):
-                strategy = (
-                    "DEFAULT"
-                    if self._placement is None
-                    else PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
-                )
+                strategy: Any = "DEFAULT"
+                if self._placement is not None:
+                    strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
                 options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
                 self._actors.append(ray.remote(LearnerActor).options(**options).remote(rank, *arguments))
             built = self.call("build", timeout=timeout)
@@ -122,11 +282,11 @@ class LearnerGroup:
             Exception: raised by a learner; a note says where.
         """
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
-        end = None if timeout is None else monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + timeout
         answers: dict[int, Any] = {}
         lost: BaseException | None = None
         while left := [ref for ref, rank in rank_of.items() if rank not in answers]:
-            ready, _ = ray.wait(left, num_returns=1, timeout=None if end is None else max(0.0, end - monotonic()))
+            ready, _ = ray.wait(left, num_returns=1, timeout=None if end is None else max(0.0, end - time.monotonic()))
             if not ready:
                 raise LearnerLost(first_line(lost) if lost else f"no answer within {timeout:g} s") from lost
             rank = rank_of[ready[0]]
@@ -135,7 +295,7 @@ class LearnerGroup:
             except RayError as error:
                 lost = self._reason(error, rank, lost)
                 answers[rank] = None
-                end = min(end or monotonic() + _GRACE, monotonic() + _GRACE)
+                end = min(end or time.monotonic() + _GRACE, time.monotonic() + _GRACE)
         if lost is not None:
             raise LearnerLost(first_line(lost)) from lost
         return [answers[rank] for rank in range(len(refs))]
@@ -185,7 +345,7 @@ class Learners:
         settings: The engine's settings.
     """
 
-    def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
+    def __init__(self, algorithm: Algorithm[Any], settings: Ray) -> None:
         self._algorithm, self._settings = algorithm, settings
         self._config = algorithm.config
         self._home = connection()
@@ -303,7 +463,7 @@ class Learners:
         """
         from etude.ray.data import open_shards  # importing Ray Data takes seconds
 
-        algorithm = cast("OfflineAlgorithm[Any]", self._algorithm)
+        algorithm = cast(OfflineAlgorithm[Any], self._algorithm)
 
         def ask(group: LearnerGroup) -> list[Any]:
             if not self._is_fed:
@@ -320,7 +480,7 @@ class Learners:
             data[name] /= len(done)  # learners wait in parallel; the work of layers adds up
         return done[0].updates, data, done[0].bottleneck
 
-    def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[TrainedShare]) -> None:
+    def _hear(self, algorithm: OfflineAlgorithm[Any], done: list[TrainedShare]) -> None:
         """Process the learners' reports about the recording."""
         from etude.ray.data import count_without_blocks, unshared
 
@@ -420,8 +580,7 @@ class Learners:
         most = self._settings.max_restarts
         if self._restarts >= most:
             raise EngineError(
-                f"a learner was lost, and `ray.max_restarts` ({most}) is used up. The cause: {first_line(error)} See "
-                "Ray's logs of that process and node."
+                f"a learner was lost, and `ray.max_restarts` ({most}) is used up: {first_line(error)}"
             ) from error
         self._restarts += 1
         _log.warning(

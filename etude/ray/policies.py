@@ -25,7 +25,7 @@ from etude.errors import SettingsError
 from etude.learners import ModuleLearner
 from etude.modules import Module
 from etude.policies import Policy
-from etude.ray.faults import first_line
+from etude.ray.cluster import first_line
 from etude.runners import ModuleOf
 from etude.runners.callbacks import is_plain
 

@@ -21,7 +21,6 @@ from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.interruption import when_parent_ends
 from etude.policies import Policy
-from etude.ray.fragments import FragmentReport
 from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
 from etude.runners import Finished, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
@@ -29,6 +28,23 @@ from etude.spaces import Spaces
 from etude.threads import for_acting, hold
 
 _STDERR = 2  # Ray writes it to the log of the process
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FragmentReport:
+    """The counts of a fragment."""
+
+    env_steps: int
+    agent_steps: int
+    seq_nos: dict[str | None, int]
+    """By module: the number of gradient steps behind the weights that acted."""
+    finished: Finished
+    times: dict[str, float]
+    """Seconds by phase."""
+    turns: int
+    stats: dict[str, float]
+    seconds: float
+    """Seconds that collecting took."""
 
 
 class RunnerActor:

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: the runners on a cluster, used like the local runner; and those that play evaluations."""
+"""Runners: the runners on a cluster, used like the local runner; those that play evaluations; and the pools of actors
+in which both wait for results and replace what is lost."""
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from numpy.typing import NDArray
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.play import evaluation_of
@@ -19,11 +24,10 @@ from etude.algorithms.results import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
-from etude.ray.fragments import FinishedEpisodes, Fragment, merged, put_together
+from etude.ray.cluster import cause_of, check_connected, connection, first_line, raise_from, room, was_lost
 from etude.ray.policies import Broadcast, acting_of, known_as, sent
-from etude.ray.pool import Member, Request, RunnerPool
-from etude.ray.runner_actor import seed_of
-from etude.ray.start import room
+from etude.ray.runner_actor import FragmentReport, RunnerActor, seed_of
+from etude.recordings.pieces import copied, in_order
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
@@ -46,7 +50,262 @@ _PATIENCE: Final = 5.0  # seconds that envs have to close
 _POLL: Final = 0.02  # seconds between two checks for late runners
 
 
-class Runners:
+# -- pools of actors ----------------------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """A call of an actor's method whose result is still to come."""
+
+    number: int
+    """The number of the call in the pool; later ones are higher."""
+    steps: int
+    """The steps or episodes in the result; 0: the actor only prepares."""
+    key: Any
+    """The kind of result."""
+    answer: Any
+    """Ray's reference to the result."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One actor of a pool."""
+
+    number: int
+    life: int
+    """The number of earlier actors with this number."""
+    actor: Any
+    requests: deque[Request] = field(default_factory=deque)
+    """In the order in which the actor serves them."""
+    since: float = 0.0
+    """When it could start with the first of these, in seconds of `time.monotonic`."""
+    pace: float | None = None
+    """Seconds per requested step: a moving average."""
+    is_late: bool = False
+    """Whether its next result is so late that the collection does not wait for it."""
+    has_begun: bool = False
+    """Whether it has received the modules."""
+    sent: int = -1
+    """The last version of the weights that it was sent."""
+    node: str = ""
+    pid: int = 0
+
+
+class RunnerPool:
+    """Runner actors of one kind, with the requests whose results are still to come.
+
+    Lost actors are replaced here and not by Ray's ``max_restarts``: a new actor's seed depends on its life, and it
+    first needs the newest modules.
+
+    Args:
+        num: The number of actors.
+        num_gpus: The GPUs of each actor.
+        config: A reference to the algorithm's settings, see `RunnerActor`.
+        settings: The actors' other resources, and whether, and how often, lost ones are replaced.
+    """
+
+    kind: ClassVar[str]
+    """The name of the actors in messages."""
+
+    def __init__(self, num: int, num_gpus: float, config: Any, settings: Ray) -> None:
+        self._num_gpus, self._config, self._settings, self._home = num_gpus, config, settings, connection()
+        self._num_requests = 0
+        self.restarts = 0
+        """The number of replaced actors, over the lifetime."""
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        """Counts of what was lost since they were last cleared, by name."""
+        self.has_lost_inputs = False
+        """Whether an object sent to actors was lost, perhaps the weights: store it in the object store again."""
+        self.members = [Member(number, 0, self._started()) for number in range(num)]
+        for member in self.members:
+            self._open(member)
+
+    def _open(self, member: Member) -> None:
+        """Prepare a new actor; called again with each one that replaces a lost one."""
+
+    def _started(self) -> Any:
+        """A new actor."""
+        own, remote = self._settings, ray.remote(RunnerActor)
+        resources = dict(own.resources_per_runner or {})
+        options = {"num_cpus": own.cpus_per_runner, "num_gpus": self._num_gpus, "resources": resources}
+        device = "cuda" if self._num_gpus else "cpu"
+        return remote.options(**options).remote(self._config, device, own.step_timeout)
+
+    def request(self, member: Member, answer: Any, *, steps: int = 0, key: Any = None) -> None:
+        """Register a call; see `Request`."""
+        self._num_requests += 1
+        if not member.requests:
+            member.since = monotonic()
+        member.requests.append(Request(self._num_requests, steps, key, answer))
+
+    def answer(self, timeout: float) -> tuple[Member, Request, Any] | None:
+        """The next result with its request, the oldest first. None: there was no result within ``timeout`` seconds, or
+        an actor was lost.
+
+        Raises:
+            EngineError: actors were lost too often, or all of them.
+            Exception: raised by an actor; a note says where.
+        """
+        heads = {member.requests[0].answer: member for member in self.members if member.requests}
+        refs = sorted(heads, key=lambda ref: heads[ref].requests[0].number)
+        ready = ray.wait(refs, num_returns=1, timeout=timeout, fetch_local=False)[0] if refs else []
+        if not ready:
+            return None
+        member = heads[ready[0]]
+        try:
+            answer = ray.get(ready[0])
+        except RayError as error:
+            self.failed(member, error)
+            return None
+        return member, self._done(member), answer
+
+    def _done(self, member: Member) -> Request:
+        member.is_late, member.since = False, monotonic()
+        return member.requests.popleft()
+
+    def failed(self, member: Member, error: RayError) -> None:
+        """Handle a request that failed: replace the actor if it is gone, and count what is lost.
+
+        Raises:
+            EngineError: actors were lost too often, or all of them.
+            Exception: raised by the actor; a note says where.
+        """
+        cause = cause_of(error)
+        if isinstance(cause, ObjectLostError) and member.requests and member.requests[0].steps:
+            request = self._done(member)  # its result or arguments are lost, but not the actor itself
+            self.counts["lost_fragments"] += 1
+            if cause is error:  # its result: it has made these steps
+                self.counts["lost_steps"] += request.steps
+            member.sent, self.has_lost_inputs = -1, True
+            _log.warning("%s: a fragment or its inputs are lost: %s", self.name(member), first_line(cause))
+        elif was_lost(cause):
+            self._replace(member, cause)
+        else:
+            raise_from(error, self.name(member))
+
+    def _replace(self, member: Member, error: BaseException) -> None:
+        ray.kill(member.actor)
+        self.counts["lost_fragments"] += sum(1 for request in member.requests if request.steps)
+        name, settings = self.name(member), self._settings
+        _log.warning("%s was lost: %s", name, first_line(error))
+        if not settings.restart_failed_runners and self.kind == "runner":
+            self.members.remove(member)
+            if not self.members:
+                raise EngineError(
+                    f"{name}, the last one, was lost: {first_line(error)} See `ray.restart_failed_runners`."
+                ) from error
+            return
+        if self.restarts >= settings.max_restarts:
+            raise EngineError(
+                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) is used up: {first_line(error)}"
+            ) from error
+        self.restarts += 1
+        self.counts["runner_restarts"] += 1
+        new = Member(member.number, member.life + 1, self._started(), pace=member.pace)
+        self.members[self.members.index(member)] = new
+        self._open(new)
+
+    def name(self, member: Member) -> str:
+        """The name of a member in messages."""
+        where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""
+        return f"{self.kind} {member.number}{where}"
+
+    def kill(self) -> None:
+        """End all actors at once. Does nothing the second time."""
+        if connection() != self._home:  # they have ended with the cluster
+            return
+        members, self.members = self.members, []
+        for member in members:
+            for request in member.requests:  # fetched, because Ray would print each error among them in full
+                if ray.wait([request.answer], timeout=0, fetch_local=False)[0]:
+                    with contextlib.suppress(RayError):
+                        ray.get(request.answer)
+            ray.kill(member.actor)
+
+
+# -- fragments of experience --------------------------------------------------------------------------------------
+
+
+class Fragment(NamedTuple):
+    """The experience that a runner has collected for one request."""
+
+    number: int
+    """The number of the request; later ones are higher."""
+    runner: int
+    life: int
+    report: FragmentReport
+    parts: dict[str | None, Experience]
+    """The experience by module id."""
+
+
+def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | None, Experience]:
+    """The experience of fragments by module id, ordered by runner, and by time for each runner.
+
+    Args:
+        fragments: The fragments, in any order. The returned arrays are copies and may be changed.
+        joined: Join segments that continue in a runner's next fragment.
+    """
+    parts: dict[str | None, list[Experience]] = {}
+    for fragment in sorted(fragments, key=lambda fragment: (fragment.runner, fragment.number)):
+        for module_id, exp in fragment.parts.items():
+            parts.setdefault(module_id, []).append(exp)
+    found = {}
+    for module_id, several in sorted(parts.items(), key=lambda item: str(item[0])):
+        exp = Experience.concat(several) if len(several) > 1 else copied(several[0])
+        found[module_id] = in_order(exp).join() if joined and len(several) > 1 else exp
+    return found
+
+
+class FinishedEpisodes:
+    """Finished episodes of all runners, with envs numbered over all runners.
+
+    Args:
+        num_envs: The number of envs of each runner.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._parts: list[Finished] = []
+        self._next: dict[int, tuple[int, int, int]] = {}  # by runner: its life, its first number, and the next one
+
+    def add(self, fragment: Fragment) -> None:
+        """Add the episodes of a fragment."""
+        finished, runner = fragment.report.finished, fragment.runner
+        life, first, stop = self._next.get(runner, (fragment.life, 0, 0))
+        if life != fragment.life:  # a new runner counts its episodes from 0 again
+            life, first = fragment.life, stop
+        numbers = finished.numbers + first
+        self._next[runner] = (life, first, int(max(stop, numbers.max(initial=-1) + 1)))
+        self._parts.append(finished._replace(envs=finished.envs + runner * self._num_envs, numbers=numbers))
+
+    def take(self) -> Finished:
+        """The episodes since the last call."""
+        parts, self._parts = self._parts, []
+        return merged(parts)
+
+
+def merged(parts: Sequence[Finished]) -> Finished:
+    """The episodes of several runners together; no episodes if there are no parts."""
+    reals, whole = np.zeros(0), np.zeros(0, np.int64)
+    parts = [Finished(reals, whole, {}, {}, reals, whole, whole), *parts]
+    columns = ("returns", "lengths", "durations", "envs", "numbers")
+    by_name = ("agent_returns", "module_returns", "custom", "histograms")
+    found: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+    found |= {name: _by_name(getattr(part, name) for part in parts) for name in by_name}
+    return Finished(**found, media={name: picture for part in parts for name, picture in part.media.items()})
+
+
+def _by_name(parts: Iterable[Mapping[str, NDArray[np.float64]]]) -> dict[str, NDArray[np.float64]]:
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    for part in parts:
+        for name, values in part.items():
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in sorted(found.items())}
+
+
+# -- collecting ---------------------------------------------------------------------------------------------------
+
+
+class Runners(RunnerPool):
     """Collects experience with runners on a cluster, each with `num_envs` envs of its own, like a single runner.
 
     If the learner waits for the runners, a collection is divided into equal fragments, made with the newest weights;
@@ -71,8 +330,10 @@ class Runners:
         SettingsError: the config can't be sent to other processes.
     """
 
+    kind = "runner"
+
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
-        self._algorithm, self._settings, self.asynchronous = algorithm, settings, algorithm.collects_beside
+        self._algorithm, self.asynchronous = algorithm, algorithm.collects_beside
         self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         config = _sent(algorithm.config, device="cpu")
@@ -90,14 +351,12 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        self.pool = RunnerPool("runner", settings.num_runners, settings.gpus_per_runner, config, settings, self._open)
-        for member in self.pool.members:
-            self._open(member)
+        super().__init__(settings.num_runners, settings.gpus_per_runner, config, settings)
 
     # -- policies -----------------------------------------------------------------------------------------------
 
     def _open(self, member: Member) -> None:
-        self.pool.request(member, member.actor.open.remote(), key="open")
+        self.request(member, member.actor.open.remote(), key="open")
         self._begin(member)
 
     def _begin(self, member: Member) -> None:
@@ -106,7 +365,7 @@ class Runners:
             return
         seed = seed_of(self._algorithm.runner_seed, member.number, self._first_life + member.life)
         member.has_begun, member.sent = False, -1
-        self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
+        self.request(member, member.actor.begin.remote(self._acting_ref, seed), key="begin")
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, before: Mapping[str, Spaces] | None = None
@@ -117,11 +376,11 @@ class Runners:
             EnvError: the envs can't be made.
         """
         while True:
-            for member in [member for member in self.pool.members if member.pid]:
+            for member in [member for member in self.members if member.pid]:
                 try:
                     found: dict[str, Spaces] = ray.get(member.actor.spaces.remote(module_ids, module_of, before))
                 except RayError as error:
-                    self.pool.failed(member, error)
+                    self.failed(member, error)
                 else:
                     return found
             self._next(1.0)
@@ -139,7 +398,7 @@ class Runners:
 
     def begin_anew(self) -> None:
         """Abandon the running episodes and fragments: runners begin new episodes with the newest modules."""
-        for member in self.pool.members:
+        for member in self.members:
             for request in [request for request in member.requests if request.steps]:
                 member.requests.remove(request)
             member.is_late = False
@@ -148,27 +407,23 @@ class Runners:
 
     def _ready(self) -> None:
         """Send runners the newest policies and weights, if needed."""
-        self.pool.check_connected()
+        check_connected(self._home)
         before = self._broadcast.seq_nos
-        self._broadcast.refresh(self._algorithm, again=self.pool.has_lost_inputs)
-        self.pool.has_lost_inputs = False
+        self._broadcast.refresh(self._algorithm, again=self.has_lost_inputs)
+        self.has_lost_inputs = False
         if any(self._broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
             self.begin_anew()  # an earlier state was loaded, whose weights runners would refuse as old
         if self._acting_ref is not None:
             return
         timeout = self._settings.sample_timeout
         self._acting_ref = ray.put(acting_of(self._algorithm))
-        for member in self.pool.members:
+        for member in self.members:
             self._begin(member)
         begin = self._heard = monotonic()
-        while absent := [member.number for member in self.pool.members if not member.has_begun]:
-            if monotonic() - begin > timeout and len(absent) < len(self.pool.members):
-                _log.warning(
-                    "of the runners, %s could not begin within %g s; the others continue without them. %s",
-                    absent,
-                    timeout,
-                    room(),
-                )
+        while absent := [member.number for member in self.members if not member.has_begun]:
+            if monotonic() - begin > timeout and len(absent) < len(self.members):
+                words = "of the runners, %s could not begin within %g s; the others continue without them. %s"
+                _log.warning(words, absent, timeout, room())
                 break
             self._next(1.0)
 
@@ -206,14 +461,14 @@ class Runners:
         while have < num_steps:
             self._ask(num_steps - have, size, key)
             if taken and monotonic() - begin > own.sample_timeout:
-                self.pool.counts["sample_timeouts"] += 1
+                self.counts["sample_timeouts"] += 1
                 break
             answer = self._next(_POLL if taken else 0.5)
             if answer is None:
-                find_late(self.pool.members)
+                find_late(self.members)
             elif answer[1] != key:
-                self.pool.counts["lost_fragments"] += 1
-                self.pool.counts["lost_steps"] += answer[0].report.env_steps
+                self.counts["lost_fragments"] += 1
+                self.counts["lost_steps"] += answer[0].report.env_steps
             else:
                 taken.append(answer[0])
                 report = taken[-1].report
@@ -221,16 +476,16 @@ class Runners:
                 self._count(taken[-1])
         if self.asynchronous:
             self._ask(0, size, key)
-        self.pool.counts["sample_wait_s"] += monotonic() - begin
+        self.counts["sample_wait_s"] += monotonic() - begin
         return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
     def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
         """Request fragments with ``wanted`` steps; if asynchronous, as many from each runner as allowed."""
         if not self.asynchronous:
-            for member, steps in dealt(self.pool.members, wanted, size):
+            for member, steps in dealt(self.members, wanted, size):
                 self._order(member, steps, key)
             return
-        for member in self.pool.members:
+        for member in self.members:
             for _ in range(self._settings.in_flight - sum(1 for request in member.requests if request.steps)):
                 self._order(member, size, key)
 
@@ -238,12 +493,12 @@ class Runners:
         """Request a fragment from a runner, with the newest weights."""
         weights = None if member.sent == self._broadcast.version else self._broadcast.ref
         member.sent = self._broadcast.version
-        self.pool.request(member, member.actor.collect.remote(weights, steps, *key), steps=steps, key=key)
+        self.request(member, member.actor.collect.remote(weights, steps, *key), steps=steps, key=key)
 
     def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
         """The next fragment with its request's key; None after ``timeout`` seconds, or if anything else happened."""
-        answer = self.pool.next(timeout)
-        if self.pool.has_lost_inputs:
+        answer = self.answer(timeout)
+        if self.has_lost_inputs:
             self._ready()
         if answer is not None:
             self._heard = monotonic()
@@ -277,7 +532,7 @@ class Runners:
         for name, count in report.stats.items():
             env = name.removeprefix("steps/env_")
             is_of_env = env != name and env.isdecimal()
-            self.pool.counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
+            self.counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
         self._finished.add(fragment)
         is_only = self._algorithm.config.agents.modules is None
         newest = {known_as(name, is_only=is_only): seq_no for name, seq_no in self._broadcast.seq_nos.items()}
@@ -298,8 +553,8 @@ class Runners:
         ``policy_lag``, the number of updates of a module after the weights that made a step, as a mean over steps.
         """
         names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps")
-        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])} | self.pool.counts
-        self.pool.counts.clear()
+        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])} | self.counts
+        self.counts.clear()
         self._lag = [0, 0]
         return found
 
@@ -310,7 +565,7 @@ class Runners:
         return {
             "runners": "ray",
             "steps": [self.env_steps, self.agent_steps],
-            "lives": self._first_life + max((member.life for member in self.pool.members), default=0) + 1,
+            "lives": self._first_life + max((member.life for member in self.members), default=0) + 1,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -326,10 +581,23 @@ class Runners:
         Raises:
             Exception: closing an env failed; a note says where.
         """
-        self.pool.close(_PATIENCE)
+        if connection() != self._home:
+            return
+        called = {member.actor.close.remote(): member for member in self.members}
+        closed = ray.wait(list(called), num_returns=len(called), timeout=_PATIENCE)[0] if called else []
+        try:
+            for ref in closed:
+                try:
+                    ray.get(ref)
+                except RayTaskError as error:
+                    raise_from(error, self.name(called[ref]))
+                except RayError:
+                    pass  # it has ended already
+        finally:
+            self.kill()
 
 
-class EvaluationRunners:
+class EvaluationRunners(RunnerPool):
     """Plays an algorithm's evaluations on separate runners, each of which plays some of the episodes.
 
     If a runner dies or hangs, its episodes are lost, and it is replaced up to `max_restarts` times.
@@ -339,13 +607,13 @@ class EvaluationRunners:
         settings: The engine's settings.
     """
 
+    kind = "evaluation runner"
+
     def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._updates = algorithm, 0
-        config = _sent(algorithm.config, callbacks=())
-        num = settings.num_evaluation_runners
-        self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
+        super().__init__(settings.num_evaluation_runners, 0.0, _sent(algorithm.config, callbacks=()), settings)
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.
@@ -356,15 +624,15 @@ class EvaluationRunners:
             num_episodes: The number of whole episodes, divided evenly.
             seed: The seed of envs and actions, from which each runner's is derived. None draws one.
         """
-        self.pool.check_connected()
-        found = self.finished() if any(member.requests for member in self.pool.members) else None
-        members = self.pool.members
+        check_connected(self._home)
+        found = self.finished() if any(member.requests for member in self.members) else None
+        members = self.members
         ref, self._updates = ray.put(acting_of(self._algorithm)), self._algorithm.updates
         seeds = np.random.SeedSequence(seed).generate_state(len(members), np.uint64) >> np.uint64(1)
         for i, member in enumerate(members):
             own = num_episodes // len(members) + (i < num_episodes % len(members))
             if own:
-                self.pool.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
+                self.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
         return (None, None) if found is None else found
 
     def finished(self) -> tuple[Evaluation, Finished] | None:
@@ -376,12 +644,12 @@ class EvaluationRunners:
             EngineError: more runners were lost than allowed.
             Exception: raised by an env, a connector or a module; a note says where.
         """
-        before, parts = self.pool.restarts, dict[int, tuple[Finished, int, float]]()
-        while any(member.requests for member in self.pool.members):
-            answer = self.pool.next(1.0)
+        before, parts = self.restarts, dict[int, tuple[Finished, int, float]]()
+        while any(member.requests for member in self.members):
+            answer = self.answer(1.0)
             if answer is not None:
                 parts[answer[0].number] = answer[2]
-        self._algorithm.metrics.log("evaluation_restarts", float(self.pool.restarts - before), by="sum")
+        self._algorithm.metrics.log("evaluation_restarts", float(self.restarts - before), by="sum")
         if not parts:
             return None
         played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
@@ -390,7 +658,7 @@ class EvaluationRunners:
 
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""
-        self.pool.kill()
+        self.kill()
 
 
 def _sent(config: AlgorithmConfig, **changes: Any) -> Any:

@@ -13,8 +13,8 @@ from etude.algorithms.search import applied
 from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
 from etude.metrics.writers import flat_items
+from etude.ray.cluster import actors_of, driver_of
 from etude.ray.policies import Sent
-from etude.ray.start import actors_of, driver_of
 from etude.settings import settings
 
 SHARED: Final = "shared"

@@ -7,9 +7,7 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -23,13 +21,15 @@ from ray.tune.search.variant_generator import generate_variants
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.parallel import check_records_nothing
+from etude.algorithms.run import new_folder
 from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
-from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
+from etude.files import absolute
+from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, let_go
 from etude.ray.trainable import SHARED, Shared, Trainable
-from etude.urls import is_url
+from etude.settings import FloatFrom0, IntFrom1, check_arguments
 
 DRAWS: Final = 200
 """The number of trials drawn from a search space to check it before any starts."""
@@ -96,29 +96,21 @@ def tune(
     """
     kind = algorithm or algorithm_of(type(config))
     check_metric(metric)
-    for name, value, least in (("save_interval", save_interval, 0), ("keep", keep, 1), ("num_samples", num_samples, 1)):
-        if value < least:
-            raise SettingsError(f"`{name}` is {value}, but must be at least {least}.")
-    if mode not in ("max", "min"):
-        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
+    check_arguments(
+        "tune",
+        save_interval=(FloatFrom0, save_interval),
+        keep=(IntFrom1, keep),
+        num_samples=(IntFrom1, num_samples),
+        mode=(Literal["max", "min"], mode),
+    )
     if stop in (None, Stop()) and scheduler is None:
-        raise SettingsError(
-            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
-        )
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
     if isinstance(config, OfflineConfig) and config.data is not None:
         config = dataclasses.replace(config, data=_anywhere(config.data))
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
     space = checked(config, space, kind.name)
-    shared = Shared(
-        config=config,
-        stop=stop or Stop(),
-        algorithm=kind,
-        resources=resources,
-        save_interval=save_interval,
-        metric=metric,
-        mode=mode,
-    )
-    space[SHARED] = shared
+    ends: dict[str, Any] = {"stop": stop or Stop(), "save_interval": save_interval, "metric": metric, "mode": mode}
+    space[SHARED] = Shared(config=config, algorithm=kind, resources=resources, **ends)
     folder, name = _folder(out, config, kind.name)
     run_config = ray_tune.RunConfig(
         name=name,
@@ -153,7 +145,7 @@ def tune(
 
 def check_tuning(path: str | os.PathLike[str]) -> None:
     """Raise an EngineError if there is no tuning to resume; nothing is loaded for that."""
-    if not ray_tune.Tuner.can_restore(_absolute(os.fspath(path))):
+    if not ray_tune.Tuner.can_restore(absolute(os.fspath(path))):
         raise EngineError(f"{path} holds no tuning to resume: give the folder that was `out` of that tuning.")
 
 
@@ -171,10 +163,10 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
         EngineError: there is no tuning, or no cluster.
     """
     check_tuning(path)
-    where = _absolute(os.fspath(path))
     ensure_started(address)
     try:
-        return _fitted(ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True))
+        restored = ray_tune.Tuner.restore(absolute(os.fspath(path)), trainable=Trainable, resume_errored=True)
+        return _fitted(restored)
     finally:
         let_go()
 
@@ -230,8 +222,7 @@ def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None
     if not isinstance(search, Searcher):
         if max_concurrent:
             raise SettingsError(
-                f"`max_concurrent` is {max_concurrent}, but a {type(search).__name__} limits trials itself: give it "
-                "the limit when you make it."
+                f"a {type(search).__name__} limits trials itself: give it the limit, in place of `max_concurrent`."
             )
         return search
     if max_concurrent and not isinstance(search, ConcurrencyLimiter):
@@ -242,34 +233,23 @@ def _generator(search: Any, space: Mapping[str, Any], max_concurrent: int | None
 def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:
     """The parent folder of the trials' folder, and its name."""
     if out is None:
-        where = "offline" if config.env is None else env_name(config.env).replace(":", "-").replace("/", "-")
-        out = Path("runs") / f"tune-{kind}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = _absolute(os.fspath(out)).rstrip("/")
+        out = new_folder(f"tune-{kind}", None if config.env is None else env_name(config.env))
+    path = absolute(os.fspath(out)).rstrip("/")
     if ray_tune.Tuner.can_restore(path):
-        raise SettingsError(
-            f"{out} already holds trials: resume them with etude.ray.resume_tuning({str(out)!r}), or give another "
-            "`out`."
-        )
+        raise SettingsError(f"{out} already holds trials: resume them with resume_tuning, or give another `out`.")
     folder, _, name = path.rpartition("/")
     return folder or "/", name
-
-
-def _absolute(path: str) -> str:
-    return path if is_url(path) else os.path.abspath(path)
 
 
 def _anywhere(data: Any) -> Any:
     """Data with absolute paths, which trials can use from their own folders: a path, several paths, or a source with
     paths. Recordings always have them."""
-    if isinstance(data, str | os.PathLike):
-        return _absolute(os.fspath(data))
     if isinstance(data, list | tuple):
         return type(data)(_anywhere(part) for part in data)
     if dataclasses.is_dataclass(data) and not isinstance(data, type) and getattr(data, "filesystem", None) is None:
-        for name in ("data", "paths"):
-            if hasattr(data, name):
-                return dataclasses.replace(data, **{name: _anywhere(getattr(data, name))})
-    return data
+        paths = {name: _anywhere(getattr(data, name)) for name in ("data", "paths") if hasattr(data, name)}
+        return dataclasses.replace(data, **paths) if paths else data
+    return absolute(data)
 
 
 # -- search spaces --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from etude.errors import DataError, EtudeError, SettingsError
-from etude.files import RemotePath, located, replace
+from etude.files import RemotePath, located, write_atomically
 from etude.urls import is_this_machine, port_error
 from etude.viewer.views import RecordingView, compare_column
 
@@ -132,7 +132,7 @@ def save_page(
                     f"{view.recording.path}: the page has {len(ids)} of {listed['found']:,} episodes step by step."
                 )
     try:
-        replace(located(path), _page(answers).encode())
+        write_atomically(located(path), _page(answers).encode())
     except OSError as error:
         raise DataError(f"{path}: can't be written: {error}.") from error
     return notes

@@ -12,7 +12,7 @@ from pyarrow import fs
 from etude.checkpoints import copy_tree, folder_at, load_meta, load_tree, remove_tree, save_tree, tree
 from etude.checkpoints.codec import Arrays, write_arrays
 from etude.errors import CheckpointError
-from etude.files import RemotePath, located, names_in, replace
+from etude.files import RemotePath, located, names_in, write_atomically
 from etude.urls import inside
 
 
@@ -68,7 +68,7 @@ def test_items_of_a_tree_are_chosen_by_name(where):
 
 def test_other_files_are_left_alone(where):
     save_tree(where, {"i": 1})
-    replace(folder_at(where) / "metrics.jsonl", b"mine")
+    write_atomically(folder_at(where) / "metrics.jsonl", b"mine")
     remove_tree(where)
     assert names_in(folder_at(where)) == ["metrics.jsonl"]
     with pytest.raises(CheckpointError, match=r"it has no checkpoint\.json"):
@@ -220,5 +220,5 @@ def test_object_stores_are_known_whichever_library_reads_them(protocol, expected
     assert path.is_in_object_store is expected
     moved = []
     monkeypatch.setattr(RemotePath, "rename", lambda self, target: moved.append(self))
-    replace(path, b"{}")
+    write_atomically(path, b"{}")
     assert bool(moved) is not expected

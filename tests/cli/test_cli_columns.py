@@ -131,7 +131,7 @@ def test_columns_without_data(capsys: Said) -> None:
 def test_columns_that_are_no_pairs(command: list[str], words: list[str], capsys: Said) -> None:
     assert main([*command, "--columns", *words]) == 2
     said = capsys.readouterr().err
-    assert f"{command[1]}.columns is {' '.join(words)!r}, but takes NAME=VALUE" in said
+    assert f"{command[1]}.columns is {' '.join(words)!r}, expected NAME=VALUE" in said
     assert "obs=speed,load action=command" in said
 
 

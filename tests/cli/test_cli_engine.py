@@ -80,7 +80,7 @@ def test_the_engine_in_a_file(tmp_path, text, args, engine):
         (["--engine", "ray", "--ray.runtime-env", "pip=[1"], "[1 can't be read as JSON"),
         (
             ["--engine", "ray", "--ray.resources-per-runner", "much"],
-            "ppo.ray.resources_per_runner is 'much', but takes NAME=VALUE",
+            "ppo.ray.resources_per_runner is 'much', expected NAME=VALUE",
         ),
     ],
 )

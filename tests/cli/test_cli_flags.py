@@ -8,7 +8,7 @@ import pytest
 from etude.cli import asked
 from etude.cli.flags import FlagNames, parse
 from etude.errors import SettingsError
-from etude.settings import _OTHER_NAMES, from_dict, leaves_of, merged, settings
+from etude.settings import _other_libraries, from_dict, leaves_of, merged, settings
 
 
 @settings
@@ -263,7 +263,7 @@ def test_every_setting_of_every_algorithm_has_a_flag_and_other_libraries_words_a
     assert len(names.full) == len(leaves)
     assert all(names.find(name) is leaf for name, leaf in names.full.items())
     own = {leaf.path[-1] for leaf in leaves}
-    for ours, others in _OTHER_NAMES.items():
+    for ours, others in _other_libraries()["names"].items():
         for other in others.split() if ours in own else ():
             if other not in own:
                 said = str(names.unknown(f"--{other.replace('_', '-')}", cls.name, "etude train"))

@@ -147,7 +147,7 @@ def test_what_is_wrong(tmp_path, monkeypatch, capsys, args, message):
         ("workers: yes", "a.yaml: ppo.workers.num_workers is True, expected int: not yes or no."),
         ("workers: {min_bach: 2}", "a.yaml: ppo.workers has no setting `min_bach`. Nearest: `min_batch`"),
         ("min_bach: 2", "a.yaml: ppo has no setting `min_bach`. Nearest: `workers.min_batch`"),
-        ("network: 64", "a.yaml: ppo.network is 64, expected settings of NetworkConfig: give its fields by name."),
+        ("network: 64", "a.yaml: ppo.network is 64, expected NetworkConfig: give its fields by name."),
         ("modules: 3", "a.yaml: ppo.agents.modules is 3, expected tuple[str, ...] | Mapping[str, "),
         ("modules: red", "a.yaml: ppo.agents.modules is 'red', expected tuple[str, ...] | Mapping[str, "),
         ("modules: {red: 3}", "a.yaml: ppo.agents.modules is {'red': 3}, expected "),

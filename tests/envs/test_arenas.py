@@ -218,9 +218,7 @@ def test_whole_numbers_are_never_wrapped(space: Any, given: Any) -> None:
     runner = etude.Runner(
         make_arena(Wrapping, 1, Workers(max_restarts=0)), etude.modules.make_module(None, space, gym.spaces.Discrete(2))
     )
-    with pytest.raises(
-        (EnvError, SpaceError), match="`obs` holds .*, outside the range of u?int(8|32), the dtype of its"
-    ):
+    with pytest.raises((EnvError, SpaceError), match="`obs` holds .*, outside the range of u?int(8|32)"):
         runner.collect(num_steps=20)
 
 

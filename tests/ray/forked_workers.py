@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 
-IMPORTS = ("torch", "pyarrow.dataset", "pyarrow.parquet", "ray", "etude.ray.runner_actor", "etude.ray.learner_actor")
+IMPORTS = ("torch", "pyarrow.dataset", "pyarrow.parquet", "ray", "etude.ray.runner_actor", "etude.ray.learners")
 # Not ray.data: it draws a random id while it is imported, and then all forks would go on with the same ids.
 
 OWN = ("--language=", "--serialized-runtime-env-context=")

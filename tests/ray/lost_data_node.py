@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 import etude
 from etude.algorithms import Ray, RayData
-from etude.ray.data import Shard, open_shards
+from etude.ray.data import Shard, feeds_of, open_shards
 
 STORE = 150 * 2**20
 
@@ -21,7 +21,7 @@ class Learner:
     """Takes its share, and says which steps these were."""
 
     def __init__(self, config: etude.BCConfig, spaces: object, shard: Shard) -> None:
-        self.feed = shard.feeds(etude.BC(config, saved_spaces=spaces))["main"]  # type: ignore[arg-type]
+        self.feed = feeds_of(shard, etude.BC(config, saved_spaces=spaces))["main"]  # type: ignore[arg-type]
 
     def take(self, num: int) -> list[tuple[int, int]]:
         return [(int(a), int(b)) for batch in self.feed.take(num) for a, b in np.asarray(batch["obs"])]

@@ -64,7 +64,7 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
         PPOConfig(env=runner_envs.Wide, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1, engine=engine)
     )
     algorithm.train()
-    (member,) = algorithm.runner.pool.members  # type: ignore[attr-defined]
+    (member,) = algorithm.runner.members  # type: ignore[attr-defined]
     ray.wait([request.answer for request in member.requests], num_returns=2, fetch_local=False)  # both lie there
     giver: Any = ray.remote(runner_envs.Giver).options(resources={"far": 1}).remote()
     (lost,) = ray.get(giver.give.remote(np.zeros(1_000_000)))  # lies there, too
@@ -79,7 +79,7 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
     broadcast = algorithm.runner._broadcast  # type: ignore[attr-defined]
     broadcast.refresh(algorithm)
     broadcast.ref, broadcast.version = lost, broadcast.version + 1
-    (member,) = algorithm.runner.pool.members  # type: ignore[attr-defined]
+    (member,) = algorithm.runner.members  # type: ignore[attr-defined]
     ray.wait([request.answer for request in member.requests], num_returns=2)
     then = [algorithm.train().metrics for _ in range(4)]
     names = ("lost_fragments", "runner_restarts")

@@ -212,7 +212,7 @@ def test_runners_that_wait_for_the_learner_do_not_hang() -> None:
     algorithm = Beside(config)
     try:
         algorithm.train()
-        members = algorithm.runner.pool.members  # type: ignore[attr-defined]
+        members = algorithm.runner.members  # type: ignore[attr-defined]
         answers = [request.answer for member in members for request in member.requests]
         ray.wait(answers, num_returns=len(answers))
         time.sleep(1.0)  # several times as long as a turn may take

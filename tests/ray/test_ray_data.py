@@ -29,6 +29,7 @@ ray = pytest.importorskip("ray")
 
 from etude.ray import data as ray_data  # noqa: E402
 from etude.ray.data import Shard, open_shards, told, unshared  # noqa: E402
+from etude.ray.data import feeds_of as feeds_from  # noqa: E402
 
 OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
@@ -86,7 +87,7 @@ _OPENED: list[Any] = []
 def feeds_of(algorithm: Any) -> dict[str, Any]:
     """What feeds a single learner, by module; closed after the test, since their threads must not outlive Ray."""
     (shard,) = open_shards(algorithm, Ray(num_learners=1))
-    feeds: dict[str, Any] = shard.feeds(algorithm)
+    feeds: dict[str, Any] = feeds_from(shard, algorithm)
     _OPENED.extend(feeds.values())
     return feeds
 
@@ -258,7 +259,7 @@ class Learner:
 
     def __init__(self, kind: type, config: Any, spaces: Any, shard: Shard) -> None:
         self.algorithm = kind(config, saved_spaces=spaces)
-        self.feeds = shard.feeds(self.algorithm)
+        self.feeds = feeds_from(shard, self.algorithm)
 
     def take(self, num: int, name: str = "main") -> list[Any]:
         return taken(self.feeds[name], num)
@@ -307,7 +308,7 @@ def test_a_node_that_goes_with_blocks_on_it(tmp_path: Path) -> None:
 
 
 def test_batches_that_cant_be_shared(data: str) -> None:
-    with pytest.raises(SettingsError, match="`batch_size` is 14, which 3 learners can't share equally: use a multiple"):
+    with pytest.raises(SettingsError, match="`batch_size` is 14, but must be a multiple of 3 learners"):
         open_shards(bc(data), Ray(num_learners=3))
 
 

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
-from etude.ray.fragments import FinishedEpisodes, Fragment, FragmentReport, merged
-from etude.ray.pool import Member, Request
-from etude.ray.runner_actor import seed_of
-from etude.ray.runners import DEPTH, dealt, find_late
+from etude.ray.runner_actor import FragmentReport, seed_of
+from etude.ray.runners import DEPTH, FinishedEpisodes, Fragment, Member, Request, dealt, find_late, merged
 from etude.runners import Finished
 
 

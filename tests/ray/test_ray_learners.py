@@ -298,7 +298,7 @@ def test_a_learner_that_hangs_is_lost_and_losses_are_counted_out(cluster: None) 
         learners._settings = dataclasses.replace(learners._settings, learner_timeout=1.0)
         exp = experience(10)
         exp.steps["bad"][3] = -2
-        lost = r"a learner was lost, and `ray.max_restarts` \(0\) is used up. The cause: no answer within 1 s"
+        lost = r"a learner was lost, and `ray.max_restarts` \(0\) is used up: no answer within 1 s"
         with pytest.raises(EngineError, match=lost):
             learners.update({"main": exp}, 0)
         for name, value in algorithm.module.state_dict().items():

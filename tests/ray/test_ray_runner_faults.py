@@ -52,7 +52,7 @@ def made() -> Iterator[Any]:
 
 
 def members(algorithm: PPO) -> list[Any]:
-    return algorithm.runner.pool.members  # type: ignore[attr-defined,no-any-return]
+    return algorithm.runner.members  # type: ignore[attr-defined,no-any-return]
 
 
 def total(algorithm: PPO, iterations: int) -> dict[str, float]:

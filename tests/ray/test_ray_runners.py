@@ -72,7 +72,7 @@ def made() -> Iterator[Any]:
 
 
 def members(algorithm: Any) -> list[Any]:
-    return algorithm.runner.pool.members  # type: ignore[no-any-return]
+    return algorithm.runner.members  # type: ignore[no-any-return]
 
 
 def same(a: Experience, b: Experience) -> None:
@@ -409,11 +409,11 @@ def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     assert evaluation.episodes == len(finished.returns) == 5
     assert evaluation.updates == updates < algorithm.updates
     assert evaluation.length_mean == 5
-    ray.kill(evaluators.pool.members[0].actor)
+    ray.kill(evaluators.members[0].actor)
     first, second, third = (evaluators.next(4, seed=3)[0], evaluators.next(4, seed=3)[0], evaluators.finished()[0])
     # its part of the first is lost, or of the second if it had played that already
     assert (first.episodes, second.episodes, third.episodes) in ((2, 4, 4), (4, 2, 4))
-    assert evaluators.pool.restarts == 1
+    assert evaluators.restarts == 1
 
 
 def test_evaluations_elsewhere_leave_out_what_single_modules_drop(made: Any) -> None:

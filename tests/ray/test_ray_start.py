@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 from etude.errors import EngineError
-from etude.ray.start import check_room, ensure_started
+from etude.ray.cluster import check_room, ensure_started
 from etude.recordings import Recording
 
 
@@ -30,7 +30,7 @@ def run(code, folder, *arguments, **environment):
 
 OURS = """
 import signal, sys
-from etude.ray.start import check_room, ensure_started, let_go
+from etude.ray.cluster import check_room, ensure_started, let_go
 sys.path.append("elsewhere")
 import apart  # found because of the line above
 handler = lambda number, frame: None
@@ -84,13 +84,13 @@ import ray, subprocess, sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "object_store_memory": 100_000_000})
 code = '''
-from etude.ray.start import ensure_started
+from etude.ray.cluster import ensure_started
 print(ensure_started(), __import__("ray").cluster_resources()["CPU"])
 '''
 import os
 print(subprocess.run([sys.executable, "-c", code], env={**os.environ, "RAY_ADDRESS": cluster.address},
                      capture_output=True, text=True).stdout.strip())
-from etude.ray.start import ensure_started
+from etude.ray.cluster import ensure_started
 print(ensure_started(cluster.address), ray.cluster_resources()["CPU"])
 ray.shutdown()
 command = [
@@ -136,7 +136,7 @@ def test_a_cluster_that_is_there_is_used_by_address_or_environment_and_records_t
 )
 def test_what_can_not_be_connected_to_is_told_at_once(tmp_path, address, message):
     code = f"""
-from etude.ray.start import ensure_started
+from etude.ray.cluster import ensure_started
 try:
     ensure_started({address!r})
 except Exception as error:
@@ -151,7 +151,7 @@ except Exception as error:
 
 def test_the_environment_is_named_where_it_names_no_cluster(tmp_path):
     code = """
-from etude.ray.start import ensure_started
+from etude.ray.cluster import ensure_started
 try:
     ensure_started()
 except Exception as error:

@@ -22,7 +22,7 @@ from etude.algorithms.search import Choice, Grid, Range  # noqa: E402
 from etude.algorithms.seeds import algorithm_of  # noqa: E402
 from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
-from etude.ray.start import driver_of  # noqa: E402
+from etude.ray.cluster import driver_of  # noqa: E402
 from etude.ray.trainable import flat, settings_of  # noqa: E402
 from etude.ray.tuning import checked  # noqa: E402
 
@@ -124,7 +124,7 @@ def test_the_command_line_shows_the_best_first(tuned, capsys):
 
 
 def test_a_folder_that_holds_trials_is_not_written_over(tuned):
-    with pytest.raises(SettingsError, match="already holds trials: resume them with etude.ray.resume_tuning"):
+    with pytest.raises(SettingsError, match="already holds trials: resume them with resume_tuning"):
         tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.experiment_path)
 
 
@@ -450,10 +450,10 @@ def test_what_is_wrong_with_a_search_space_is_told_before_anything_starts(tmp_pa
             {"metric": "return_meen"},
             "is 'return_meen', but results have no such field. Nearest: `return_mean`",
         ),
-        ({"mode": "most"}, "`mode` is 'most', but must be 'max' or 'min'"),
-        ({"keep": 0}, "`keep` is 0, but must be at least 1"),
-        ({"save_interval": -1}, "`save_interval` is -1, but must be at least 0"),
-        ({"num_samples": 0}, "`num_samples` is 0, but must be at least 1"),
+        ({"mode": "most"}, "tune.mode is 'most', expected 'max' | 'min'"),
+        ({"keep": 0}, "tune.keep must be at least 1, not 0"),
+        ({"save_interval": -1}, "tune.save_interval must be at least 0, not -1"),
+        ({"num_samples": 0}, "tune.num_samples must be at least 1, not 0"),
     ],
 )
 def test_what_is_wrong_with_other_arguments(tmp_path, more, message):

@@ -299,6 +299,4 @@ def test_a_run_that_names_code_of_its_own_hints_at_python(run, tmp_path, capsys)
     document["meta"]["algorithm"] = "mine:Mine"
     write(tmp_path / "run", document)
     assert main(["serve", str(tmp_path / "run")]) == 2
-    assert (
-        "`etude serve` has no such option: in Python, `etude.serving.serve(policy)` serves" in capsys.readouterr().err
-    )
+    assert "`etude serve` has no such option: load the policy in Python" in capsys.readouterr().err

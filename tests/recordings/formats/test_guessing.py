@@ -11,8 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from etude.cli.flags import TableOptions
-from etude.cli.values import of_words
+from etude.cli.flags import TableOptions, of_words
 from etude.errors import DataError
 from etude.recordings import Guess, Recording, Source, guess_columns
 from etude.recordings.formats import guessing

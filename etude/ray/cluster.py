@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to a Ray cluster, which is started here if there is none."""
+"""The connection to a Ray cluster, which is started here if there is none; its resources; and errors in its actors."""
 
 import contextlib
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,9 +14,18 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.parallel import cores_of
@@ -53,11 +63,8 @@ def ensure_started(
         where = ray.get_runtime_context().gcs_address
         ignored = {"address": address not in (None, "auto", "local", where), "runtime_env": bool(runtime_env)}
         for name in [name for name, is_given in ignored.items() if is_given]:
-            warnings.warn(
-                f"`ray.{name}` is ignored, because this process is connected to the cluster at {where} already: give "
-                "it to ray.init, or leave ray.init to Etude.",
-                stacklevel=2,
-            )
+            whose = f"`ray.{name}` is ignored, because this process is connected to the cluster at {where} already"
+            warnings.warn(f"{whose}: give it to ray.init, or leave ray.init to Etude.", stacklevel=2)
         if where in _HELD:
             _HELD[where] += 1
         return where in _HELD
@@ -146,10 +153,7 @@ def check_connected(home: str) -> None:
         EngineError: it has another connection, or none.
     """
     if connection() != home:
-        raise EngineError(
-            "the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners with it: load "
-            "the last checkpoint, or create the algorithm again."
-        )
+        raise EngineError("the connection to the Ray cluster has ended: load the last checkpoint, or start anew.")
 
 
 def _check_answers(address: str, whose: str) -> None:
@@ -183,14 +187,12 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     for name in sorted({name for each in wanted for name, amount in each.items() if amount > 0}):
-        total = sum(each.get(name, 0.0) for each in wanted)
-        there = sum(node.get(name, 0.0) for node in nodes)
-        most = max(each.get(name, 0.0) for each in wanted)
-        largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
-        if total > there + 1e-9:
-            lack = f"the cluster has {there:g} {name} in all, but {total:g} are asked for"
-        elif most > largest + 1e-9:
-            lack = f"no node has more than {largest:g} {name}, but one process asks for {most:g}"
+        asked = [each.get(name, 0.0) for each in wanted]
+        there = [node.get(name, 0.0) for node in nodes] or [0.0]
+        if sum(asked) > sum(there) + 1e-9:
+            lack = f"the cluster has {sum(there):g} {name} in all, but {sum(asked):g} are asked for"
+        elif max(asked) > max(there) + 1e-9:
+            lack = f"no node has more than {max(there):g} {name}, but one process asks for {max(asked):g}"
         else:
             continue
         lack += ": ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)"
@@ -234,3 +236,47 @@ def driver_of(config: AlgorithmConfig) -> dict[str, float]:
     """The resources of the process that trains, if it runs on a cluster too: its threads, workers and GPU."""
     gpu = {"GPU": 1.0} if config.compute.device.startswith("cuda") else {}
     return {"CPU": float(cores_of(config)), **gpu}
+
+
+# -- errors in actors ---------------------------------------------------------------------------------------------
+
+_LOST = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
+_MOST = 500  # characters of an error's text
+IMPORTABLE = "Its code must be importable on every node: see `ray.runtime_env`."
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def cause_of(error: RayError) -> BaseException:
+    """The error that was raised in an actor; ``error`` itself if it is Ray's own."""
+    return (error.cause or error) if isinstance(error, RayTaskError) else error
+
+
+def was_lost(cause: BaseException) -> bool:
+    """Whether a process, a node or an object was lost; otherwise the code that ran there failed."""
+    return isinstance(cause, _LOST) and not getattr(cause, "actor_init_failed", False)
+
+
+def raise_from(error: RayError, where: str) -> NoReturn:
+    """Raise the error from an actor, with a note that contains ``where`` and the traceback there.
+
+    Raises:
+        EngineError: the error is Ray's own, or can't be raised here.
+    """
+    cause = cause_of(error)
+    if isinstance(cause, RayError):
+        text = first_line(error)
+        hint = f" {IMPORTABLE}" if "No module named" in text else ""
+        raise EngineError(f"{where} can't be started or reached: {text}{hint}") from error
+    if not isinstance(cause, Exception):  # such as a CancelledError
+        raise EngineError(f"{where}: your code raised {type(cause).__name__}: {cause}") from error
+    lines = _COLOURS.sub("", str(error)).splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("  File ")), 0)  # skips Ray's header
+    cause.add_note("\n".join([f"in {where}, where this happened:", *lines[first:]]))
+    raise cause from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for a message."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    text = " ".join(lines) or type(error).__name__
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ..."
