@@ -11,18 +11,17 @@ import numpy as np
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component, what_fits
-from etude.algorithms.config import ActingConfig
-from etude.algorithms.nested import ModuleLike
-from etude.algorithms.play import by_module
-from etude.algorithms.policies import modules_given, own_networks
-from etude.algorithms.results import Evaluation
+from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.play import Played
+from etude.algorithms.policies import MAIN, modules_given, own_networks
 from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import load_weights
 from etude.policies import Policy
-from etude.runners import Finished, ModuleOf, Runner
+from etude.runners import ModuleOf, Runner
 from etude.spaces import Spaces
+from etude.threads import held
 
 C = TypeVar("C", bound=ActingConfig)
 
@@ -237,7 +236,7 @@ class ActingAlgorithm(Algorithm[C]):
 
     def _recast(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
-        self._trained = self._counts().trained
+        self._trained = self._steps_trained()
         self.engine.push()
 
     # -- acting -------------------------------------------------------------------------------------------------
@@ -248,11 +247,11 @@ class ActingAlgorithm(Algorithm[C]):
         Also updates the counts of steps and the statistics of finished and faulty episodes.
         """
         runner = self.runner
-        with self.timed("sample"), self.threads_held():
+        with self.timed("sample"), held(self.num_threads):
             given = runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
-        parts = by_module(given)
-        if not self.learns_on_device:
-            parts = {name: exp.numpy() for name, exp in parts.items()}
+        parts = {}
+        for name, exp in given.items():
+            parts[MAIN if name is None else name] = exp if self.learns_on_device else exp.numpy()
         if self.recorder.is_on:
             with self.timed("record"):
                 self.recorder.take(parts)
@@ -271,9 +270,9 @@ class ActingAlgorithm(Algorithm[C]):
             self.metrics.log("policy_lag", self.counts.pop("policy_lag"))
         return parts
 
-    def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+    def evaluated(self, num_episodes: int, seed: int) -> Played:
         """Play whole episodes now, in this process."""
-        return self.evaluate(num_episodes, seed=seed), None
+        return Played(self.evaluate(num_episodes, seed=seed))
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training is using."""

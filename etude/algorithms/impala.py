@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from torch.nn import functional as F
 
-from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.nested import VTraceConfig
+from etude.algorithms.config import OnPolicyConfig, VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience

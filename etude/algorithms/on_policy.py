@@ -47,7 +47,10 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         learner's connectors ask the module that learns.
         """
         parts = super().collect(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
-        return {name: exp.only([n for n in exp.steps if n != col.VALUE]) for name, exp in parts.items()}
+        for name, exp in parts.items():
+            if col.VALUE in exp.steps:
+                parts[name] = exp.only([column for column in exp.steps if column != col.VALUE])
+        return parts
 
     @interruptible
     def connected(self, name: str, exp: Experience) -> Experience:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop, run
-from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
-from etude.algorithms.parallel import TrainingJob
+from etude.algorithms.config import ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.parallel import TrainingJob, seed_jobs
 from etude.algorithms.saving import imported
-from etude.algorithms.seeds import seed_jobs
 from etude.checkpoints import MANIFEST, load_meta
 from etude.cli import flags, values
 from etude.connectors import PreLearnerLike

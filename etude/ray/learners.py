@@ -22,9 +22,9 @@ from etude.algorithms.ray_config import Ray
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.learners import Update
+from etude.learners.batch import Sequences
 from etude.learners.distributed import TeamLost
 from etude.learners.loss import Figures
-from etude.learners.minibatches import Sequences
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.learner_actor import LearnerActor, Standing, TrainedShare
 from etude.ray.policies import fingerprint, from_arrays, learner_state, plain_of, sent, set_learner_state

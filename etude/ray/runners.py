@@ -13,9 +13,8 @@ import ray
 from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.play import evaluation_of
+from etude.algorithms.play import Played, evaluation_of
 from etude.algorithms.ray_config import Ray
-from etude.algorithms.results import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
@@ -347,7 +346,7 @@ class EvaluationRunners:
         num = settings.num_evaluation_runners
         self.pool = RunnerPool("evaluation runner", num, 0.0, config, settings, lambda member: None)
 
-    def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
+    def next(self, num_episodes: int, *, seed: int | None) -> Played | None:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.
 
         The result is None the first time, and if all of it was lost. See `finished`.
@@ -365,9 +364,9 @@ class EvaluationRunners:
             own = num_episodes // len(members) + (i < num_episodes % len(members))
             if own:
                 self.pool.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
-        return (None, None) if found is None else found
+        return found
 
-    def finished(self) -> tuple[Evaluation, Finished] | None:
+    def finished(self) -> Played | None:
         """Wait for the last episodes and return their results, with the gradient steps of the modules that played.
 
         None if all of it was lost. The algorithm's metrics get ``evaluation_restarts``, the number of lost runners.
@@ -386,7 +385,7 @@ class EvaluationRunners:
             return None
         played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
         finished = merged(played)
-        return evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished
+        return Played(evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished)
 
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""
