@@ -12,9 +12,9 @@ import ray
 import ray.util
 import torch.distributed
 
+from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.experience import Experience
 from etude.interruption import when_parent_ends
 from etude.learners import Update
