@@ -63,13 +63,14 @@ def _work(name: str, num_envs: int) -> Work:
         return sb3.collecting(num_envs, 64)
     from benchmarks.nets import UsersNet
     from etude import PPO, PPOConfig
+    from etude.threads import held
 
     # The algorithm chooses the threads.
     config = PPOConfig(env=ENV, num_envs=num_envs, seed=0, module=None if name == "built-in" else UsersNet())
     algorithm = PPO(config)
 
     def work() -> int:
-        with algorithm.threads_held():
+        with held(algorithm.num_threads):
             return algorithm.runner.collect(num_steps=64 * num_envs).num_steps
 
     return work

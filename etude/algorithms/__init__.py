@@ -6,23 +6,19 @@ To add one to the library, add its file and its line here: ``etude`` and the com
 
 from typing import Any
 
-from etude.algorithms.acting import ActingAlgorithm as ActingAlgorithm
+from etude.algorithms.acting import ActingAlgorithm as ActingAlgorithm, OnPolicyAlgorithm as OnPolicyAlgorithm
 from etude.algorithms.algorithm import Algorithm as Algorithm
 from etude.algorithms.clips import Clip as Clip, clip as clip
 from etude.algorithms.config import (
     ActingConfig as ActingConfig,
-    AlgorithmConfig as AlgorithmConfig,
-    OfflineConfig as OfflineConfig,
-    OnPolicyConfig as OnPolicyConfig,
-    RecordConfig as RecordConfig,
-)
-from etude.algorithms.checkpoint import Checkpoints as Checkpoints
-from etude.algorithms.loading import load as load, load_policy as load_policy
-from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
+    AlgorithmConfig as AlgorithmConfig,
     EvaluationConfig as EvaluationConfig,
     MetricsConfig as MetricsConfig,
+    OfflineConfig as OfflineConfig,
+    OnPolicyConfig as OnPolicyConfig,
     ReadingConfig as ReadingConfig,
+    RecordConfig as RecordConfig,
     ReplayConfig as ReplayConfig,
     SegmentConfig as SegmentConfig,
     SequenceConfig as SequenceConfig,
@@ -30,18 +26,18 @@ from etude.algorithms.nested import (
     TrajectoryConfig as TrajectoryConfig,
     VTraceConfig as VTraceConfig,
 )
+from etude.algorithms.checkpoint import Checkpoints as Checkpoints
+from etude.algorithms.loading import load as load, load_policy as load_policy
 from etude.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm, OffPolicyConfig as OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
-from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray as Ray, RayData as RayData
 from etude.algorithms.results import Evaluation as Evaluation, Result as Result, Stop as Stop
-from etude.algorithms.seeds import SeedRun as SeedRun, fit_seeds as fit_seeds
+from etude.algorithms.parallel import SeedRun as SeedRun, fit_seeds as fit_seeds
 from etude.algorithms.task import Task as Task, TaskConfig as TaskConfig
 from etude.learners import ComputeConfig as ComputeConfig, OptimizerConfig as OptimizerConfig
 
 # The algorithms, in the order in which they are listed to users.
-from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
-from etude.algorithms.a2c import A2C as A2C, A2CConfig as A2CConfig
+from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig, A2C as A2C, A2CConfig as A2CConfig
 from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
 from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
 from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig, QTargetConfig as QTargetConfig

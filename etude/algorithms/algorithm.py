@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar, get_args
@@ -20,30 +20,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude import columns as col
-from etude.algorithms import checkpoint, run, saving
+from etude.algorithms import checkpoint, policies, run, saving
 from etude.algorithms.checkpoint import Checkpoints, Component, Names
-from etude.algorithms.config import AlgorithmConfig, RecordConfig, learners_of
+from etude.algorithms.config import AlgorithmConfig, ModuleLike, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
-from etude.algorithms.nested import ModuleLike
-from etude.algorithms.play import Recorder, connectors_meta, play, record, runner_for, seed_after
-from etude.algorithms.policies import (
-    MAIN,
-    check_apart,
-    check_owner,
-    is_of_another,
-    learner_pipeline,
-    learning_rates,
-    make_policy,
-    modules_given,
-    own_networks,
-    schedules_of_losses,
-    spaces_in,
-    spawned,
-)
+from etude.algorithms.play import Played, Recorder, connectors_meta, play, record, runner_for, seed_after
 from etude.algorithms.progress import Shows, View, say
 from etude.algorithms.results import (
     MIN_EPISODES,
-    Counts,
     Evaluation,
     Result,
     RunningStats,
@@ -60,17 +44,7 @@ from etude.display import short
 from etude.envs import EnvLike, env_name, kill_workers
 from etude.errors import CheckpointError, SettingsError
 from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
-from etude.learners import (
-    Batch,
-    Learner,
-    Loss,
-    ModuleLearner,
-    Schedule,
-    ScheduleBy,
-    Update,
-    check_device,
-    load_weights,
-)
+from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device, load_weights
 from etude.learners.compiled import load_triton
 from etude.modules import Module, make_module
 from etude.policies import Policy
@@ -169,9 +143,11 @@ class Algorithm(Generic[C]):
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self.runner_seed = int(runner.generate_state(1)[0])
         """Seed from which everything that acts in training draws its seeds."""
+        self.num_threads = for_acting(config.compute.threads)
+        """Torch's CPU threads for everything except gradient steps."""
         self.engine = engine_of(self)
         """Where runners and learners live."""
-        with self.threads_held():
+        with held(self.num_threads):
             self.spaces = self.module_spaces()
             """Observation and action spaces on the env's side, by module id."""
             try:
@@ -210,7 +186,7 @@ class Algorithm(Generic[C]):
         """The policies that act, by module id: each is a module with the connectors between it and its envs."""
         self.learner = Learner(modules_to_train=config.agents.modules_to_train)
         """Trains all modules; ``learner.modules[module_id]`` trains one of them."""
-        for name, given in modules_given(config).items():
+        for name, given in policies.modules_given(config).items():
             self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
         self.figures = RunningStats(self.window, self.config.metrics.smoothing)
@@ -225,8 +201,7 @@ class Algorithm(Generic[C]):
         self.media: dict[str, bytes] = {}
         """Images (PNG) and clips (GIF) that callbacks logged in these episodes, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
-        self.seconds = 0.0
-        self._seconds_apart = 0.0
+        self.seconds = self._seconds_apart = 0.0
         self.evaluation: dict[str, float] = {}
         """See `Result.evaluation`."""
         self._evaluating: int | None = None
@@ -242,25 +217,25 @@ class Algorithm(Generic[C]):
         self._run: dict[str, Any] = {}
         """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
         self.setup()
-        own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
+        policies.own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
         if self.config.agents.modules is not None:  # a module's random numbers must not depend on the other modules
-            weights, learner = spawned(weights, name), spawned(learner, name)
+            weights, learner = policies.spawned(weights, name), policies.spawned(learner, name)
         with self.settings_of(name):
             policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
-            check_apart(self.policies, self.config.agents.modules_to_train)
+            policies.check_apart(self.policies, self.config.agents.modules_to_train)
             self.learner.modules[name] = self._new_learner(name, policy.module, learner)
         self._parameters = None
         return policy
 
     def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
         own = self.module_connectors()
-        if self._saved_spaces is not None and isinstance(given, nn.Module) and is_of_another(self, given):
+        if self._saved_spaces is not None and isinstance(given, nn.Module) and policies.is_of_another(self, given):
             given = copy.deepcopy(given)  # all its weights will be loaded, and the other run's stay
-        policy = make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
-        check_owner(self, policy.module.net)
+        policy = policies.make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
+        policies.check_owner(self, policy.module.net)
         return policy
 
     @classmethod
@@ -275,9 +250,9 @@ class Algorithm(Generic[C]):
         """
         maker = cls.__new__(cls)
         maker.is_policy_alone = True
-        maker.config, maker._saved_spaces = config, {MAIN: spaces}
+        maker.config, maker._saved_spaces = config, {policies.MAIN: spaces}
         policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
-        maker.policies = {MAIN: policy}
+        maker.policies = {policies.MAIN: policy}
         load_weights(policy.module, weights)
         maker.after_load(policy.module)
         maker.before_collect(env_steps)
@@ -290,11 +265,11 @@ class Algorithm(Generic[C]):
         return ModuleLearner(
             module,
             module.own_loss or self.loss,
-            connectors=learner_pipeline(connectors, module, self.config),
+            connectors=policies.learner_pipeline(connectors, module, self.config),
             name=name,
-            lr=learning_rates(self.config, self.learning_rates(), groups, self.name),
+            lr=policies.learning_rates(self.config, self.learning_rates(), groups, self.name),
             schedules_by=self.schedules_by,
-            scheduled=schedules_of_losses(self.config),
+            scheduled=policies.schedules_of_losses(self.config),
             parameters=groups,
             optimizer=self.config.optimizer,
             compute=self.config.compute,
@@ -319,10 +294,6 @@ class Algorithm(Generic[C]):
             yield
         finally:
             self.config = whole
-
-    def threads_held(self) -> AbstractContextManager[None]:
-        """Context in which torch uses the threads of the settings (one if `auto`) and BLAS uses one."""
-        return held(for_acting(self.config.compute.threads))
 
     @property
     def policy(self) -> Policy:
@@ -459,11 +430,11 @@ class Algorithm(Generic[C]):
                 "settings already: save it, and etude.load(folder, lr=1e-4) makes it anew with other settings. A "
                 "schedule, such as lr=((0, 1e-3), (100_000, 0.0)), changes a setting during a run."
             )
-        with self.threads_held():
+        with held(self.num_threads):
             self.prepare()
             begin, apart = time.perf_counter(), self._seconds_apart
             self.histograms, self.media = {}, {}
-            before, updates = self._counts(), self.updates
+            before, updates = (self.env_steps, self.agent_steps), self.learner.updates
             self.learner.set_env_steps(self.env_steps)
             update = self.training_step()
             if not isinstance(update, Update):
@@ -471,7 +442,7 @@ class Algorithm(Generic[C]):
                     f"training_step() of {type(self).__name__} returned {update!r:.50}, but must return an Update, "
                     "such as that of super().training_step() or of learner.update_from(batches)."
                 )
-            if not self.engine.is_asked and self.updates > updates:
+            if not self.engine.is_asked and self.learner.updates > updates:
                 raise SettingsError(
                     f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step "
                     "made its gradient steps in this process, without asking self.engine: leave `num_learners` out, "
@@ -479,41 +450,42 @@ class Algorithm(Generic[C]):
                 )
             self.after_update(self.env_steps)
             self.iteration += 1
-            with suppress(Interrupted):  # the iteration is whole without its evaluation
-                self.evaluate_when_due()
+            interval = self.config.evaluation.interval
+            if self.config.env is not None and interval and self.iteration % interval == 0:
+                with suppress(Interrupted), self.timed("evaluate"):  # the iteration is whole without its evaluation
+                    self.evaluate_now()
             seconds = time.perf_counter() - begin - (self._seconds_apart - apart)
             self.seconds += seconds
             result, self._resumed = self._result(update, before, seconds), None
             return result
 
-    def _counts(self) -> Counts:
-        counts = Counts(self.env_steps, self.agent_steps, {})
-        for name, learner in self.learner.modules.items():
-            counts.trained[name] = learner.steps_trained
-        return counts
+    def _steps_trained(self) -> dict[str, int]:
+        return {name: learner.steps_trained for name, learner in self.learner.modules.items()}
 
-    def _log_trained(self, before: Counts) -> None:
-        now = self._counts()
-        log_trained(self.metrics, before._replace(trained=self._trained), now)
-        self._trained = now.trained
+    def _log_trained(self, before: tuple[int, int]) -> None:
+        """Log the steps that were trained on since the last call; ``before`` are the env steps and the agent steps that
+        had been sampled when the iteration began."""
+        trained = self._steps_trained()
+        log_trained(self.metrics, self._trained, trained, before, (self.env_steps, self.agent_steps))
+        self._trained = trained
 
     def _pull(self) -> None:
         """Fetch what remote learners have learned, before something is saved or changed here."""
-        before = self._counts()
+        before = self._steps_trained()
         self.engine.pull()
-        if self._counts() != before:
-            self._log_trained(before)
+        if self._steps_trained() != before:
+            self._log_trained((self.env_steps, self.agent_steps))
 
-    def _result(self, update: Update, before: Counts | None = None, seconds: float = 0.0) -> Result:
-        """The result of an iteration that began at ``before`` and took ``seconds``; None: the current state, without an
-        iteration."""
+    def _result(self, update: Update, before: tuple[int, int] | None = None, seconds: float = 0.0) -> Result:
+        """The result of an iteration that took ``seconds``, and began when ``before``, env steps and agent steps, had
+        been sampled; None: the current state, without an iteration."""
         if before is not None:
             self._log_trained(before)
         logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
         if before is not None:
             self.times = dict.fromkeys(times, 0.0)
         sampling = seconds if self.engine.samples_beside else times.get("sample", 0.0)
-        sampled = 0 if before is None else self.env_steps - before.env_steps
+        sampled = 0 if before is None else self.env_steps - before[0]
         rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
         for module_id, learner in self.learner.modules.items():
             own = rates[module_id] = {}
@@ -546,21 +518,17 @@ class Algorithm(Generic[C]):
         )
 
     @interruptible
-    def evaluate_when_due(self) -> None:
-        """Evaluate every ``evaluation.interval`` iterations, here or elsewhere.
+    def evaluate_now(self) -> None:
+        """Evaluate the present weights, here or elsewhere.
 
-        An evaluation that runs beside training is reported when the next one is due.
+        An evaluation that runs beside training is reported by the next call, or by `last_evaluations`.
         """
-        interval = self.config.evaluation.interval
-        if self.config.env is not None and interval and self.iteration % interval == 0:
-            with self.untimed(), self.timed("evaluate"):
-                self._evaluate()
-
-    def _evaluate(self) -> None:
-        evaluation, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
-        is_done = evaluation is not None and evaluation.updates == self.updates
-        self._evaluating = None if is_done else self.updates
-        self.take_evaluation(evaluation, finished)
+        with held(self.num_threads), self.untimed():
+            played = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
+            is_done = played is not None and played.evaluation.updates == self.updates
+            self._evaluating = None if is_done else self.updates
+            if played is not None:
+                self.take_evaluation(played)
 
     @interruptible
     def last_evaluations(self, result: Result, stop: Stop) -> Iterator[Result]:
@@ -573,8 +541,7 @@ class Algorithm(Generic[C]):
             yield self._with_evaluation(result)
         if self.evaluation.get("updates") != self.updates:
             self.histograms, self.media = {}, {}
-            with self.threads_held(), self.untimed():
-                self._evaluate()
+            self.evaluate_now()
             yield self._with_evaluation(result)
 
     def _with_evaluation(self, result: Result) -> Result:
@@ -586,7 +553,8 @@ class Algorithm(Generic[C]):
                 self._evaluating = None
                 raise
             self._evaluating = None
-            self.take_evaluation(*played)
+            if played is not None:
+                self.take_evaluation(played)
         return dataclasses.replace(
             result,
             **self.figures.fields(),
@@ -596,10 +564,9 @@ class Algorithm(Generic[C]):
             evaluating=None,
         )
 
-    def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
+    def take_evaluation(self, played: Played) -> None:
         """Take what `Engine.evaluate` returned: results show this evaluation from now on."""
-        if evaluation is not None:
-            self.evaluation = {name: float(getattr(evaluation, name)) for name in _EVALUATED}
+        self.evaluation = {name: float(getattr(played.evaluation, name)) for name in _EVALUATED}
 
     def take_finished(self, finished: Finished) -> None:
         """Add finished episodes to the figures of results."""
@@ -740,20 +707,16 @@ class Algorithm(Generic[C]):
         if checkpoints is not None and checkpoints.keep_last and Path(checkpoints.folder) == out / run.CHECKPOINTS:
             self._run["checkpoints"] = checkpoints.rule()
 
-        def save() -> None:
+        def save(*, between: bool = False) -> None:
             run.check_same(out, begun)
-            self.save(out, result=result)
-            if checkpoints is not None:
+            if between:  # no score is that of these weights, so the kept checkpoints stay as they are
+                self._log_trained((self.env_steps, self.agent_steps))
+            self.save(out, result=self.standing() if between else result)
+            if checkpoints is not None and not between:
                 checkpoints.add(out, result)
 
-        def save_between() -> None:
-            # no score is that of these weights, so the kept checkpoints stay as they are
-            run.check_same(out, begun)
-            self._log_trained(self._counts())
-            self.save(out, result=self.standing())
-
         def conclude() -> int:
-            save_between()
+            save(between=True)
             view.close()
             return concluded(result)
 
@@ -787,7 +750,7 @@ class Algorithm(Generic[C]):
                         took = saved - begin
                 is_whole = True
                 if lacks_evaluation(self.config, result, stop) and not signals.is_set():
-                    save_between()  # evaluations may take long
+                    save(between=True)  # evaluations may take long
                     try:
                         for evaluated in self.last_evaluations(result, stop):
                             logs.write(result := evaluated, self.histograms, self.media)
@@ -797,10 +760,7 @@ class Algorithm(Generic[C]):
                     except Exception as error:  # noqa: BLE001  raised once the weights are saved
                         failure = error
             with signals.concluding():
-                if is_whole:
-                    save()
-                else:
-                    save_between()
+                save(between=not is_whole)
         if failure is not None:
             raise failure
         return result
@@ -844,7 +804,7 @@ class Algorithm(Generic[C]):
             max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
             callbacks: Called while the episodes run. The config's callbacks are for training only.
         """
-        with self.untimed(), self.threads_held():
+        with self.untimed(), held(self.num_threads):
             runner = self.new_runner(env, num_episodes, seed, callbacks, max_steps)
             return play(runner, num_episodes, explore=explore, updates=self.updates)
 
@@ -886,7 +846,7 @@ class Algorithm(Generic[C]):
             DataError: it can't be recorded to.
             EnvError: the env broke off every episode.
         """
-        with self.untimed(), self.threads_held():
+        with self.untimed(), held(self.num_threads):
             if not isinstance(path, str | os.PathLike):
                 raise SettingsError(f"`path` is {path!r}, but must be the path of the recording's folder, or its URL.")
             folder = os.fspath(path)
@@ -901,7 +861,7 @@ class Algorithm(Generic[C]):
                 folder,
                 num_episodes,
                 self.recorded_spaces(
-                    spaces_in(runner.arena, list(self.policies), self.config.agents.module_of, self.spaces)
+                    policies.spaces_in(runner.arena, list(self.policies), self.config.agents.module_of, self.spaces)
                 ),
                 explore=explore,
                 updates=self.updates,
@@ -937,7 +897,7 @@ class Algorithm(Generic[C]):
         connectors = connectors_meta(self.policies, several=several)
         return {
             "algorithm": saving.name_of(type(self)),
-            "module": nets if several else nets[MAIN],
+            "module": nets if several else nets[policies.MAIN],
             "connectors": connectors.pop("connectors"),
             "explore": explore,
             "seed": seed,
@@ -1011,12 +971,10 @@ class Algorithm(Generic[C]):
         return {**counts, **(removed if any(removed.values()) else {}), "evaluation": dict(self.evaluation)}
 
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
-        found = {name: counters[name] for name in _COUNTERS}
-        found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
+        found = {name: (float if name == "seconds" else operator.index)(counters[name]) for name in _COUNTERS}
         self.evaluation = {str(name): float(value) for name, value in counters.get("evaluation", {}).items()}
         self.learner.updates_of_removed = operator.index(counters.get("updates_of_removed", 0))
-        for name, value in found.items():
-            setattr(self, name, value)
+        vars(self).update(found)
 
     def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
         """The state from which a run resumes, or parts of it: plain data, arrays and tensors by component.
@@ -1047,17 +1005,12 @@ class Algorithm(Generic[C]):
             if f"{checkpoint.MODULES}{name}" in state:
                 with self.settings_of(name):
                     self.after_load(policy.module)
-        self._trained = self._counts().trained
+        self._trained = self._steps_trained()
         self.engine.push()
 
     @arguments_checked
     def save(
-        self,
-        path: Where,
-        *,
-        components: Names = None,
-        not_components: Names = None,
-        result: Result | None = None,
+        self, path: Where, *, components: Names = None, not_components: Names = None, result: Result | None = None
     ) -> None:
         """Write a checkpoint from which ``etude.load(path)`` continues as if the run had never stopped.
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from etude.algorithms.config import NO_VALUE
+from etude.algorithms.config import NO_VALUE, ModuleLike
 from etude.algorithms.critics import (
     CriticModule,
     OfflineCriticAlgorithm,
@@ -17,7 +17,6 @@ from etude.algorithms.critics import (
     of_kind,
     target_of,
 )
-from etude.algorithms.nested import ModuleLike
 from etude.columns import ACTION
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, Output

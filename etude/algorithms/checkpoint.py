@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from etude.algorithms.policies import WEIGHTS_OF_LOSSES
 from etude.algorithms.results import Result
@@ -225,10 +225,9 @@ def read_components(path: Where, components: Names, not_components: Names) -> tu
     Raises:
         CheckpointError: the folder is not an algorithm's checkpoint, is broken, or has no such components.
     """
-    meta = load_meta(path)
-    if not (isinstance(meta, dict) and "algorithm" in meta and isinstance(meta.get("config"), dict)):
-        raise CheckpointError(f"{redacted(os.fspath(path))} is a checkpoint, but not of an algorithm.")
-    state, _ = load_tree(path, lambda there: chosen(there, components, not_components))
+    meta, state = load_meta(path), None
+    if isinstance(meta, dict) and "algorithm" in meta and isinstance(meta.get("config"), dict):
+        state, _ = load_tree(path, lambda there: chosen(there, components, not_components))
     if not isinstance(state, dict):
         raise CheckpointError(f"{redacted(os.fspath(path))} is a checkpoint, but not of an algorithm.")
     return state, meta["config"]
@@ -241,13 +240,6 @@ _EVALUATED: Final = "evaluated"
 """Key in the description of a checkpoint: the later result that has the figures of its evaluation."""
 _OF_EPISODES = ("return", "length_", "duration_", "custom/", "agent_returns", "module_returns")
 """What the names of figures of episodes begin with; offline, these are of evaluations."""
-
-
-class Saved(Protocol):
-    """What can be saved, such as an `Algorithm`."""
-
-    def save(self, path: Where, *, result: Result | None = None) -> None:
-        """Write a checkpoint."""
 
 
 class KeptCheckpoint(NamedTuple):
@@ -336,11 +328,11 @@ class Checkpoints:
                 found.append(KeptCheckpoint(int(match[1]), saved, score, path, updates))
         return found
 
-    def save(self, algorithm: Saved, result: Result) -> str:
+    def save(self, algorithm: Any, result: Result) -> str:
         """Save a checkpoint of ``algorithm``, remove those no longer kept, and return its path.
 
         Args:
-            algorithm: Saved in its present state; a checkpoint of the same iteration is replaced.
+            algorithm: An `Algorithm`, saved in its present state; a checkpoint of the same iteration is replaced.
             result: The result of its newest iteration.
 
         Raises:
@@ -375,9 +367,8 @@ class Checkpoints:
         if not self.keep_best or math.isnan(score):
             return False
         best = self.ranked()[: self.keep_best]
-        if len(best) < self.keep_best:
-            return True
-        return score > best[-1].score if self.best_is == "max" else score < best[-1].score
+        sign = 1 if self.best_is == "max" else -1
+        return len(best) < self.keep_best or sign * score > sign * best[-1].score
 
     def rule(self) -> dict[str, Any]:
         """Which checkpoints are kept, as plain data."""

@@ -103,7 +103,8 @@ def clip(
         ModuleError: ``policy`` is of another type.
         DataError: the file can't be written.
     """
-    if to is None and _is_file(env):
+    is_file_name = isinstance(env, str) and re.search(r"^[^:]*\.[a-zA-Z0-9]{2,4}$|\.(mp4|webm|gif)$", env)
+    if to is None and (is_file_name or isinstance(env, os.PathLike)):
         env, to = None, env
     at = None if to is None else Path(to).absolute()  # an env may change the current folder
     frame_size = parse_size(size)
@@ -112,13 +113,27 @@ def clip(
     with _seen(policy, env, "rgb_array") as shown, contextlib.ExitStack() as stack:
         rate = fps_of(shown) if fps is None else fps
         file = None if at is None else stack.enter_context(ClipFile(at, rate))
-        reel = _Reel(file)
-        stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner binds the env's methods
+        num_frames, kept = 0, list[list[Frame]]()
+
+        def take(frame: Frame, begins: bool) -> None:
+            nonlocal num_frames
+            num_frames += 1
+            if file is not None:
+                file.write(frame)
+                return
+            if begins:  # the first one of an episode
+                kept.append([])
+            kept[-1].append(frame)
+
+        stack.enter_context(filmed(shown, take, frame_size))  # before a runner binds the env's methods
         parts, returns = _play(policy, shown, episodes, explore, seed, max_steps, keep=experience)
+    stacked = []
+    while kept:  # single frames are freed as they are stacked
+        stacked.append(np.stack(kept.pop(0)))
     return Clip(
-        frames=reel.episodes(),
+        frames=stacked,
         fps=rate if file is None else file.fps,
-        num_frames=reel.num_frames,
+        num_frames=num_frames,
         returns=returns,
         experience=Experience.concat(parts) if experience else None,
         path=None if to is None else Path(to),
@@ -146,39 +161,6 @@ def show(
     with _seen(policy, env, "human") as shown:
         open_window(shown)
         return _play(policy, shown, episodes, explore, seed, max_steps, keep=False)[1]
-
-
-class _Reel:
-    """Collects frames, in a file or in memory."""
-
-    def __init__(self, file: ClipFile | None) -> None:
-        self._file = file
-        self._parts: list[list[Frame]] = []
-        self.num_frames = 0
-
-    def take(self, frame: Frame, begins: bool) -> None:
-        """Add a frame; ``begins`` marks the first one of an episode."""
-        self.num_frames += 1
-        if self._file is not None:
-            self._file.write(frame)
-            return
-        if begins:
-            self._parts.append([])
-        self._parts[-1].append(frame)
-
-    def episodes(self) -> list[NDArray[np.uint8]]:
-        """The frames in memory, by episode; single frames are freed as they are stacked."""
-        stacked = []
-        while self._parts:
-            stacked.append(np.stack(self._parts.pop(0)))
-        return stacked
-
-
-def _is_file(env: Any) -> bool:
-    """Whether the value given as the env is a file name."""
-    if isinstance(env, os.PathLike):
-        return True
-    return isinstance(env, str) and re.search(r"^[^:]*\.[a-zA-Z0-9]{2,4}$|\.(mp4|webm|gif)$", env) is not None
 
 
 def _play(
@@ -232,19 +214,17 @@ def _runner(policy: Playable, env: Any, seed: int | None, max_steps: int | None)
         )
     arena = make_arena(env, 1, Workers(max_steps=max_steps))
     try:
-        return _random_runner(arena, seed) if policy is None else _policy_runner(arena, policy, env, seed)
+        if policy is None:
+            return _random_runner(arena, seed)
+        if isinstance(policy, Module):
+            policy = Policy(policy, Pipeline([ClipAction()]))
+        kind = arena.kinds[0]
+        fitted = policy.fitted(kind.obs_space, kind.action_space, env_name(env))
+        check_same_actions(policy, kind.action_space, env_name(env))
+        return Runner(arena, fitted, seed=seed)
     except BaseException:
         arena.close()
         raise
-
-
-def _policy_runner(arena: Arena, policy: PolicyLike, env: Any, seed: int | None) -> Runner:
-    if isinstance(policy, Module):
-        policy = Policy(policy, Pipeline([ClipAction()]))
-    kind = arena.kinds[0]
-    fitted = policy.fitted(kind.obs_space, kind.action_space, env_name(env))
-    check_same_actions(policy, kind.action_space, env_name(env))
-    return Runner(arena, fitted, seed=seed)
 
 
 def _random_runner(arena: Arena, seed: int | None) -> Runner:

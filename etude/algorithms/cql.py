@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from etude.algorithms.config import ModuleLike
 from etude.algorithms.critics import (
     OfflineCriticAlgorithm,
     OfflineCriticConfig,
@@ -21,7 +22,6 @@ from etude.algorithms.critics import (
     target_of,
 )
 from etude.algorithms.dqn import QModule
-from etude.algorithms.nested import ModuleLike
 from etude.algorithms.sac import SoftModule, fix, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
@@ -149,11 +149,7 @@ class CQLConfig(OfflineCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(
-            self.network,
-            "network",
-            squash=(self.network.squash is not False, "true: actions are drawn between their bounds"),
-        )
+        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: actions have bounds"))
 
 
 class ConservativeModule(SoftModule):
@@ -282,8 +278,7 @@ class CQL(OfflineCriticAlgorithm[CQLConfig]):
             "conservative": (alpha * excess).sum(),
         }
         if soft.log_temperature.requires_grad:
-            entropy = -float(soft.action_size) if config.target_entropy is None else config.target_entropy
-            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + entropy)).sum()
+            parts["temperature"] = soft.temperature_loss(logp, config.target_entropy)
         if soft.log_alpha.requires_grad:
             parts["alpha"] = -(soft.log_alpha.exp() * excess.detach().mean()).sum()
         figures = {"temperature": temperature.squeeze(0), "alpha": alpha.squeeze(0), "entropy": -logp.mean()}

@@ -9,8 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude import columns as col
-from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
-from etude.algorithms.nested import EvaluationConfig, ModuleLike, TargetConfig
+from etude.algorithms.config import SINGLE_STEPS, EvaluationConfig, ModuleLike, OfflineConfig, TargetConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import NStep
 from etude.errors import ModuleError, SettingsError
@@ -41,9 +40,7 @@ def of_kind(module: Module, kind: type[M]) -> M:
 
 
 def check_box(
-    action_space: Space,
-    name: str = "SAC",
-    others: str = "DQN or PPO for Discrete actions, PPO for others",
+    action_space: Space, name: str = "SAC", others: str = "DQN or PPO for Discrete actions, PPO for others"
 ) -> None:
     """Raise a SettingsError unless actions are a Box of floats, which algorithm ``name`` needs; it suggests
     ``others``. A Box of integers is a SpaceError."""

@@ -12,8 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude import columns as col
-from etude.algorithms.config import OfflineConfig
-from etude.algorithms.nested import EvaluationConfig, ModuleLike
+from etude.algorithms.config import EvaluationConfig, ModuleLike, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import Connector, History, ReturnToGo
 from etude.connectors.connector import PREV_ACTION, column, windows
@@ -100,13 +99,7 @@ class DecisionTransformerConfig(OfflineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(
-            self,
-            embedding_size=(
-                self.embedding_size % self.num_heads == 0,
-                "a multiple of `num_heads`",
-            ),
-        )
+        check_rules(self, embedding_size=(self.embedding_size % self.num_heads == 0, "a multiple of `num_heads`"))
 
 
 class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
@@ -202,13 +195,7 @@ class ReturnTransformer(nn.Module):
         nn.init.normal_(self.timestep.weight, std=0.02)  # so that steps beyond all recorded episodes resemble others
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
         layer = nn.TransformerEncoderLayer(
-            width,
-            config.num_heads,
-            4 * width,
-            config.dropout,
-            "relu",
-            batch_first=True,
-            norm_first=True,
+            width, config.num_heads, 4 * width, config.dropout, "relu", batch_first=True, norm_first=True
         )
         self.layers = nn.TransformerEncoder(layer, config.num_layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, dist.num_inputs)

@@ -9,9 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import NO_STD, ONE_RATE
+from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike, ReplayConfig, TargetConfig
 from etude.algorithms.critics import follow_when_due, of_kind
-from etude.algorithms.nested import ModuleLike, ReplayConfig, TargetConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT

@@ -5,15 +5,14 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from etude.algorithms.play import dropped_by, make_runner, workers_of
+from etude.algorithms.play import Played, dropped_by, make_runner, workers_of
 from etude.algorithms.policies import spaces_in
-from etude.algorithms.results import Evaluation
 from etude.envs import Arena, make_arena
 from etude.errors import EngineError, how_to_install
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
 from etude.learners.loss import Figures
-from etude.runners import Finished, ModuleOf, Runner
+from etude.runners import ModuleOf, Runner
 from etude.spaces import Spaces
 
 
@@ -53,6 +52,8 @@ class Engine:
         self._arena: Arena | None = None
         self.is_asked = True
         """Whether the learners that the settings ask for were used; always True for learners in this process."""
+        self.samples_beside = False
+        """Whether envs are stepped all the time, not just while experience is waited for."""
 
     # -- acting ---------------------------------------------------------------------------------------------------
 
@@ -91,11 +92,6 @@ class Engine:
         """Whether a run with the same seed makes the same steps: timing decides nothing."""
         workers = self._algorithm.config.workers
         return not workers.num_workers or workers.min_batch == workers.num_workers * workers.envs_per_worker
-
-    @property
-    def samples_beside(self) -> bool:
-        """Whether envs are stepped all the time, not just while experience is waited for."""
-        return False
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -139,14 +135,14 @@ class Engine:
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
-    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+    def evaluate(self, num_episodes: int, seed: int) -> Played | None:
         """Play whole episodes without exploration. If they run beside training, return the previous call's."""
-        played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated(num_episodes, seed)
+        played: Played | None = self._algorithm.evaluated(num_episodes, seed)
         return played
 
-    def last_evaluation(self) -> tuple[Evaluation | None, Finished | None]:
+    def last_evaluation(self) -> Played | None:
         """Wait for the evaluation that the last call of `evaluate` began beside training, and return it."""
-        played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated_beside()
+        played: Played | None = self._algorithm.evaluated_beside()
         return played
 
     def stats(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
 from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, InMemory, Parted, Plan, Preparation, Steps
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
-from etude.spaces import Space, Spaces, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
 """The learner is the slowest stage if it waits for less than this share of the time."""
@@ -86,23 +86,21 @@ def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Colle
     for i, (agent, episode, acted) in enumerate(zip(*names, strict=True)):
         its = Episode.recorded(episode)
         number: int | None = its.number
-        if agent is None and number is None and acted in module_ids:
+        may_not_know = number is None and acted in module_ids
+        if agent is None and may_not_know:
             of[i] = acted
             continue
-        if (agent, episode) not in known:
-            try:
+        try:
+            if (agent, episode) not in known:
                 known[agent, episode] = module_of(agent, its)
-            except Exception as error:
-                why = ""
-                if number is None:
-                    if acted in module_ids:
-                        of[i] = acted
-                        continue
-                    why = ". Only ids of Etude's own episodes say which `env` and `number` they had; others are None"
+            of[i] = known[agent, episode]
+        except Exception as error:
+            if not may_not_know:
                 raise DataError(
-                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}{why}"
+                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}. "
+                    "Only ids of Etude's own episodes say which `env` and `number` they had; others are None."
                 ) from error
-        of[i] = known[agent, episode]
+            of[i] = acted
     return of
 
 
@@ -217,9 +215,6 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
 MEMORY_LIMIT = 2**30
 """Bytes of observations and actions up to which ``mode="auto"`` holds the data in memory."""
 
-Held = Literal["nothing", "recorded", "prepared"]
-"""What is held in memory: nothing, the recorded data, or the output of the connectors."""
-
 Read = dict[tuple[str, ...], Experience]
 """What is held in memory of a recording, by the columns read, so that several modules share it."""
 
@@ -258,15 +253,11 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         config: OfflineConfig = algorithm.config
         several, seed = config.agents.modules is not None, algorithm.runner_seed
         early, fresh = parted(learner.connectors)
-        select = None
-        if several:
-            select = SegmentsOf(name, tuple(algorithm.policies), config.agents.module_of)
-        where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(
             policy.connectors,
             Pipeline(early),
-            select=select,
-            where=where,
+            select=SegmentsOf(name, tuple(algorithm.policies), config.agents.module_of) if several else None,
+            where=None if config.filter is None else RowFilter(config.filter),
             own=config.prelearner,
             in_env_units=in_env_units,
         )
@@ -341,12 +332,9 @@ def _columns(algorithm: Any, connectors: Iterable[Connector], early: list[Connec
     return tuple(wanted)
 
 
-def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], module: Module) -> Held:
-    modes: dict[str, Held] = {
-        "stream": "nothing",
-        "materialize_data": "recorded",
-        "materialize_mapped_data": "prepared",
-    }
+def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], module: Module) -> str:
+    """What is held in memory: ``nothing``, the ``recorded`` data, or what is ``prepared`` by the connectors."""
+    modes = {"stream": "nothing", "materialize_data": "recorded", "materialize_mapped_data": "prepared"}
     mode = config.reading.mode
     if mode == "materialize_mapped_data" and fresh:
         raise SettingsError(
@@ -355,17 +343,13 @@ def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], m
         )
     if mode != "auto":
         return modes[mode]
-    if _fits_in_memory(recording, (module.obs_space, module.action_space)):
-        return "prepared"
-    return "recorded" if _fits_in_memory(recording, (recording.obs_space, recording.action_space)) else "nothing"
-
-
-def _fits_in_memory(recording: Recording, row_spaces: Spaces) -> bool:
-    """Whether the recording fits in memory with observations and actions of these spaces."""
-    parts = leaves(Tuple(row_spaces), "row").values()
-    row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
-    most = MEMORY_LIMIT // (row + 64)
-    return recording.rows_up_to(most) <= most
+    for held, like in (("prepared", module), ("recorded", recording)):
+        parts = leaves(Tuple((like.obs_space, like.action_space)), "row").values()
+        row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
+        most = MEMORY_LIMIT // (row + 64)
+        if recording.rows_up_to(most) <= most:
+            return held
+    return "nothing"
 
 
 def _learn(
@@ -384,16 +368,11 @@ def _learn(
             for k in range(num_parts):
                 prepare.learn(index, part(k))
         return
-    if stored is None:
-        raise DataError(
-            f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
-            "the data once to compute it."
-        )
-    own = stored.get(name) if config.agents.modules is not None else stored
+    own = stored if config.agents.modules is None else (stored or {}).get(name)
     if own is None:
         raise DataError(
-            f"{shown(config.data)} stores no observation filter of module {name!r}: take obs_filter='data', which "
-            "reads the data once to compute it."
+            f"{shown(config.data)} has no observation filter of module {name!r} stored with it: take "
+            "obs_filter='data', which reads the data once to compute it."
         )
     state_from_json(prepare.connectors, own)
 
@@ -418,10 +397,10 @@ def check_batch(batch: Any, module: Module) -> None:
     """
     columns = batch.steps if isinstance(batch, Experience) else batch
     if not isinstance(columns, Mapping):
-        raise DataError(f"a batch is {_kind(batch)}: give a mapping of columns by name, or Experience.")
+        raise DataError(f"a batch is a {type(batch).__name__}: give a mapping of columns by name, or Experience.")
     for name, column in columns.items():
         if not isinstance(column, np.ndarray | torch.Tensor):
-            raise DataError(f"column `{name}` of a batch is {_kind(column)}: give a NumPy array or a tensor.")
+            raise DataError(f"column `{name}` of a batch is a {type(column).__name__}: give a NumPy array or a tensor.")
     lengths = {name: len(column) for name, column in columns.items() if column.ndim}
     if len(lengths) < len(columns) or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
         raise DataError(f"the columns of a batch must have equally many rows, at least one; they have {lengths}.")
@@ -446,7 +425,3 @@ def _check_column(name: str, column: Any, leaf: Space) -> None:
         least, most = int(column.min()), int(column.max())
         if least < low or most > high:
             raise DataError(f"column `{name}` of a batch goes from {least} to {most}, but {leaf} from {low} to {high}.")
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude import columns as col
-from etude.algorithms.config import NO_VALUE, ONE_RATE, OfflineConfig
-from etude.algorithms.nested import ModuleLike
+from etude.algorithms.config import NO_VALUE, ONE_RATE, ModuleLike, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss

@@ -4,7 +4,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from etude.algorithms import saving
@@ -16,7 +16,7 @@ from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.learners import check_device
 from etude.policies import Policy
-from etude.settings import choice, merged, nearest, other_names, own_paths, placed
+from etude.settings import choice, merged, other_names, own_paths, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -60,7 +60,10 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
-    changes = _changes(config, saved)
+    # where an algorithm runs and records does not change it
+    changes = _changes(
+        config, saved, sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"})
+    )
     algorithm.recorder.has_new_settings = bool(changes)
     saving.drop_other_episodes(tree, saved, config.env)
     try:
@@ -85,16 +88,16 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     return algorithm
 
 
-def _changes(config: AlgorithmConfig, saved: Mapping[str, Any]) -> list[str]:
-    """The settings that are others than were saved, for messages; where an algorithm runs and records is none."""
+def _changes(config: AlgorithmConfig, saved: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of the settings ``names`` that are others than were saved, by path. What was saved by an older version may
+    lack some inner settings."""
     found = []
-    for name in sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"}):
+    for name in names:
         now, was = saving.to_plain(getattr(config, name)), saved.get(name)
-        if now != was:
-            if isinstance(now, dict) and isinstance(was, dict) and now.keys() == was.keys():
-                found += [f"`{name}.{inner}`" for inner in now if now[inner] != was[inner]]
-            else:
-                found.append(f"`{name}`")
+        if saving.is_plain(now) and saving.is_plain(was):
+            found += [f"`{name}.{inner}`" for inner in was if inner in now and now[inner] != was[inner]]
+        elif now != was:
+            found.append(f"`{name}`")
     return found
 
 
@@ -129,16 +132,8 @@ def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides:
     for module_id in modules_given(config):
         own = config.with_overrides(module_id, now.get(module_id, {}))
         was = merged(saved, placed(cls, before.get(module_id, {}), owner))
-        for name in cls.of_weights:
-            wanted, known = saving.to_plain(getattr(own, name)), was.get(name)
-            if isinstance(wanted, dict) and isinstance(known, dict):  # of an older version, it may lack some
-                differ = [f"{name}.{key}" for key in known if key in wanted and wanted[key] != known[key]]
-            else:
-                differ = [name] if wanted != known else []
-            if differ:
-                raise CheckpointError(
-                    f"`{differ[0]}` can't be other than it was saved: the checkpoint is of another module."
-                )
+        if differ := _changes(own, was, cls.of_weights):
+            raise CheckpointError(f"{differ[0]} can't be other than it was saved: the checkpoint is of another module.")
 
 
 _NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "compute")
@@ -179,8 +174,11 @@ def load_policy(
     name = next(iter(spaces)) if policy_id is None else policy_id
     if name not in spaces:
         raise SettingsError(f"{shown} has no policy {name!r}. {choice(str(name), spaces)}")
-    cls = _config_class(algorithm, meta, shown, trust=trust)
-    _check_overrides(algorithm, cls, overrides, shown)
+    cls: Any = _config_class(algorithm, meta, shown, trust=trust)
+    known = {field.name for field in dataclasses.fields(cls)} | own_paths(cls).keys()
+    if unknown := [key for key in overrides if known.isdisjoint((key, *other_names(key)))]:
+        owner = f"the policy of {shown} is of {algorithm.__name__}, which"
+        raise SettingsError(f"{owner} has no setting `{unknown[0]}`. {choice(unknown[0], sorted(known))}")
     config = _config_of_policy(cls, saved, overrides, name, shown, trust=trust)
     try:
         tree, _ = load_tree(path, lambda there: chosen(there, (f"{MODULES}{name}", f"connectors/{name}")))
@@ -194,18 +192,6 @@ def load_policy(
             policy.connectors.load_state_dict(learned)
     policy.module.to(device).eval()
     return policy
-
-
-def _check_overrides(algorithm: type[Algorithm[Any]], cls: type, overrides: Mapping[str, Any], path: str) -> None:
-    """Raise a SettingsError for what is no setting; advice about training, such as when to stop, does not help here."""
-    known = {field.name for field in dataclasses.fields(cls)} | own_paths(cls).keys()
-    for name in overrides:
-        if known.isdisjoint((name, *other_names(name))):
-            near = nearest(name, known)
-            hint = f"Nearest: `{near}`" if near else "Leave it out: a policy takes settings of its own algorithm"
-            raise SettingsError(
-                f"the policy of {path} is of {algorithm.__name__}, which has no setting `{name}`. {hint}."
-            )
 
 
 def _config_of_policy(

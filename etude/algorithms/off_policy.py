@@ -10,8 +10,7 @@ import numpy as np
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import SEQUENCES, ActingConfig
-from etude.algorithms.nested import MetricsConfig, ReplayConfig, SequenceConfig
+from etude.algorithms.config import SEQUENCES, ActingConfig, MetricsConfig, ReplayConfig, SequenceConfig
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import joined, together
 from etude.columns import Columns
@@ -77,9 +76,7 @@ class OffPolicyConfig(ActingConfig):
         super().__post_init__()
         capacity, lengths = self.replay.capacity, self.trajectories
         check_rules(
-            self.replay,
-            "replay",
-            capacity=(capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})"),
+            self.replay, "replay", capacity=(capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})")
         )
         check_rules(
             lengths,
@@ -145,11 +142,9 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                     "run once, when steps are stored, with weights and observations that are not those of later "
                     "updates: compute it in `loss`."
                 )
-        parts = {name: split(policy.connectors) for name, policy in self.policies.items()}
-        self._before = {name: before for name, (before, _) in parts.items()}
-        self._behind = {name: behind for name, (_, behind) in parts.items()}
+        self._split = {name: split(policy.connectors) for name, policy in self.policies.items()}
         trained = self.learner.modules_to_train
-        for name, behind in self._behind.items():
+        for name, (_, behind) in self._split.items():
             if trained is not None and (callable(trained) or name not in trained):
                 continue  # it may not learn; if it does, it is told then
             with self.settings_of(name):
@@ -236,7 +231,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         with self.timed("store"):
             for name, exp in parts.items():
                 learner = self.learner.modules[name]
-                before = self._before[name].offline(exp)
+                before = self._split[name][0].offline(exp)
                 added = learner.connectors.offline(before, learner.module)
                 if added.num_steps > before.num_steps:
                     _refuse_copies(added)
@@ -261,18 +256,17 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Make ``num_updates`` gradient steps of each module that is trained and whose replay has a batch."""
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
+        if callable(self.learner.modules_to_train):  # it was asked when there was new experience
+            learning = {name: replay for name, replay in self.replays.items() if name in self._learning}
+        else:
+            learning = self.learner.chosen(self.replays)
         updates = {}
-        for name, replay in self._replays_to_learn_from().items():
+        for name, replay in learning.items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.optimizer.accumulate
                     updates[name] = self._update_from_replay(name, num)
         return updates
-
-    def _replays_to_learn_from(self) -> dict[str, Replay]:
-        if callable(self.learner.modules_to_train):  # it was asked when there was new experience
-            return {name: replay for name, replay in self.replays.items() if name in self._learning}
-        return self.learner.chosen(self.replays)
 
     def _update_from_replay(self, name: str, num_batches: int) -> Update:
         drawn: deque[Columns] = deque()  # batches that were not yet learned from
@@ -290,7 +284,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """A batch from a replay, and what the module sees of it; sequences for a recurrent module."""
-        config, behind, replay = self.config, self._behind[name], self.replays[name]
+        config, behind, replay = self.config, self._split[name][1], self.replays[name]
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
             exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
@@ -320,11 +314,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             for name, replay in self.replays.items()
         }
         owed = Component(lambda: dict(self._owed), self._set_owed)
-        learning = Component(lambda: sorted(self._learning), self._set_learning)
+        learning = Component(lambda: sorted(self._learning), lambda names: setattr(self, "_learning", set(names)))
         return {**super().components(), **replays, "owed": owed, "learning": learning}
-
-    def _set_learning(self, names: list[str]) -> None:
-        self._learning = set(names)
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
         each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number

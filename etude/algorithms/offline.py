@@ -17,14 +17,14 @@ from etude.algorithms.config import OfflineConfig
 from etude.algorithms.engine import OfflineUpdate
 from etude.algorithms.play import Beside, Played, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
-from etude.algorithms.results import Evaluation, Stop, joined
+from etude.algorithms.results import Stop, joined
 from etude.connectors import Pipeline, overrides
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError, SpaceError
 from etude.files import shown
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
-from etude.runners import Finished, Runner
+from etude.runners import Runner
 from etude.spaces import Space, Spaces, space_from_json, space_to_json, without
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class OfflineAlgorithm(Algorithm[C]):
         found = {"early_or_dropped": early, "unread_parts": self.recording.unread_parts} | self.recording.left_out
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
-    def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+    def evaluated(self, num_episodes: int, seed: int) -> Played | None:
         """Play whole episodes here: now, or in a thread beside training, in which case the previous ones are
         returned."""
         if not self.config.evaluation.beside:
@@ -270,41 +270,35 @@ class OfflineAlgorithm(Algorithm[C]):
                 runner.close()
                 raise
             self._evaluator = runner
-            return self._noted(played)
-        last = self.evaluated_beside()
-        policies = {
-            name: Policy(
-                copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
-            )
-            for name, own in self.policies.items()
-        }
+            return played
+        last, policies = self.evaluated_beside(), {}
+        for name, own in self.policies.items():
+            spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
+            policies[name] = Policy(copy.deepcopy(own.module), own.connectors, **spaces)
         runner = self._new_evaluator(policies, num_episodes)
         runner.begin_again(seed)
         self._beside = Beside(runner, num_episodes, self.updates)
         return last
 
-    def evaluated_beside(self) -> tuple[Evaluation | None, Finished | None]:
+    def evaluated_beside(self) -> Played | None:
         """Wait for the evaluation that runs beside training, and return it; None if there is none."""
         if self._beside is None:
-            return None, None
+            return None
         try:
             played = self._beside.result()
         except Exception:
             self._beside = None
             raise
         self._beside = None  # only now: Ctrl-C while waiting does not lose it
-        return self._noted(played)
+        return played
 
-    def _noted(self, played: Played) -> tuple[Evaluation, Finished]:
-        evaluation = played.evaluation
-        self.recorder.take(played.parts, tag=f"@{evaluation.updates}")  # evaluations give their episodes equal ids
-        return evaluation, played.finished
-
-    def take_evaluation(self, evaluation: Evaluation | None, finished: Finished | None) -> None:
-        """Also add the episodes of an evaluation to the figures of results."""
-        super().take_evaluation(evaluation, finished)
-        if finished is not None:
-            self.take_finished(finished)
+    def take_evaluation(self, played: Played) -> None:
+        """Also record the episodes of an evaluation, and add them to the figures of results."""
+        super().take_evaluation(played)
+        # evaluations give their episodes equal ids
+        self.recorder.take(played.parts, tag=f"@{played.evaluation.updates}")
+        if played.finished is not None:
+            self.take_finished(played.finished)
 
     def _new_evaluator(self, policies: Mapping[str, Policy], num_episodes: int) -> Runner:
         assert self.config.env is not None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train several runs at the same time, each in its own process and folder."""
+"""Train several runs at the same time, such as those of several seeds, each in its own process and folder."""
 
 import contextlib
+import logging
 import os
 import pickle
-import shlex
 import signal
 import sys
 import time
@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,13 +25,15 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
 from etude.algorithms.progress import Board, say
 from etude.algorithms.results import Result, Stop, result_from
-from etude.algorithms.run import Log, check_logs, check_no_run, check_run_of, claimed, clear, holds_run
+from etude.algorithms.run import Log, check_logs, check_no_run, check_run_of, claimed, clear, folder_of, holds_run
 from etude.algorithms.saving import name_of
 from etude.checkpoints import MANIFEST, load_meta
-from etude.envs import kill_workers
+from etude.envs import env_name, kill_workers
 from etude.errors import EtudeError, SettingsError, described
 from etude.interruption import INTERRUPTED, Signals, when_parent_ends
 from etude.threads import for_acting, usable_cores
+
+_log = logging.getLogger("etude.algorithms")
 
 OUTPUT: Final = "log.txt"
 """The file in the folder of a run with the standard output and standard error of its process."""
@@ -80,12 +82,8 @@ class TrainingJob:
         check_records_nothing(config)
         if self.overwrite and self.resume:
             raise SettingsError("runs can't be both resumed and overwritten: leave one of these out.")
-        if not (self.overwrite or self.resume) and holds_run(self.out):
-            raise SettingsError(
-                f"{self.out} already contains a run. Continue all runs in {self.out.parent} (--resume "
-                f"{shlex.quote(str(self.out.parent))}; in Python resume=True), replace them (--overwrite, "
-                "overwrite=True), or give another folder (--out)."
-            )
+        if not (self.overwrite or self.resume):
+            check_no_run(self.out, self.out.parent)
         if self.goes_on:
             check_run_of(self.out, name_of(self.algorithm), self.algorithm.name)
 
@@ -312,6 +310,156 @@ class _Child:
         self.receiver.close()
 
 
+# -- several seeds ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """The outcome of the run of one seed."""
+
+    seed: int
+    path: str
+    """The folder of the run; `etude.load` accepts it."""
+    result: Result | None
+    """The last result; None if the run failed."""
+    error: str | None = None
+    """The error with which the run failed; None if it succeeded."""
+
+
+def fit_seeds(
+    config: AlgorithmConfig,
+    seeds: int | Sequence[int] = 5,
+    *,
+    stop: Stop,
+    out: str | os.PathLike[str],
+    algorithm: type[Algorithm[Any]] | None = None,
+    max_concurrent: int | None = None,
+    progress: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    log: Sequence[Log] = ("jsonl", "tensorboard"),
+    save_interval: float = 60.0,
+) -> list[SeedRun]:
+    """Train with several seeds, each in its own process.
+
+    The run of seed 3 is in the folder ``seed-3`` in ``out``, with the same files that `Algorithm.fit` writes, and
+    ``log.txt`` with the output of its process. On Ctrl-C, all runs save and end, and KeyboardInterrupt is raised. A run
+    that fails does not affect the others; its error is logged as a warning.
+
+    Args:
+        config: The settings. They must be picklable, because they are sent to other processes.
+        seeds: The number of seeds, counted from the config's seed (from 0 if it is None); or a sequence of seeds.
+        stop: When each run ends; at least one condition must be set.
+        out: The folder of the runs, on this machine.
+        algorithm: The class of the algorithm; None: the one that ``config`` belongs to.
+        max_concurrent: The number of runs trained at the same time, at least 1; None: as many as the cores allow.
+        progress: Whether to show progress: live in a terminal or notebook, otherwise as lines on standard error.
+        resume: Continue the unfinished runs in ``out``; finished ones are not trained again.
+        overwrite: Replace the runs in ``out``.
+        log: The sinks of metrics; see `Algorithm.fit`.
+        save_interval: Seconds between checkpoints, at least 0. A checkpoint is always saved at the end.
+
+    Returns:
+        The outcome of each run, in the order of the seeds.
+
+    Raises:
+        SettingsError: there is no seed, ``stop`` has no condition, the settings can't be sent to a process, or ``out``
+            can't be written to, is in use, or contains other runs.
+        KeyboardInterrupt: training was interrupted. The runs are saved; call it with ``resume=True`` to continue.
+    """
+    if not isinstance(stop, Stop) or stop == Stop():
+        raise SettingsError("fit_seeds needs to know when to stop: set a condition in stop=etude.Stop(...).")
+    folder, kind = folder_of(out), algorithm or algorithm_of(type(config))
+    numbers = seeds_of(config.seed, seeds) if isinstance(seeds, int) else list(seeds)
+    if not numbers or len({*numbers}) < len(numbers) or not all(isinstance(seed, int) for seed in numbers):
+        raise SettingsError(f"`seeds` is {seeds!r}, but must be a number (at least 1) or a list of distinct integers.")
+    changes = {field.name: getattr(config, field.name) for field in fields(config)}
+    shared: dict[str, Any] = {"algorithm": kind, "stop": stop, "log": log, "save_interval": save_interval}
+    shared |= {"resume": resume, "overwrite": overwrite}
+    jobs = seed_jobs(numbers, folder, config, changes, **shared)
+    title = title_of(kind, config, len(jobs))
+    outcomes = train_all(jobs, folder, title, max_concurrent=max_concurrent, quiet=not progress)
+    for line in failures(jobs, outcomes):
+        _log.warning(line)
+    if any(outcome.is_interrupted for outcome in outcomes):
+        raise KeyboardInterrupt(f"the runs are saved in {folder}; fit_seeds(..., resume=True) continues them")
+    return [
+        SeedRun(seed=seed, path=str(job.out), result=outcome.result, error=outcome.error)
+        for seed, job, outcome in zip(numbers, jobs, outcomes, strict=True)
+    ]
+
+
+def seeds_of(first: int | None, count: int) -> list[int]:
+    """The ``count`` consecutive seeds that begin at ``first``, or at 0 if it is None."""
+    return list(range(first or 0, (first or 0) + count))
+
+
+def seed_jobs(
+    seeds: Sequence[int],
+    out: Path,
+    config: AlgorithmConfig,
+    changes: Mapping[str, Any],
+    *,
+    prefix: str = "",
+    **shared: Any,
+) -> list[TrainingJob]:
+    """Return a job for each seed, with the folder ``seed-<seed>`` in ``out``.
+
+    Args:
+        seeds: The seeds.
+        out: The folder that contains the folders of the runs.
+        config: The settings of new runs.
+        changes: Settings that override those of the checkpoint of a resumed run.
+        prefix: A prefix of the names of the runs.
+        shared: The other fields of `TrainingJob`.
+    """
+    return [
+        TrainingJob(
+            name=f"{prefix}seed-{seed}",
+            config=replace(config, seed=seed),
+            changes={**changes, "seed": seed},
+            out=out / f"seed-{seed}",
+            **shared,
+        )
+        for seed in seeds
+    ]
+
+
+def title_of(kind: type[Algorithm[Any]], config: AlgorithmConfig, num: int, noun: str = "seed") -> str:
+    """A title for the progress of ``num`` runs, such as ``PPO on CartPole-v1, 5 seeds``."""
+    where = f" on {env_name(config.env)}" if config.env is not None else ""
+    return f"{kind.name}{where}, {num} {noun}{'s' if num != 1 else ''}"
+
+
+def failures(jobs: Sequence[TrainingJob], outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each distinct error, with the names of the runs that failed with it."""
+    found: dict[str, list[TrainingJob]] = {}
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        if outcome.error is not None:
+            found.setdefault(outcome.error, []).append(job)
+    return [
+        f"{', '.join(job.name for job in failed)} failed: {error} (see {failed[0].out / OUTPUT})"
+        for error, failed in found.items()
+    ]
+
+
+def algorithm_of(config: type[AlgorithmConfig]) -> type[Algorithm[Any]]:
+    """The algorithm whose settings class is ``config``.
+
+    Raises:
+        SettingsError: there is no such algorithm, or more than one.
+    """
+    known = list[type[Algorithm[Any]]](Algorithm.__subclasses__())
+    for cls in known:
+        known += [inner for inner in cls.__subclasses__() if inner not in known]
+    # A user's algorithm may inherit from PPO and share PPO's settings; the settings still belong to PPO.
+    own = [cls for cls in known if cls.__dict__.get("Config") is config and cls.loss is not Algorithm.loss]
+    if len(own) != 1:
+        names = ", ".join(cls.__name__ for cls in own) or "no algorithm"
+        raise SettingsError(f"{config.__name__} are the settings of {names}. Pass the right one as `algorithm`.")
+    return own[0]
+
+
 # -- in the process of a run ------------------------------------------------------------------------------------------
 
 
@@ -369,10 +517,11 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
         sender.send(outcome(result))
         return INTERRUPTED
 
+    changes = {"engine": "local"} | dict(job.changes)
     with (
         Signals(quiet=True, kill=kill_workers) as signals,
         claimed(job.out),
-        closing(_make_algorithm(job)) as algorithm,
+        closing(load(job.out, trust=job.trust, **changes) if job.goes_on else job.algorithm(job.config)) as algorithm,
     ):
         algorithm.check_stop(job.stop)
         algorithm.prepare()
@@ -381,9 +530,3 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
         kept = None if job.kept_in is None else job.kept_in(job.out)
         how = (_Reports(sender), job.log, kept, job.save_interval)
         return outcome(algorithm.fit_in(job.out, job.stop, signals, *how, concluded=concluded))
-
-
-def _make_algorithm(job: TrainingJob) -> Algorithm[Any]:
-    if job.goes_on:
-        return load(job.out, trust=job.trust, **{"engine": "local"} | dict(job.changes))
-    return job.algorithm(job.config)

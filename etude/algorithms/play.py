@@ -54,22 +54,16 @@ def play(
 
 
 def played(
-    runner: Runner,
-    num_episodes: int,
-    *,
-    explore: bool,
-    to: Callable[[Mapping[str, Experience]], None] | None = None,
+    runner: Runner, num_episodes: int, *, explore: bool, to: Callable[[Mapping[str, Experience]], None] | None = None
 ) -> tuple[Finished, int]:
     """Like `play`, but return the finished episodes, and the number of those that an env broke off."""
     at_a_time = _AT_A_TIME * runner.arena.num_slots
-    try:
+    with closing(runner):
         for done in range(0, num_episodes, at_a_time):
             experience = runner.collect_each(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
             if to is not None:
                 to(by_module(experience))
         return runner.take_finished(), int(runner.stats().get("faulty_episodes", 0))
-    finally:
-        runner.close()
 
 
 def evaluation_of(finished: Finished, faulty: int, *, updates: int, seconds: float) -> Evaluation:
@@ -124,12 +118,15 @@ def make_runner(
     lengths: Lengths | None = None,
 ) -> Runner:
     """Make a runner of an algorithm's policies."""
-    count_by = config.trajectories.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
-    shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
-    if config.agents.modules is None:
-        runner = Runner(arena, policies[MAIN], **shared)
-    else:
-        runner = Runner(arena, policies, module_of=config.agents.module_of, **shared)
+    runner = Runner(
+        arena,
+        policies[MAIN] if config.agents.modules is None else policies,
+        module_of=config.agents.module_of,
+        seed=seed,
+        count_steps_by=config.trajectories.count_steps_by if isinstance(config, ActingConfig) else "env_steps",
+        callbacks=callbacks,
+        lengths=lengths,
+    )
     runner.checks_offline = True
     return runner
 
@@ -217,12 +214,12 @@ PATIENCE: Final = 5.0
 class Played(NamedTuple):
     """Whole episodes of an evaluation."""
 
-    parts: dict[str, Experience]
-    """Their experience, by module id."""
-    finished: Finished
-    """Their returns."""
     evaluation: Evaluation
     """The figures of the evaluation."""
+    finished: Finished | None = None
+    """Their returns, if they were kept apart."""
+    parts: Mapping[str, Experience] = {}
+    """Their experience, by module id, if it was kept."""
 
 
 def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
@@ -231,7 +228,7 @@ def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
     parts, finished = by_module(runner.collect_each(num_episodes=num_episodes, explore=False)), runner.take_finished()
     faulty = int(runner.stats().get("faulty_episodes", 0))
     seconds = time.perf_counter() - begin
-    return Played(parts, finished, evaluation_of(finished, faulty, updates=updates, seconds=seconds))
+    return Played(evaluation_of(finished, faulty, updates=updates, seconds=seconds), finished, parts)
 
 
 class Beside(Future[Played]):
@@ -405,12 +402,10 @@ def record(
     except BaseException:
         runner.close()
         raise
-    try:
+    with closing(writers):
         found = play(
             runner, num_episodes, explore=explore, updates=updates, to=lambda parts: writers.take(parts, kinds)
         )
-    finally:
-        writers.close()
     check_played(found)
     return found
 

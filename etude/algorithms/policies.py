@@ -8,15 +8,8 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 from torch import nn
 
-from etude.algorithms.config import ActingConfig, AlgorithmConfig, schedules_in
-from etude.algorithms.nested import ModuleLike, TrainedLike
-from etude.connectors import (
-    ClipAction,
-    LiftAdvantages,
-    NormalizeAdvantages,
-    Pipeline,
-    RescaleAction,
-)
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, ModuleLike, TrainedLike, schedules_in
+from etude.connectors import ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction
 from etude.envs import Arena
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Schedule, seeded
@@ -151,10 +144,7 @@ _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 
 
 def learning_rates(
-    config: AlgorithmConfig,
-    given: Schedule | Mapping[str, Schedule],
-    groups: Mapping[str, Any] | None,
-    algorithm: str,
+    config: AlgorithmConfig, given: Schedule | Mapping[str, Schedule], groups: Mapping[str, Any] | None, algorithm: str
 ) -> Schedule | Mapping[str, Schedule]:
     """The learning rate of each optimizer, but for the separate rates of parts of a single one, see `ModuleLearner`.
 
@@ -223,26 +213,26 @@ def spaces_in(
         SettingsError: a module acts for no agent at first, had no spaces before, and agents have different ones, so
             that its own are unknown.
     """
-    kinds = {slot: kind for kind in arena.kinds for slot in kind.slots}
-    found: dict[str, Spaces] = {}
+    spaces = [(kind.obs_space, kind.action_space) for kind in arena.kinds]
     if len(module_ids) == 1 and module_of is None:
-        return {module_ids[0]: (arena.kinds[0].obs_space, arena.kinds[0].action_space)}
-    ask: Callable[[Any, Episode], str] = module_of if module_of is not None else (lambda agent, episode: agent)
+        return {module_ids[0]: spaces[0]}
+    of_slot = {slot: own for kind, own in zip(arena.kinds, spaces, strict=True) for slot in kind.slots}
+    found: dict[Any, Spaces] = {}
     for slot, agent in enumerate(arena.agents):
         env = int(arena.env_of[slot])
-        found.setdefault(ask(agent, Episode(f"0-{env}-0", env, 0)), (kinds[slot].obs_space, kinds[slot].action_space))
+        named = agent if module_of is None else module_of(agent, Episode(f"0-{env}-0", env, 0))
+        found.setdefault(named, of_slot[slot])
     for module_id in module_ids:
         if module_id in found:
             continue
-        if len(arena.kinds) == 1:
-            found[module_id] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
+        if len(spaces) == 1:
+            found[module_id] = spaces[0]
         elif before is not None and module_id in before:
             found[module_id] = before[module_id]
         else:
-            named = sorted(set(found) - set(before or ()), key=str)
             raise SettingsError(
-                f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
-                f"its own are unknown. Let `module_of` name it there; it named {named}."
+                f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: its "
+                f"own are unknown. Let `module_of` name it there; it named {sorted(map(str, found))}."
             )
     return {module_id: found[module_id] for module_id in module_ids}
 

@@ -83,7 +83,36 @@ def _stop(live: "Live | _Notebook | None") -> None:
             live.stop()
 
 
-class View:
+class _Display:
+    """What `View` and `Board` share: a live picture in a terminal or a notebook, else lines."""
+
+    def __init__(self, title: str, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> None:
+        self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
+        self._start = time.monotonic()
+        self._live: Live | _Notebook | None = None
+
+    def open(self) -> None:
+        """Start the display."""
+        self._live = None if self.quiet else _live(self.picture)
+        self._write(f"training {self.title}")
+
+    def picture(self) -> "RenderableType":
+        """What a terminal or a notebook shows."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop the display."""
+        _stop(self._live)
+
+    def _write(self, *words: str) -> None:
+        """Redraw the picture in a notebook; write a line if there is no live display."""
+        if isinstance(self._live, _Notebook):
+            self._live.refresh()
+        elif self._live is None and not self.quiet:
+            self._say("  ".join(words))
+
+
+class View(_Display):
     """Shows results until it is closed; the last one is always shown.
 
     Args:
@@ -94,31 +123,27 @@ class View:
     """
 
     def __init__(self, title: str, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> None:
-        self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
+        super().__init__(title, stop, quiet=quiet, say=say)
         self._first: Result | None = None
         self._last: Result | None = None
-        self._began, self._shown = time.monotonic(), -math.inf
-        self._live, self._waits = None if quiet else _live(self.picture), False
-        if not quiet and self._live is None:
-            self._say(f"training {self.title}")
+        self._shown, self._waits = -math.inf, False
+        self.open()
 
     def show(self, result: Result) -> None:
         """Take the newest result, and write a line at most once a second."""
         self._first, self._last, self._waits = self._first or result, result, True
         if time.monotonic() - self._shown >= 1:
-            self._write()
+            self._write_last()
 
     def close(self) -> None:
         """Show the last result."""
-        _stop(self._live)
+        super().close()
         if self._live is None:
-            self._write()
+            self._write_last()
 
-    def _write(self) -> None:
-        if isinstance(self._live, _Notebook):
-            self._live.refresh()
-        elif self._live is None and self._last is not None and self._waits and not self.quiet:
-            self._say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
+    def _write_last(self) -> None:
+        if self._last is not None and self._waits:
+            self._write(*(f"{name} {text}" for name, text in figures(self._last).items()))
         self._shown, self._waits = time.monotonic(), False
 
     def picture(self) -> "RenderableType":
@@ -127,7 +152,7 @@ class View:
         from rich.table import Table
         from rich.text import Text
 
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._start
         if self._first is None or self._last is None:
             return Text(f"{self.title}: getting ready, {seconds:.0f} s")
         table = Table.grid(padding=(0, 2))
@@ -192,7 +217,7 @@ _ROWS = 24
 """Number of rows up to which runs that are not in progress are shown; the others are only counted."""
 
 
-class Board:
+class Board(_Display):
     """Shows several runs until it is closed: a row for each, or else a line of each now and then, and at its end.
 
     Args:
@@ -206,20 +231,12 @@ class Board:
     def __init__(
         self, title: str, names: Sequence[str], stop: Stop, *, quiet: bool, say: Callable[[str], None] = say
     ) -> None:
-        self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
+        super().__init__(title, stop, quiet=quiet, say=say)
         self._state = dict.fromkeys(names, "waiting")
         self._first: dict[str, Result] = {}
         self._last: dict[str, Result] = {}
         self._began: dict[str, float] = {}
         self._shown: dict[str, float] = {}
-        self._start = time.monotonic()
-        self._live: Live | _Notebook | None = None
-
-    def open(self) -> None:
-        """Start the display."""
-        self._live = None if self.quiet else _live(self.picture)
-        if not self.quiet and self._live is None:
-            self._say(f"training {self.title}")
 
     def begin(self, name: str) -> None:
         """Mark a run as started."""
@@ -233,25 +250,18 @@ class Board:
         now, pause = time.monotonic(), max(1, [*self._state.values()].count("training"))
         if now - self._shown.get(name, -math.inf) >= pause:
             self._shown[name] = now
-            self._write(name)
+            self._write_run(name)
 
     def end(self, name: str, result: Result | None, how: str) -> None:
         """Mark a run as ended; ``how`` is done, failed or interrupted."""
         self._state[name] = how
         if result is not None:
             self._last[name] = result
-        self._write(name, how)
+        self._write_run(name, how)
 
-    def close(self) -> None:
-        """Stop the display."""
-        _stop(self._live)
-
-    def _write(self, name: str, how: str = "") -> None:
-        if isinstance(self._live, _Notebook):
-            self._live.refresh()
-        elif self._live is None and not self.quiet:
-            found = _short(self._last[name]) if name in self._last else {}
-            self._say("  ".join([name, *([how] if how else []), *(f"{key} {text}" for key, text in found.items())]))
+    def _write_run(self, name: str, *how: str) -> None:
+        found = _short(self._last[name]) if name in self._last else {}
+        self._write(name, *how, *(f"{key} {text}" for key, text in found.items()))
 
     def picture(self) -> "RenderableType":
         """A row for each run; of very many, those in progress and the first few others."""
@@ -271,9 +281,8 @@ class Board:
             cells += [Text(f"{key} {found[key]}" if key in found else "") for key in ("return", "steps", "updates")]
             share = progress(self.stop, self._first[name], last) if last is not None and name in self._first else None
             if state == "training" and share is not None:
-                spent = time.monotonic() - self._began[name]
-                left = f"{clock(spent * (1 - share) / share)} left" if 0.02 < share < 1 else ""
-                cells += [ProgressBar(1.0, share, width=20), Text(f"{share:.0%} {left}")]
+                left = _left(share, time.monotonic() - self._began[name])
+                cells += [ProgressBar(1.0, share, width=20), Text(f"{share:.0%}{left}")]
             table.add_row(*cells)
         counts = {state: [*self._state.values()].count(state) for state in dict.fromkeys(self._state.values())}
         summary = ", ".join(f"{count} {state}" for state, count in counts.items())

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from etude.display import rounded, short, table
 from etude.learners import Update
@@ -210,11 +210,7 @@ class Stop:
 
     def budget_used(self, result: Result) -> bool:
         """Whether any budget is used up."""
-        budgets = (
-            (self.env_steps, result.env_steps),
-            (self.updates, result.updates),
-            (self.seconds, result.seconds),
-        )
+        budgets = ((self.env_steps, result.env_steps), (self.updates, result.updates), (self.seconds, result.seconds))
         return any(limit is not None and used >= limit for limit, used in budgets)
 
     def now(self, result: Result) -> bool:
@@ -300,28 +296,30 @@ class RunningStats:
             self.metrics.load_state_dict(state["metrics"])
 
 
-class Counts(NamedTuple):
-    """Steps over the lifetime."""
-
-    env_steps: int
-    agent_steps: int
-    trained: dict[str, int]
-    """Steps that each module was trained on, by module id."""
-
-
-def log_trained(metrics: Metrics, before: Counts, now: Counts) -> None:
-    """Log how many steps were trained on between two counts: agent steps, env steps, and steps of each of several
+def log_trained(
+    metrics: Metrics,
+    trained_before: Mapping[str, int],
+    trained: Mapping[str, int],
+    sampled_before: tuple[int, int],
+    sampled: tuple[int, int],
+) -> None:
+    """Log how many steps were trained on between two times: agent steps, env steps, and steps of each of several
     modules.
 
     Training counts agent steps. They are converted to env steps by the ratio of the two in the steps just sampled.
+
+    Args:
+        metrics: Where to log.
+        trained_before: By module id, steps that it had been trained on over the lifetime.
+        trained: The same, now.
+        sampled_before: Env steps and agent steps that had been sampled.
+        sampled: The same, now.
     """
     new: dict[str, int] = {}
-    for name, count in now.trained.items():
-        new[name] = count - before.trained.get(name, 0)
-    sampled, since = now.agent_steps - before.agent_steps, before
-    if not sampled:  # offline, or nothing sampled: the lifetime's ratio
-        sampled, since = now.agent_steps, Counts(0, 0, {})
-    share = (now.env_steps - since.env_steps) / sampled if sampled else 1.0
+    for name, count in trained.items():
+        new[name] = count - trained_before.get(name, 0)
+    since = sampled_before if sampled[1] > sampled_before[1] else (0, 0)  # nothing sampled: the lifetime's ratio
+    share = (sampled[0] - since[0]) / (sampled[1] - since[1]) if sampled[1] else 1.0
     agent_steps = sum(new.values())
     env_steps = round(agent_steps * share)
     metrics.log("env_steps_trained", env_steps, "sum")
@@ -359,11 +357,10 @@ def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict
 
 def joined(updates: Mapping[str, Update], *others: Mapping[str, float], several: bool) -> Update:
     """The updates of all modules merged into one, named as by `together`, with ``others`` added to its metrics."""
-    losses: dict[str, Mapping[str, float]] = {}
-    metrics: dict[str, Mapping[str, float]] = {}
+    whole = Update({}, {})
     for name, update in updates.items():
-        losses[name], metrics[name] = update
-    update = Update(together(losses, several=several), together(metrics, several=several))
+        whole.losses.update(together({name: update.losses}, several=several))
+        whole.metrics.update(together({name: update.metrics}, several=several))
     for figures in others:
-        update.metrics.update(figures)
-    return update
+        whole.metrics.update(figures)
+    return whole

@@ -136,16 +136,18 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
         check_no_run(out)
 
 
-def check_no_run(out: Path) -> None:
-    """Raise a SettingsError if a folder contains a run."""
+def check_no_run(out: Path, runs: Path | None = None) -> None:
+    """Raise a SettingsError if a folder contains a run; ``runs`` contains the folders of several runs, if it is one of
+    them."""
     if holds_run(out):
-        go_on = (
-            f"Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what etude.load returns), replace"
-        )
-        if not (out / MANIFEST).exists():
-            go_on = "It ended before it saved anything, so it can't be continued: replace"
+        go_on = "It has saved nothing yet: "
+        if runs is not None:
+            go_on = f"Continue all runs in {runs} (--resume {shlex.quote(str(runs))}; in Python resume=True), "
+        elif (out / MANIFEST).exists():
+            go_on = f"Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what etude.load returns), "
         raise SettingsError(
-            f"{out} already contains a run. {go_on} it (--overwrite, overwrite=True), or choose another folder (--out)."
+            f"{out} already contains a run. {go_on}replace it (--overwrite, overwrite=True), or choose another folder "
+            "(--out)."
         )
 
 

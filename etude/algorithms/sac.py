@@ -11,9 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from etude.algorithms.config import NO_VALUE
+from etude.algorithms.config import NO_VALUE, ModuleLike
 from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind, trained
-from etude.algorithms.nested import ModuleLike
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
@@ -122,6 +121,11 @@ class SoftModule(RandomFirstModule, TargetedModule):
         action, logp = self._scaled_dist.rsample(inputs, noise)
         return action[ACTION].reshape(noise.shape), logp
 
+    def temperature_loss(self, logp: Tensor, target_entropy: float | None) -> Tensor:
+        """The loss of the log-temperature, eq. 18; the default target is minus the number of action dimensions."""
+        entropy = -float(self.action_size) if target_entropy is None else target_entropy
+        return -(self.log_temperature * (logp.detach().mean() + entropy)).sum()
+
 
 def fix(log_weight: nn.Parameter, value: float | None) -> None:
     """Set the logarithm of a loss's weight to the setting ``value``, unless it is learned: loaded weights have that of
@@ -181,14 +185,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         squares = errors.square() * batch[WEIGHT] if WEIGHT in batch else errors.square()
         action, logp = soft.draw(batch.forward(soft).bound()[1])
         value = soft.critic.values(encoded, action, frozen=True).amin(0)
-        parts = {
-            "actor": (temperature * logp - value).mean(),
-            "critic": 0.5 * squares.mean(1).sum(),
-        }
+        parts = {"actor": (temperature * logp - value).mean(), "critic": 0.5 * squares.mean(1).sum()}
         if soft.log_temperature.requires_grad:
-            given = self.config.target_entropy
-            entropy = -float(soft.action_size) if given is None else given
-            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + entropy)).sum()
+            parts["temperature"] = soft.temperature_loss(logp, self.config.target_entropy)
         loss = Loss(**parts).log(temperature=temperature.squeeze(0), entropy=-logp.mean(), q=values.mean())
         return loss.keep(td_error=errors.abs().mean(0)) if WEIGHT in batch else loss
 

@@ -18,14 +18,14 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 from torch import nn
 
 from etude.algorithms import run
-from etude.algorithms.nested import AgentsConfig
+from etude.algorithms.config import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
 from etude.envs import names_module
@@ -262,10 +262,8 @@ def _from_text(text: str, place: SettingPlace) -> Any:
 
 
 def _named(name: Any, place: SettingPlace) -> Any:
-    if not isinstance(name, str):
-        raise place.error(name)
-    found = place.class_of(name)
-    if found is None and place.trust:
+    found = place.class_of(name) if isinstance(name, str) else None
+    if found is None and place.trust and isinstance(name, str):
         return imported(name, f"`{place.setting}`")
     if found is None:
         raise place.error(name)
@@ -290,7 +288,8 @@ def _remade(value: Mapping[str, Any], place: SettingPlace) -> Any:
         ) from error
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a value in saved settings is a mapping, such as nested settings."""
     return isinstance(value, dict) and not {REF, MADE, UNSAVED, SPACE} & value.keys()
 
 
@@ -307,19 +306,15 @@ def _settings_from(
     found: dict[str, Any] = {}
     for name, value in saved.items():
         here = place.inside(name)._replace(setting=place.setting or name, kinds=frozenset(_classes_in(hints.get(name))))
-        if not _is_plain(value):
-            found[name] = from_plain(value, here)
-        elif name in inside:
+        if is_plain(value) and name in inside:
             within = here._replace(setting="") if inside[name] is AgentsConfig else here
             found[name] = _settings_from(inside[name], value, within, whole or cls)
-        elif cls is AgentsConfig and name == "overrides":  # settings of class `whole`, by module
+        elif is_plain(value) and cls is AgentsConfig and name == "overrides":  # settings of class `whole`, by module
             assert whole is not None
-            found[name] = {
-                key: _settings_from(whole, own, here.inside(key))
-                if _is_plain(own)
-                else from_plain(own, here.inside(key))
-                for key, own in value.items()
-            }
+            found[name] = {}
+            for key, own in value.items():
+                there = here.inside(key)
+                found[name][key] = _settings_from(whole, own, there) if is_plain(own) else from_plain(own, there)
         else:
             found[name] = from_plain(value, here)
     return found

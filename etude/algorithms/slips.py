@@ -13,7 +13,6 @@ from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
 from etude.policies.policy import ACT_ELSEWHERE
 from etude.settings import has_other_values, nearest, other_names, own_paths, shown
-from etude.urls import redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +25,10 @@ def arguments_checked(method: F) -> F:
     @functools.wraps(method)
     def checked(*given: Any, **named: Any) -> Any:
         if not given or not hasattr(type(given[0]), method.__name__):
-            raise SettingsError(_called_on_the_class(method.__name__, given))
+            raise SettingsError(
+                f"{method.__name__}() is a method of an algorithm object, such as algorithm = "
+                f"PPO(PPOConfig(env='CartPole-v1')). To create one from a checkpoint, write etude.load(path)."
+            )
         if is_constructor:
             _check_config(type(given[0]), given[1:], named)
         try:
@@ -36,16 +38,6 @@ def arguments_checked(method: F) -> F:
         return method(*given, **named)
 
     return cast(F, checked)
-
-
-def _called_on_the_class(name: str, given: tuple[Any, ...]) -> str:
-    if name == "load":
-        path = f"{redacted(given[0])!r}" if given and isinstance(given[0], str) else "path"
-        return (
-            "load() loads a checkpoint's state into an existing algorithm. To create one from the checkpoint, "
-            f"write etude.load({path})."
-        )
-    return f"{name}() is a method of an algorithm object, such as algorithm = PPO(PPOConfig(env='CartPole-v1'))."
 
 
 def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:

@@ -13,8 +13,7 @@ from torch import nn
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import ONE_RATE, ActingConfig, learners_of
-from etude.algorithms.nested import ModuleLike
+from etude.algorithms.config import ONE_RATE, ActingConfig, ModuleLike, learners_of
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
@@ -287,11 +286,8 @@ class Task(ActingAlgorithm[C]):
         self.before_update(self.env_steps)
         updates = {}
         for name, exp in self.learner.chosen(parts).items():
-            connectors, learner, dataset = (
-                self.policies[name].connectors,
-                self.learner.modules[name],
-                self.datasets[name],
-            )
+            connectors, learner = self.policies[name].connectors, self.learner.modules[name]
+            dataset = self.datasets[name]
             with self.timed("connect"), self.settings_of(name):
                 seen = connectors.offline(exp)
                 dataset.add(self._postprocessed(learner.connectors.offline(seen, learner.module)))

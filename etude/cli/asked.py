@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop, run
-from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.config import ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.saving import imported
 from etude.checkpoints import MANIFEST, load_meta
 from etude.cli import flags

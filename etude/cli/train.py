@@ -20,9 +20,8 @@ from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.clips import check_clips, clip
 from etude.algorithms.comparison import interval_of
 from etude.algorithms.loading import load_settings
-from etude.algorithms.parallel import train_all
+from etude.algorithms.parallel import failures, seed_jobs, seeds_of, title_of, train_all
 from etude.algorithms.saving import name_of, names_code
-from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
 from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here

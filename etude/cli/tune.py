@@ -20,11 +20,10 @@ import numpy as np
 from etude.algorithms import Algorithm, AlgorithmConfig, Stop
 from etude.algorithms.checkpoint import check_metric, score_of
 from etude.algorithms.comparison import interval_of
-from etude.algorithms.parallel import Outcome, TrainingJob, train_all
+from etude.algorithms.parallel import Outcome, TrainingJob, failures, seed_jobs, seeds_of, title_of, train_all
 from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
-from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
 from etude.cli import flags
 from etude.cli.asked import (
     CONVERTERS,

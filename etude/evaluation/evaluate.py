@@ -44,6 +44,7 @@ from etude.modules.module import evaluating
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
 from etude.settings import Fraction, IntFrom0, IntFrom1, Rule, settings, shown, suggestion
+from etude.threads import held
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
 """The names of the estimators."""
@@ -192,7 +193,7 @@ def _evaluated(
             "methods, such as wis and wpdis."
         )
     episodes = WholeEpisodes(data, _columns(data, policy.connectors, config), algorithm, name)
-    with evaluating(policy.module), algorithm.threads_held():
+    with evaluating(policy.module), held(algorithm.num_threads):
         return _result(name, target, episodes, where(data), config)
 
 

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -24,19 +24,6 @@ _NEW_PARTS = "the loss has parts that it did not have in the first batch"
 LossFn: TypeAlias = Callable[[Module, Batch], Loss]
 
 
-class CompiledResult(NamedTuple):
-    """The result of a compiled step."""
-
-    parts: Figures
-    """Parts of the loss."""
-    figures: Figures
-    """Logged figures."""
-    kept: Figures
-    """What the loss kept for each row."""
-    is_fine: bool
-    """Whether everything was finite; otherwise nothing has changed."""
-
-
 class _LossModule(nn.Module):
     """A loss as a module, so that its parameters can be passed in by `functional_call`."""
 
@@ -50,7 +37,8 @@ class _LossModule(nn.Module):
         with self.autocast():
             loss = self.loss(self.module, Batch(columns, self.module))
             resting = dict.fromkeys(loss.resting, loss.total.detach())  # only tensors come out of a traced loss
-            if self.sides is not None and not self.sides.has_all_of(loss):
+            known = loss.sides if self.sides is None else self.sides.names
+            if any(part.requires_grad and name not in known for name, part in loss.sides.items()):
                 raise EtudeError(_NEW_PARTS)
             total = loss.total if side is None else loss.sides[side]
             return total, (loss.parts, loss.logged, loss.kept, resting, {"total": loss.total})
@@ -87,27 +75,30 @@ class CompiledStep:
         self._names = [[names[id(p)] for p in group.parameters] for group in self._groups]
         self._columns: list[str] | None = None
         self._size = 0
-        self._rate_of: torch.Tensor | None = None
         self._masks: list[torch.Tensor] = []
         self._lr: dict[str, float] = {}
-        self._rates = torch.zeros(0)  # of `_lr`
+        self._rates: list[torch.Tensor] = []  # of `_lr`
         self._graph = _compiled(self._traced)
 
-    def step(self, batch: Batch) -> CompiledResult | None:
-        """Make one step; return None, with nothing done, for a batch of another size than the first (the last of an
-        epoch)."""
+    def step(self, batch: Batch) -> tuple[Figures, Figures, Figures, bool] | None:
+        """Make one step, which changes nothing unless all numbers are finite.
+
+        Returns:
+            The parts of the loss, logged figures, what the loss kept for each row, and whether all was finite. None,
+            with nothing done, for a batch of another size than the first (the last of an epoch).
+        """
         if self._columns is None:
             self._columns = self._columns_used(batch)
             self._size = len(batch[self._columns[0]])
         if len(batch[self._columns[0]]) != self._size:
             return None
         if self._lr != self._optim.lr:
-            self._lr, self._rates = dict(self._optim.lr), torch.tensor(self._rates_now(), device=self._device)
+            self._lr, self._rates = dict(self._optim.lr), self._rates_now()
         columns = {name: batch[name] for name in self._columns}
         try:
             with torch.no_grad():
                 parts, figures, kept, is_fine = self._graph(columns, self._rates)
-                return CompiledResult(parts, figures, kept, bool(is_fine.item()))
+                return parts, figures, kept, bool(is_fine.item())
         except Exception as error:
             if not type(error).__module__.startswith("torch._dynamo"):  # torch has no public name for its classes
                 raise
@@ -130,7 +121,7 @@ class CompiledStep:
 
     def _columns_used(self, batch: Batch) -> list[str]:
         """The columns that the loss uses; also finds which parameters its sides reach."""
-        wants_sides = self._optim.wants_sides
+        wants_sides = self._optim.needs_sides and self._optim.sides is None
         # The step itself draws its random numbers anew, so that a run that begins here goes on like one that does not.
         drawn_on = [self._device] if self._device.type == "cuda" else []
         with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
@@ -138,25 +129,19 @@ class CompiledStep:
         if wants_sides:
             self._optim.set_sides(self._optim.reached_by(loss))
         self._lossed.sides = self._optim.sides
-        self._rate_of, self._masks = self._rates_by_element(), self._masks_of_sides()
+        self._masks = self._masks_of_sides()
         return list(batch.used)
 
-    def _rates_now(self) -> list[float]:
-        """The learning rate of each optimizer; or those of its slices, if the only optimizer has several."""
-        rates = self._optim.rates("all") if self._rate_of is not None else 0.0
-        if isinstance(rates, int | float):
-            return [self._optim.lr[name] for name in self._optimizers]
-        return [rate for _, rate in rates]
-
-    def _rates_by_element(self) -> torch.Tensor | None:
-        """For each parameter, the index of its rate in `_rates_now`; None if each optimizer has one rate."""
-        rates = self._optim.rates("all") if "all" in self._optimizers else 0.0
-        if isinstance(rates, int | float):
-            return None
-        rate_of = torch.zeros_like(self._groups[0].flat.data, dtype=torch.int32)
-        for i, (own, _) in enumerate(rates):
-            rate_of[own] = i
-        return rate_of
+    def _rates_now(self) -> list[torch.Tensor]:
+        """The learning rate of each optimizer: one number, or one for each parameter if its slices have several."""
+        found = []
+        for name, group in zip(self._optimizers, self._groups, strict=True):
+            rates = self._optim.rates(name)
+            given = torch.zeros(() if isinstance(rates, int | float) else group.flat.shape, device=self._device)
+            for own, rate in [(..., rates)] if isinstance(rates, int | float) else rates:
+                given[own] = rate
+            found.append(given)
+        return found
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
         """For each side of the loss but the first, 1 where its gradient lies in the flat gradient; [] if they are
@@ -182,7 +167,7 @@ class CompiledStep:
         return total, figures
 
     def _traced(
-        self, columns: dict[str, torch.Tensor], rates: torch.Tensor
+        self, columns: dict[str, torch.Tensor], rates: list[torch.Tensor]
     ) -> tuple[Figures, Figures, Figures, torch.Tensor]:
         flats, sides = [group.flat.data for group in self._groups], self._optim.sides
         passes = sides.names if sides is not None and sides.backs_apart else [None]
@@ -207,11 +192,9 @@ class CompiledStep:
                 continue
             self._optim.clip(clippings, norms)
         is_fine = check.isfinite()
-        for i, ((name, optimizer), own) in enumerate(zip(self._optimizers.items(), grads, strict=True)):
+        for (name, optimizer), own, rate in zip(self._optimizers.items(), grads, rates, strict=True):
             if name not in resting:
-                optimizer.traced_step(
-                    sum(own[1:], own[0]), rates[i] if self._rate_of is None else rates[self._rate_of], is_fine
-                )
+                optimizer.traced_step(sum(own[1:], own[0]), rate, is_fine)
         return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
 
 
@@ -282,13 +265,10 @@ def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_what_is_kept(guards: Sequence[Any]) -> list[bool]:
-    return [_is_of_what_is_kept(guard.name, guard.guard_type) for guard in guards]
-
-
-def _is_of_what_is_kept(name: str, kind: str) -> bool:
-    if _READ_ANEW in name:
-        return False
-    if "self._lossed.loss" in name:  # also in the name of a class's attribute, which one of the object may hide later
-        return True
-    is_kept = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)
-    return is_kept and kind in _KINDS_OF_GUARDS
+    kept = []
+    for guard in guards:
+        name = guard.name
+        is_of_loss = "self._lossed.loss" in name  # also a class's attribute, which one of the object may hide later
+        is_ours = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)
+        kept.append(_READ_ANEW not in name and (is_of_loss or (is_ours and guard.guard_type in _KINDS_OF_GUARDS)))
+    return kept

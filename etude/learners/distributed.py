@@ -201,8 +201,12 @@ class BatchResult(NamedTuple):
 
 def move_to_host(results: Sequence[BatchResult]) -> None:
     """Replace the tensors in results by Python numbers, all moved in one go."""
-    every = [figures for result in results for figures in (result.losses, result.metrics)]
-    numbers = iter(numbers_of([value for figures in every for value in figures.values()]))
+    every: list[Figures] = []
+    values: list[Any] = []
+    for result in results:
+        every += (result.losses, result.metrics)
+        values += (*result.losses.values(), *result.metrics.values())
+    numbers = iter(numbers_of(values))
     for figures in every:
         for name in figures:
             figures[name] = next(numbers)

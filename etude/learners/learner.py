@@ -2,7 +2,6 @@
 """ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with its own learner."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -18,11 +17,10 @@ from etude.errors import CheckpointError, DataError, EtudeError, ModuleError, Se
 from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.interruption import pause
-from etude.learners.batch import Batch
+from etude.learners.batch import Batch, batch_from, minibatches
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
 from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, move_to_host, results_of_all
 from etude.learners.loss import Figures, Loss, checked, numbers_of
-from etude.learners.minibatches import batch_from, minibatches
 from etude.learners.optim import Adam, MakeOptimizer, OptimizerConfig, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
 from etude.modules.module import load_weights
@@ -58,30 +56,23 @@ def mean_of(updates: Sequence[Update | BatchResult], steps: Sequence[int] | None
         updates: The updates.
         steps: The gradient steps of each, by which means are weighted; None: all have as many.
     """
-    losses, metrics = defaultdict[str, _Weighted](list), defaultdict[str, _Weighted](list)
-    for i, update in enumerate(updates):
-        for found, figures in (losses, update.losses), (metrics, update.metrics):
-            for name, value in figures.items():
-                found[name].append((value, 1 if steps is None else steps[i]))
     mean = Update({}, {})
-    for name, pairs in losses.items():
-        mean.losses[name] = _mean([pair for pair in pairs if not math.isnan(pair[0])] or pairs)
-    for name, pairs in metrics.items():
-        if name == "skipped_steps":
-            mean.metrics[name] = sum(value for value, _ in pairs)
-        elif name == "threads":
-            mean.metrics[name] = pairs[-1][0]
-        else:
-            mean.metrics[name] = _mean(pairs)
+    for kind, means in (("losses", mean.losses), ("metrics", mean.metrics)):
+        sums: dict[str, float] = {}
+        weights: dict[str, int] = {}
+        for i, update in enumerate(updates):
+            weight = 1 if steps is None else steps[i]
+            for name, value in getattr(update, kind).items():
+                means[name] = value
+                if kind == "metrics" or not math.isnan(value):
+                    sums[name] = sums.get(name, 0.0) + value * (1 if name == "skipped_steps" else weight)
+                    weights[name] = weights.get(name, 0) + weight
+        for name, total in sums.items():
+            if name == "skipped_steps":
+                means[name] = total
+            elif name != "threads":
+                means[name] = total / weights[name]
     return mean
-
-
-_Weighted = list[tuple[float, int]]
-"""Values of one name, each with the weight of the update that it is from."""
-
-
-def _mean(pairs: _Weighted) -> float:
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
 def check_device(device: torch.device | str) -> None:
@@ -388,31 +379,36 @@ class ModuleLearner:
 
     def _update(self, batches: Iterable[Batch]) -> Update:
         """Make a gradient step from each batch, or from each `accumulate` of them."""
-        check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
-        for optimizer in self.optimizers.values():
+        owned = {}
+        for name, optimizer in self.optimizers.items():
             optimizer.parameters.take_back()
+            owned[name] = optimizer.parameters.parameters
+        check_owners(self.module, owned)
         self._gathered, self._made = [], []
         parts: dict[str, float] = {}
         before, team = self.skipped, self._team
         seed = int(self._rng.integers(2**63)) + (0 if team is None else team.rank)
         self.module.train()
         step = self._compiled_step if self.compile else self._plain_step
-        if not self.threads.is_one:
-            step = self._timed_step
+        is_one = self.threads.is_one
         with seeded(seed, self.device), held(self.threads.num):  # dropout and the like, too
             for batch in batches:
                 if team is None:  # others would wait for this one
                     pause()
-                parts.update(dict.fromkeys(step(batch), math.nan))
+                if is_one:
+                    names = step(batch)
+                else:  # with the number of threads that is fastest
+                    names = self.threads.step(step, batch, self._size * batch.size, again=not self.compile)
+                parts.update(dict.fromkeys(names, math.nan))
             if self._gathered:  # a last step of fewer than `accumulate` batches
                 self._apply(batch)
         results = self._made
         move_to_host(results)
         if team is not None:
-            names, results, rows = results_of_all(team, list(parts), results)
+            every, results, rows = results_of_all(team, list(parts), results)
             if buffers := list(self.module.buffers()):  # gradients don't keep these equal
                 team.take_from(rows.index(max(rows)), buffers)
-            parts = dict.fromkeys(names, math.nan)
+            parts = dict.fromkeys(every, math.nan)
         update = mean_of(results)
         if self.skipped > before:
             update.metrics["skipped_steps"] = float(self.skipped - before)
@@ -434,10 +430,11 @@ class ModuleLearner:
             for name, part in loss.parts.items():
                 result.losses[name] = part.detach()
             result.metrics.update(loss.logged)
-        if self._optim.wants_sides:
+        optim = self._optim
+        if optim.needs_sides and (
+            optim.sides is None or (loss is not None and not loss.parts.keys() <= optim.known_parts)
+        ):
             self._find_sides(loss)
-        elif loss is not None and self._optim.has_new_parts(loss):
-            self._find_more_sides(loss)
         if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
             if team is not None:
                 if self._shared is None:
@@ -460,24 +457,25 @@ class ModuleLearner:
 
     def _find_sides(self, loss: Loss | None) -> None:
         """Find which parameters each side of the loss reaches; a team uses the finding of its first learner that has
-        rows."""
-        reached = None if loss is None else self._optim.reached_by(loss)
-        if self.team is not None:
-            reached = next((found for found in self.team.gathered(reached) if found is not None), None)
-        if reached is not None:
-            self._optim.set_sides(reached)
-            self._shared = None  # the layout of gradients may have changed
-
-    def _find_more_sides(self, loss: Loss) -> None:
-        """Find what parts reach that earlier losses did not have.
+        rows.
 
         Raises:
-            EtudeError: gradients that lie in memory as before were added up, or other learners can't know of it.
+            EtudeError: later parts reach more, but gradients that lie in memory as before were added up, or other
+                learners can't know of it.
         """
-        sides = self._optim.sides
-        assert sides is not None
-        more = sides.and_also(self._optim.reached_by(loss))
-        if more == list(sides.reached):
+        optim, sides = self._optim, self._optim.sides
+        reached = None if loss is None else optim.reached_by(loss)
+        if sides is None:
+            if self._team is not None:
+                reached = next((found for found in self._team.gathered(reached) if found is not None), None)
+            if reached is not None:
+                optim.set_sides(reached)
+                self._shared = None  # the layout of gradients may have changed
+            return
+        assert loss is not None
+        assert reached is not None
+        reached = [known | new for known, new in zip(sides.reached, reached, strict=True)]
+        if reached == list(sides.reached):
             return
         if self._team is not None or self._gathered:
             raise EtudeError(
@@ -485,7 +483,7 @@ class ModuleLearner:
                 "With several learners or `accumulate`, name all in the first batch, too: give those that are not "
                 "learned yet as 0 times themselves."
             )
-        self._optim.set_sides(more)
+        optim.set_sides(reached)
 
     def _apply(self, batch: Batch) -> None:
         """Make a step from the gradients, or skip it if they or the loss are not finite; ``batch`` is their last
@@ -548,18 +546,18 @@ class ModuleLearner:
         done = None if self._compiled is None else self._compiled.step(batch)
         if done is None:
             return self._plain_step(batch)
+        parts, figures, self.kept, is_fine = done
         self.updates += 1
         self.steps_trained += batch.size
-        self.kept = done.kept
-        if not done.is_fine:
-            self._skip(done.parts, batch)
-            return done.parts
+        if not is_fine:
+            self._skip(parts, batch)
+            return parts
         self._skipped_in_a_row = 0
         if self.after_step is not None:
             with torch.no_grad():
                 self.after_step(self.module)
-        self._note([BatchResult(batch.size, done.parts, done.figures)])
-        return done.parts
+        self._note([BatchResult(batch.size, parts, figures)])
+        return parts
 
     def _skip(self, parts: Figures, batch: Batch) -> None:
         """Count a skipped step, and raise an error if there were too many in a row."""
@@ -568,11 +566,6 @@ class ModuleLearner:
         if self._skipped_in_a_row >= self.max_skipped:
             message = _why_skipped(self.name, self._skipped_in_a_row, parts, batch)
             raise EtudeError(message if self._team is None else blamed(self._team, message, parts))
-
-    def _timed_step(self, batch: Batch) -> Iterable[str]:
-        """Make a step with the CPU threads that are fastest for it."""
-        step = self._compiled_step if self.compile else self._plain_step
-        return self.threads.step(step, batch, self._size * batch.size, again=not self.compile)
 
     @cached_property
     def _size(self) -> int:
@@ -669,9 +662,9 @@ class Learner:
         self.modules = dict(modules or {})
         self.modules_to_train = modules_to_train
         self.env_steps = 0
+        """What was last given to `set_env_steps`."""
         self.updates_of_removed = 0
         """Gradient steps of modules that are no longer there."""
-        """What was last given to `set_env_steps`."""
 
     def __repr__(self) -> str:
         return short(self, modules=[*self.modules], updates=self.updates if self.modules else 0)
@@ -740,8 +733,7 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
 
 def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:
     """The message for ``steps`` skipped steps in a row: the module, the parts of the loss, and the suspected column."""
-    values = {name: float(part) for name, part in parts.items()}
-    bad = [f"`{name}` = {value}" for name, value in values.items() if not torch.tensor(value).isfinite()]
+    bad = [f"`{name}` = {float(part)}" for name, part in parts.items() if not math.isfinite(part)]
     where = f"the loss part {', '.join(bad)}" if bad else "a gradient, though the loss itself is finite"
     return (
         f"module {module_id!r}: {steps} gradient steps in a row were skipped, because of {where}. {_suspect(batch)} "
@@ -755,17 +747,14 @@ def _suspect(batch: Batch) -> str:
     columns = {name: c.detach().double() for name, c in batch.used.items() if c.dtype != torch.bool and c.numel()}
     if not columns:
         return ""
-    for name, column in columns.items():
-        count = int((~column.isfinite()).sum())
-        if count:
-            which = f"{count} numbers of {column.numel()} that are not finite"
-            return f"In the last batch `{name}` holds {which} ({_of(column)})."
-    name = max(columns, key=lambda name: float(columns[name].abs().max()))
-    return f"In the last batch all columns are finite; the largest numbers are in `{name}` ({_of(columns[name])})."
-
-
-def _of(column: torch.Tensor) -> str:
+    counts = {name: int((~column.isfinite()).sum()) for name, column in columns.items()}
+    name = max(columns, key=lambda name: (counts[name] > 0, float(columns[name].nan_to_num().abs().max())))
+    column, count = columns[name], counts[name]
     finite = column[column.isfinite()]
+    if count:
+        found = f"In the last batch `{name}` holds {count} numbers of {column.numel()} that are not finite"
+    else:
+        found = f"In the last batch all columns are finite; the largest numbers are in `{name}`"
     if not len(finite):
-        return "none is finite"
-    return f"of the others: least {finite.min():.4g}, mean {finite.mean():.4g}, greatest {finite.max():.4g}"
+        return f"{found} (none is finite)."
+    return f"{found} (of the others: least {finite.min():.4g}, mean {finite.mean():.4g}, greatest {finite.max():.4g})."

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.adam import adam
 
 from etude.errors import EtudeError, ModuleError, SettingsError
-from etude.learners.loss import APART, Loss
+from etude.learners.loss import Loss
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom1, Rule, settings
 
 # -- schedules -----------------------------------------------------------------------------------------------------
@@ -148,11 +148,6 @@ class FlatParameters:
         self.flat.grad = grad
         self._grads = self.split(grad)
 
-    def join_grads(self) -> None:
-        """Add the gradients in `apart` to the flat one."""
-        for other in self.apart:
-            self.grad.add_(other)
-
     def attach_grads(self) -> None:
         """Set all gradients to zero, in place, and make each parameter's ``grad`` its part of the flat gradient again.
 
@@ -209,12 +204,7 @@ class Adam:
             if i:
                 self.steps.copy_(before)  # each call would count a step
             adam(
-                [flat],
-                [grad],
-                [first],
-                [second],
-                [],
-                [self.steps],
+                *([flat], [grad], [first], [second], [], [self.steps]),
                 fused=True,
                 lr=rate,
                 beta1=self.betas[0],
@@ -287,27 +277,27 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
     """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if a frozen one has an
     optimizer; it is named."""
-    needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    needed = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
-    owner: dict[int, str] = {}
+    owner: dict[nn.Parameter, str] = {}
     for group, members in parameters.items():
         if not members:
             raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
         for p in members:
-            if id(p) in owner:
-                raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")
+            if p in owner:
+                raise EtudeError(f"parameter `{needed.get(p, '?')}` has two optimizers: {owner[p]}, {group}.")
             if not p.requires_grad:
-                names = [name for name, own in module.named_parameters() if own is p]
+                name = next((name for name, own in module.named_parameters() if own is p), "?")
                 raise EtudeError(
-                    f"parameter `{', '.join(names) or '?'}` of optimizer `{group}` is frozen (requires_grad is False), "
-                    "but the optimizer's averages of past gradients would still move it. Freeze parameters before the "
+                    f"parameter `{name}` of optimizer `{group}` is frozen (requires_grad is False), but "
+                    "the optimizer's averages of past gradients would still move it. Freeze parameters before the "
                     "learner is made, and leave them out of parameter_groups; or give them a group of their own, whose "
                     "learning rate a schedule sets to 0."
                 )
-            owner[id(p)] = group
-    for key, name in needed.items():
-        if key not in owner:
+            owner[p] = group
+    for p, name in needed.items():
+        if p not in owner:
             raise EtudeError(
                 f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False. A learner "
                 "trains the parameters that a module has, unfrozen, when the learner is made."
@@ -367,17 +357,6 @@ class Sides:
         if self.backs_apart:
             group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
         self.slices = self._slices()
-
-    def has_all_of(self, loss: Loss) -> bool:
-        """Whether there is no side of ``loss`` with a gradient besides these."""
-        return all(
-            not part.requires_grad or (name if name in APART else "policy") in self.names
-            for name, part in loss.parts.items()
-        )
-
-    def and_also(self, reached: Reached) -> Reached:
-        """What these sides reach, and others."""
-        return [one | other for one, other in zip(self.reached, reached, strict=True)]
 
     def _slices(self) -> dict[str, list[slice]]:
         """By side, the slices of the parameters that only it reaches; all others under ``all``."""
@@ -490,9 +469,10 @@ class Optimizers:
         self._at = 0  # steps that schedules have counted
         self.sides: Sides | None = None
         """The sides of the loss, for a single optimizer; None before the first batch, or if they are not needed."""
-        self.wants_sides = False
-        """Whether the parameters that each side reaches must still be found."""
-        self._parts: set[str] = set()  # of the losses in which they were looked for
+        self.needs_sides = False
+        """Whether it matters which parameters each side reaches."""
+        self.known_parts: set[str] = set()
+        """The parts of the losses in which that was looked for."""
         self._clippings: dict[str, list[Clipping]] | None = None  # None once gradients have moved in memory
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
@@ -505,7 +485,7 @@ class Optimizers:
             lr: Learning rate, or a `Schedule`.
         """
         if not params:
-            raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
+            raise EtudeError(f"optimizer `{name}` has no parameters: give it some, or leave it out.")
         check_schedule(f"the learning rate of optimizer `{name}`", lr)
         flat = FlatParameters(params)
         own = self._config
@@ -517,7 +497,7 @@ class Optimizers:
     def forget_sides(self) -> None:
         """Find again, with the next batch, which parameters the sides of the loss reach."""
         self.sides = None
-        self.wants_sides = list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
+        self.needs_sides = list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
         self.forget_memory()
 
     def forget_memory(self) -> None:
@@ -548,7 +528,7 @@ class Optimizers:
 
     def reached_by(self, loss: Loss) -> Reached:
         """The sides of ``loss`` that reach each parameter of the only optimizer; the loss's graph is kept."""
-        self._parts |= loss.parts.keys()
+        self.known_parts |= loss.parts.keys()
         (optimizer,) = self.by_name.values()
         found: list[set[str]] = [set() for _ in optimizer.parameters.parameters]
         for name, side in loss.sides.items():
@@ -559,10 +539,6 @@ class Optimizers:
                     own |= {name} if grad is not None else set()
         return [frozenset(own) for own in found]
 
-    def has_new_parts(self, loss: Loss) -> bool:
-        """Whether a loss has parts of which it is not known what they reach, though it matters."""
-        return self.sides is not None and not loss.parts.keys() <= self._parts
-
     def set_sides(self, reached: Reached) -> None:
         """Use the findings of `reached_by`.
 
@@ -570,7 +546,7 @@ class Optimizers:
             SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
-        self.sides, self.wants_sides = Sides(optimizer.parameters, reached, limited=self._limits_sides), False
+        self.sides = Sides(optimizer.parameters, reached, limited=self._limits_sides)
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
         for name in sorted(self._own_lr - rated):
@@ -649,7 +625,8 @@ class Optimizers:
     def join_sides(self) -> None:
         """Add up the gradients of the sides of the loss if they are separate."""
         for optimizer in self.by_name.values():
-            optimizer.parameters.join_grads()
+            for other in optimizer.parameters.apart:
+                optimizer.parameters.grad.add_(other)
 
     def step(self, resting: frozenset[str]) -> None:
         """Step all optimizers except those in ``resting``."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.engine import Engine, Learned, OfflineUpdate
 from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.play import Played
 from etude.algorithms.ray_config import Ray
-from etude.algorithms.results import Evaluation
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
 from etude.ray.cluster import actors_of, check_room, ensure_started, let_go
-from etude.runners import Finished, ModuleOf
+from etude.runners import ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
@@ -77,6 +77,7 @@ class RayEngine(Engine):
 
             self._start()
             self._runners = self._kept(Runners(self._algorithm, self.settings))
+            self.samples_beside = self._runners.asynchronous
         return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]
@@ -93,11 +94,6 @@ class RayEngine(Engine):
     def is_repeatable(self) -> bool:
         """Timing decides whose steps come first, and what they are."""
         return False
-
-    @property
-    def samples_beside(self) -> bool:
-        """Whether runners go on while the learner learns."""
-        return self._runners is not None and self._runners.asynchronous
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -183,15 +179,15 @@ class RayEngine(Engine):
         self._start()
         return self._kept(EvaluationRunners(self._algorithm, self.settings))
 
-    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+    def evaluate(self, num_episodes: int, seed: int) -> Played | None:
         """Play whole episodes. With evaluation runners, this returns the results of the previous call."""
         evaluators = self.evaluators
         return super().evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
 
-    def last_evaluation(self) -> tuple[Evaluation | None, Finished | None]:
+    def last_evaluation(self) -> Played | None:
         """Wait for the evaluation that was begun last, and return it."""
         evaluators = self.evaluators
-        return super().last_evaluation() if evaluators is None else evaluators.finished() or (None, None)
+        return super().last_evaluation() if evaluators is None else evaluators.finished()
 
     def _start(self) -> None:
         """Connect to the cluster, or start one.
@@ -219,5 +215,5 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """End everything that was started, and the cluster if it was started for this."""
-        self._runners, self._is_started = None, False
+        self._runners, self._is_started, self.samples_beside = None, False, False
         self._ending.close()

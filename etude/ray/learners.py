@@ -20,18 +20,18 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig, RecordConfig
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.interruption import when_parent_ends
 from etude.learners import Update
+from etude.learners.batch import Sequences
 from etude.learners.distributed import Team, TeamLost
 from etude.learners.loss import Figures
-from etude.learners.minibatches import Sequences
 from etude.ray.cluster import cause_of, check_connected, connection, first_line, raise_from, room, was_lost
 from etude.ray.policies import (
     as_arrays,

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from etude.algorithms.config import ActingConfig, AlgorithmConfig
-from etude.algorithms.nested import AgentsConfig
+from etude.algorithms.config import ActingConfig, AgentsConfig, AlgorithmConfig
 from etude.algorithms.play import dropped_by, make_runner, played, runner_for, workers_of
 from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena

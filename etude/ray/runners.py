@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.play import evaluation_of
+from etude.algorithms.play import Played, evaluation_of
 from etude.algorithms.ray_config import Ray
-from etude.algorithms.results import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.experience import Experience
 from etude.policies import PolicyLike
@@ -615,7 +614,7 @@ class EvaluationRunners(RunnerPool):
         self._algorithm, self._updates = algorithm, 0
         super().__init__(settings.num_evaluation_runners, 0.0, _sent(algorithm.config, callbacks=()), settings)
 
-    def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
+    def next(self, num_episodes: int, *, seed: int | None) -> Played | None:
         """Start new episodes with the current modules, without waiting, and return the results of the last ones.
 
         The result is None the first time, and if all of it was lost. See `finished`.
@@ -633,9 +632,9 @@ class EvaluationRunners(RunnerPool):
             own = num_episodes // len(members) + (i < num_episodes % len(members))
             if own:
                 self.request(member, member.actor.play.remote(ref, own, int(seeds[i])), steps=own)
-        return (None, None) if found is None else found
+        return found
 
-    def finished(self) -> tuple[Evaluation, Finished] | None:
+    def finished(self) -> Played | None:
         """Wait for the last episodes and return their results, with the gradient steps of the modules that played.
 
         None if all of it was lost. The algorithm's metrics get ``evaluation_restarts``, the number of lost runners.
@@ -654,7 +653,7 @@ class EvaluationRunners(RunnerPool):
             return None
         played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
         finished = merged(played)
-        return evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished
+        return Played(evaluation_of(finished, sum(faulty), updates=self._updates, seconds=max(seconds)), finished)
 
     def close(self) -> None:
         """End the runners; their running episodes are lost. Does nothing the second time."""

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from ray import tune
 
 from etude.algorithms import Algorithm, AlgorithmConfig, Result, Stop
+from etude.algorithms.parallel import algorithm_of
 from etude.algorithms.search import applied
-from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
 from etude.metrics.writers import flat_items
 from etude.ray.cluster import actors_of, driver_of

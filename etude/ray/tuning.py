@@ -20,10 +20,9 @@ from ray.tune.search.variant_generator import generate_variants
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.checkpoint import check_metric
-from etude.algorithms.parallel import check_records_nothing
+from etude.algorithms.parallel import algorithm_of, check_records_nothing
 from etude.algorithms.run import new_folder
 from etude.algorithms.search import Choice, Grid, Range, applied, flat
-from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
 from etude.files import absolute

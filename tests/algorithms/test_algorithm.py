@@ -28,7 +28,7 @@ from etude.algorithms import (
     Result,
     Stop,
 )
-from etude.algorithms.nested import ReplayConfig, SequenceConfig
+from etude.algorithms.config import ReplayConfig, SequenceConfig
 from etude.connectors import GAE, Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError

@@ -350,7 +350,7 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
         ("temperature", 0.0, "above 0, or none"),
         ("gamma", 1.1, "between 0 and 1"),
         ("tau", 0.0, "above 0 and at most 1"),
-        ("squash", False, "true: actions are drawn between their bounds"),
+        ("squash", False, "true: actions have bounds"),
     ],
 )
 def test_bad_settings(name: str, value: Any, rule: str) -> None:

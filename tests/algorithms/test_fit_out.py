@@ -61,7 +61,7 @@ def test_a_resumed_run_does_not_write_its_last_evaluation_again(tmp_path):
 
 def test_a_run_that_saved_nothing_is_not_to_be_resumed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
-    with pytest.raises(SettingsError, match="It ended before it saved anything, so it can't be continued: replace it"):
+    with pytest.raises(SettingsError, match="It has saved nothing yet: replace it"):
         etude.PPO(SMALL).fit(etude.Stop(updates=2), out=tmp_path)
 
 

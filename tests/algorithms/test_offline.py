@@ -198,7 +198,7 @@ def test_a_filter_of_several_modules_is_none_of_one(tmp_path: Path) -> None:
     data, how = str(tmp_path / "several"), {"connectors": ("normalize_obs",), "obs_filter": "stored"}
     with pytest.raises(DataError, match=r"of each of its modules learned \(cart_0, cart_1\), and not of one for all"):
         BC(BCConfig(data=data, **how))
-    with pytest.raises(DataError, match="stores no observation filter of module 'other': take obs_filter='data'"):
+    with pytest.raises(DataError, match="has no observation filter of module 'other' stored with it"):
         BC(BCConfig(data=data, modules=("cart_0", "other"), module_of=lambda agent, episode: "cart_0", **how))
 
 
@@ -221,7 +221,7 @@ def test_a_function_chooses_the_modules_that_learn_offline(tmp_path: Path) -> No
 
 def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    with pytest.raises(DataError, match="has no observation filter stored with it: take obs_filter='data'"):
+    with pytest.raises(DataError, match="has no observation filter of module 'main' stored with it: take"):
         BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
 
 

@@ -9,9 +9,8 @@ import pytest
 
 import etude
 from etude.algorithms.comparison import compare
-from etude.algorithms.parallel import TrainingJob, cores_of
+from etude.algorithms.parallel import TrainingJob, cores_of, seeds_of
 from etude.algorithms.run import claimed
-from etude.algorithms.seeds import seeds_of
 from etude.checkpoints import save_tree
 from etude.errors import SettingsError
 

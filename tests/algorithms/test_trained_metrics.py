@@ -11,7 +11,7 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
-from etude.algorithms.results import Counts, log_trained
+from etude.algorithms.results import log_trained
 from etude.learners import Update
 from etude.metrics import Metrics
 
@@ -60,9 +60,9 @@ def test_a_module_that_is_not_trained_has_no_steps() -> None:
 
 def test_env_steps_are_as_many_to_an_agent_s_as_were_sampled() -> None:
     metrics = Metrics()
-    log_trained(metrics, Counts(0, 0, {"a": 0}), Counts(10, 40, {"a": 100}))  # four agents at a time
-    log_trained(metrics, Counts(10, 40, {"a": 100}), Counts(20, 60, {"a": 200, "b": 20}))  # two; and a new module
-    log_trained(metrics, Counts(20, 60, {"a": 200, "b": 20}), Counts(20, 60, {"a": 230, "b": 20}))  # none sampled
+    log_trained(metrics, {"a": 0}, {"a": 100}, (0, 0), (10, 40))  # four agents at a time
+    log_trained(metrics, {"a": 100}, {"a": 200, "b": 20}, (10, 40), (20, 60))  # two; and a new module
+    log_trained(metrics, {"a": 200, "b": 20}, {"a": 230, "b": 20}, (20, 60), (20, 60))  # none sampled
     assert metrics.reduce() == {
         "env_steps_trained": 25 + 60 + 10,
         "env_steps_trained_lifetime": 95,

@@ -780,7 +780,7 @@ def test_optimizers_that_are_still_to_be_registered_are_missed_at_the_first_upda
     learner.register_optimizer("critic", None, [*groups["critic"], groups["actor"][0]], 0.01)
     with pytest.raises(EtudeError, match="has two optimizers: actor, critic"):
         learner.update_from(some_batches())
-    with pytest.raises(EtudeError, match="an optimizer has no parameters"):
+    with pytest.raises(EtudeError, match="optimizer `none` has no parameters"):
         learner.register_optimizer("none", None, [], 0.01)
 
 

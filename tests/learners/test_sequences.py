@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, ComputeConfig, Loss, ModuleLearner
-from etude.learners.minibatches import Sequences
+from etude.learners.batch import Sequences
 from etude.modules import Module, NetworkConfig, make_module
 
 OBS = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float64), "kind": spaces.Discrete(2, start=5)})

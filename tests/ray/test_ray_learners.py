@@ -478,7 +478,7 @@ def test_shares_are_equal_and_all_there_is(num: int, lookback: int) -> None:
 @pytest.mark.parametrize("context", [0, 2])
 @pytest.mark.parametrize("num", [2, 3, 5])
 def test_shares_for_a_recurrent_module_keep_its_sequences(num: int, context: int) -> None:
-    from etude.learners.minibatches import Sequences
+    from etude.learners.batch import Sequences
 
     exp = experience(61)
     exp.segments.lookback[1:4] = (2, 1, 8)

@@ -402,10 +402,10 @@ def test_a_full_disk_ends_the_run_and_spares_what_is_there(made: Any, tmp_path: 
 def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     algorithm = made(Ray(num_runners=1, num_evaluation_runners=2))
     evaluators = algorithm.engine.evaluators
-    assert evaluators.next(5, seed=3) == (None, None)
+    assert evaluators.next(5, seed=3) is None
     updates = algorithm.updates
     algorithm.train()
-    evaluation, finished = evaluators.next(4, seed=3)
+    evaluation, finished, _ = evaluators.next(4, seed=3)
     assert evaluation.episodes == len(finished.returns) == 5
     assert evaluation.updates == updates < algorithm.updates
     assert evaluation.length_mean == 5

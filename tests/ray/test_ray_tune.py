@@ -18,8 +18,8 @@ from etude.errors import EngineError, SettingsError
 ray_tune = pytest.importorskip("ray.tune")
 
 from etude.algorithms import Algorithm  # noqa: E402
+from etude.algorithms.parallel import algorithm_of  # noqa: E402
 from etude.algorithms.search import Choice, Grid, Range  # noqa: E402
-from etude.algorithms.seeds import algorithm_of  # noqa: E402
 from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
 from etude.ray.cluster import driver_of  # noqa: E402
