@@ -15,6 +15,7 @@ import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -255,7 +256,7 @@ class Dataset:
         under = {root: list(col.subtree(self._columns, root)) for root in (col.OBS, col.ACTION)}
         both = [*under[col.OBS], *under[col.ACTION]]
         if not given:
-            forms = {n: (f.dtype, f.shape if f.dtype.kind == "f" else _one(f.shape)) for n, f in self._columns.items()}
+            forms = {name: (feature.dtype, feature.shape) for name, feature in self._columns.items()}
             ranges = self._ranges([name for name in both if needs_range(name, *forms[name])])
             given = {root: inferred_space({n: forms[n] for n in names}, root, ranges) for root, names in under.items()}
             inferred |= dict.fromkeys(both, "the dataset has no spaces")
@@ -277,7 +278,7 @@ class Dataset:
         """The ranges of some integer columns."""
         ranges: dict[str, Range] = {}
         for span, name in itertools.product(self.spans() if names else (), names):
-            feature = self._columns[name]._replace(shape=_one(self._columns[name].shape))
+            feature = self._columns[name]
             try:
                 widen(ranges, {name: self._values(self._table(span, [feature.key]), span, feature)})
             except DataError:  # raised again when it is read
@@ -377,11 +378,12 @@ class Dataset:
 
         Reads the same features ``keys`` as for the unit, so that most of the time the rows are cached.
         """
-        later = (file for file in range(span.file + 1, len(self.files)) if self.rows[file])
-        file = span.file if span.stop < self.rows[span.file] else next(later, None)
-        if file is None:
-            return {}
-        row = FrameSpan(file, span.stop, span.stop + 1) if file == span.file else FrameSpan(file, 0, 1)
+        row = FrameSpan(span.file, span.stop, span.stop + 1)
+        if span.stop >= self.rows[span.file]:
+            later = np.flatnonzero(self.rows[span.file + 1 :])
+            if not len(later):
+                return {}
+            row = FrameSpan(span.file + 1 + int(later[0]), 0, 1)
         table = self._table(row, keys)
         found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
         if [*found[0], *found[1]] != [episode, frame]:
@@ -390,11 +392,10 @@ class Dataset:
 
     def _at(self, span: FrameSpan, episode: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices of episodes in `episodes`."""
-        known = self.episodes[EPISODE]
-        at = np.searchsorted(known, episode)
-        unknown = np.flatnonzero(np.append(known, -1)[np.minimum(at, len(known))] != episode)
-        if len(unknown):
-            where, number = self._where(span, int(unknown[0])), episode[unknown[0]]
+        known = np.append(self.episodes[EPISODE], -1)
+        at = np.searchsorted(known[:-1], episode)
+        if (unknown := known[at] != episode).any():
+            where, number = self._where(span, int(unknown.argmax())), episode[unknown][0]
             raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
         return at
 
@@ -412,15 +413,16 @@ class Dataset:
             span: Their location.
             last: Whether a row is the last of its episode, by its length; bool ``[rows]``.
         """
-        there = {flag: f._replace(shape=(), dtype=np.dtype(np.float64)) for flag, f in self._flags.items() if f}
-        flags = {flag: self._values(table, span, feature) != 0 for flag, feature in there.items()}
-        success, truncated = flags.get("success"), flags.get(col.TRUNCATED)
-        terminated = flags.get(col.TERMINATED)
-        done = flags.get("done", last)
-        if terminated is None and truncated is not None:
-            terminated = done & ~truncated & ("done" in flags)
-        elif terminated is None:
-            terminated = done & (success if success is not None else "done" in flags)
+        flags = {
+            flag: self._values(table, span, feature._replace(shape=(), dtype=np.dtype(np.float64))) != 0
+            for flag, feature in self._flags.items()
+            if feature
+        }
+        done, has_done = flags.get("done", last), "done" in flags
+        terminated, truncated = flags.get(col.TERMINATED), flags.get(col.TRUNCATED)
+        if terminated is None:
+            by_flag = flags.get("success", has_done) if truncated is None else ~truncated & has_done
+            terminated = done & by_flag
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
@@ -431,24 +433,19 @@ class Dataset:
             return np.zeros((table.num_rows, *feature.shape), feature.dtype)
         if feature.kind == "number":
             return self._values(table, span, feature)
-        array = one_array(table[feature.key])
-        if feature.kind == "image":
-            return _images(array, feature, lambda row: self._where(span, row))
-        return strings(array, feature.key, lambda row: self._where(span, row))
+        array, place = one_array(table[feature.key]), partial(self._where, span)
+        return _images(array, feature, place) if feature.kind == "image" else strings(array, feature.key, place)
 
     def _values(self, table: pa.Table, span: FrameSpan, feature: Feature) -> NDArray[Any]:
         """A column of numbers, in the shape and dtype of its feature."""
-        found = numbers(one_array(table[feature.key]), feature.key, lambda row: self._where(span, row))
+        found = numbers(one_array(table[feature.key]), feature.key, partial(self._where, span))
         if math.prod(found.shape[1:]) != math.prod(feature.shape):
             said = f"rows of {list(found.shape[1:])}, but its shape is {list(feature.shape)}"
             raise DataError(f"{self._where(span, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
         with np.errstate(over="ignore", invalid="ignore"):
             out = found.astype(feature.dtype, copy=False).reshape(len(found), *feature.shape)
-        if (
-            feature.dtype.kind in "iu"
-            and found.dtype != feature.dtype
-            and (other := out.ravel() != found.ravel()).any()
-        ):
+        is_cast = feature.dtype.kind in "iu" and found.dtype != feature.dtype
+        if is_cast and (other := out.ravel() != found.ravel()).any():
             row = int(other.argmax()) // max(1, math.prod(feature.shape))
             said = f"{found.ravel()[other][0]}, which is not a {feature.dtype}"
             raise DataError(f"{self._where(span, row)}: column `{feature.key}` holds {said}. Correct one of them.")
@@ -531,23 +528,20 @@ def _parquet(folder: AnyPath) -> list[AnyPath]:
 
 def _info_of(folder: AnyPath) -> dict[str, Any]:
     path = folder / INFO
-    info = read_json(path)
-    version = str(info.get("codebase_version") if isinstance(info, dict) else None)
-    major = re.match(r"v?(\d{1,9})(\.|$)", version)
-    if major is None:
-        raise DataError(f"{path}: has no `codebase_version` such as v3.0. Restore it from a copy.")
-    if major[1] != "3":
+    data = read_json(path)
+    info: dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+    version, fps = str(info.get("codebase_version")), info.get("fps")
+    if not re.match(r"v?3(\.|$)", version):
         converter = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=FOLDER"
         raise DataError(
-            f"{folder}: is a LeRobot dataset of version {version[:40]}, but version 3 is read. LeRobot converts older "
-            f"ones: {converter} --push-to-hub=false (newer LeRobots have the script in lerobot.scripts)."
+            f"{path}: `codebase_version` is {version[:40]}, but version 3 is read. LeRobot converts older datasets: "
+            f"{converter} --push-to-hub=false (newer LeRobots have the script in lerobot.scripts)."
         )
-    fps = info.get("fps")
     if not isinstance(fps, int | float) or not 0 < fps < 1e6:
         raise DataError(f"{path}: `fps` is {str(fps)[:80]!r}, not a number of frames a second.")
     if not isinstance(info.get("features"), dict):
         raise DataError(f"{path}: `features` is not an object. Restore it from a copy.")
-    return dict(info)
+    return info
 
 
 def _feature(key: str, said: Mapping[str, Any]) -> Feature:
@@ -559,21 +553,20 @@ def _feature(key: str, said: Mapping[str, Any]) -> Feature:
         return Feature(key, "text", np.dtype(object), ())
     if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(f"its shape is {str(shape)[:80]}")
-    found = Feature(key, "number", np.dtype(np.uint8 if dtype in ("image", "video") else str(dtype)), tuple(shape))
-    if dtype in ("image", "video"):
+    is_image = dtype in ("image", "video")
+    kind = np.dtype(np.uint8 if is_image else str(dtype))
+    if is_image:
         names = said.get("names")
         axes = names if isinstance(names, list) else ["c"] if shape[0] in _MODES and shape[-1] not in _MODES else ["h"]
-        found = found._replace(
-            kind=dtype, shape=(*shape[1:], shape[0]) if str(axes[:1]).startswith("['c") else found.shape
-        )
+        shape = [*shape[1:], shape[0]] if str(axes[:1]).startswith("['c") else shape
         is_depth = isinstance(about, dict) and any(key.endswith("is_depth_map") and about[key] for key in about)
-        if is_depth or len(shape) != 3 or found.shape[2] not in (_MODES if dtype == "image" else _PIXELS):
+        if is_depth or len(shape) != 3 or shape[2] not in (_MODES if dtype == "image" else _PIXELS):
             raise ValueError(f"{'depth maps' if is_depth else f'{dtype}s of shape {shape}'} are not read")
-    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
+    if kind.kind not in "biuf" or kind.itemsize > 8:
         raise ValueError(f"its dtype is {str(dtype)[:80]}")
-    if math.prod(found.shape) * found.dtype.itemsize > _MOST_BYTES:
+    if math.prod(shape) * kind.itemsize > _MOST_BYTES:
         raise ValueError(f"a step of it has more than {_MOST_BYTES:,} bytes")
-    return found
+    return Feature(key, str(dtype) if is_image else "number", kind, tuple(shape) if kind.kind == "f" else _one(shape))
 
 
 def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
@@ -594,9 +587,9 @@ def _clashes(name: str, others: Iterable[str]) -> bool:
     return any(col.is_under(name, other) or col.is_under(other, name) for other in others)
 
 
-def _one(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _one(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a row; LeRobot writes ``[1]`` for a single number."""
-    return () if shape == (1,) else shape
+    return () if tuple(shape) == (1,) else tuple(shape)
 
 
 def _fits(feature: Feature, leaf: Space) -> bool:
@@ -635,23 +628,19 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
     if not is_bytes(array.type):
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
-    out = np.empty((0, *feature.shape), np.uint8)
+    mode = _MODES[channels]
+    images = []  # only as large as an image that is there
     for row, value in enumerate(array):
         try:
             if not value.is_valid:
                 raise ValueError("its bytes are not in the row; files beside are not read")
             image = Image.open(io.BytesIO(value.as_py()), formats=["PNG", "JPEG"])
-            if image.size != (width, height) or image.mode not in (_MODES[channels], "P"):  # before decoding it
-                raise ValueError(
-                    f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {_MODES[channels]}"
-                )
-            if not row:  # the shape is right, and no larger than an image that is there
-                out = np.empty((len(array), *feature.shape), np.uint8)
-            pixels = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
-            out[row] = np.asarray(pixels).reshape(feature.shape)
+            if image.size != (width, height) or image.mode not in (mode, "P"):  # before decoding it
+                raise ValueError(f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {mode}")
+            images.append(np.asarray(image if image.mode == mode else image.convert(mode)).reshape(feature.shape))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{place(row)}: the image in column `{feature.key}` can't be decoded ({error}).") from error
-    return out
+    return np.stack(images) if images else np.empty((0, *feature.shape), np.uint8)
 
 
 def _decoded(

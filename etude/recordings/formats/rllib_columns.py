@@ -3,6 +3,7 @@
 
 import base64
 import io
+import reprlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -18,7 +19,7 @@ from etude.recordings.action_units import ACTIONS, BY_RLLIB
 from etude.recordings.formats.inferring import Range, fitting, inferred_space
 from etude.recordings.formats.msgpack_numpy import DTYPE
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_dtype, leaf_shape
+from etude.spaces import Space, leaf_dtype
 
 NAMES: Final = {
     "action_logp": col.LOGP,
@@ -63,25 +64,22 @@ def flat_columns(values: Sequence[Any], space: Space | None, root: str, *, whole
     first = values[0] if space is None and len(values) else None
     if isinstance(space, spaces.Dict) or isinstance(first, dict):
         keys: Sequence[Any] = list(space.spaces if isinstance(space, spaces.Dict) else values[0])
-        for i, value in enumerate(values):
-            if not isinstance(value, dict) or set(value) != set(keys):
-                raise DataError(f"`{root}`{_at(i, whole)} is not a map with the keys {keys}")
+        kinds: type | tuple[type, ...] = dict
+        wanted = f"a map with the keys {keys}"
     elif isinstance(space, spaces.Tuple) or _is_tuple(first):
         keys = range(len(space.spaces if isinstance(space, spaces.Tuple) else values[0]))
-        for i, value in enumerate(values):
-            if not isinstance(value, list | tuple) or len(value) != len(keys):
-                raise DataError(f"`{root}`{_at(i, whole)} is not a list of {len(keys)} parts")
+        kinds, wanted = (list, tuple), f"a list of {len(keys)} parts"
     else:
         return {root: numbers(values[0], root) if whole else stacked(values, root)}
+    for i, value in enumerate(values):
+        own = range(len(value)) if isinstance(value, list | tuple) else value
+        if not isinstance(value, kinds) or set(own) != set(keys):
+            raise DataError(f"`{root}`{'' if whole else f' at step {i}'} is not {wanted}")
     out: Columns = {}
     for key in keys:
         part = space.spaces[key] if isinstance(space, spaces.Dict | spaces.Tuple) else None
         out |= flat_columns([value[key] for value in values], part, f"{root}/{key}", whole=whole)
     return out
-
-
-def _at(step: int, whole: bool) -> str:
-    return "" if whole else f" at step {step}"
 
 
 def _is_tuple(value: Any) -> bool:
@@ -109,12 +107,9 @@ def numbers(value: Any, name: str, at: str = "") -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"`{name}`{at} is not an array of numbers ({error})") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"`{name}`{at} holds {_word(array)}, not numbers")
+        what = "text" if array.dtype.kind in "SU" else f"values of type {array.dtype}"
+        raise DataError(f"`{name}`{at} holds {what}, not numbers")
     return array
-
-
-def _word(array: NDArray[Any]) -> str:
-    return "text" if array.dtype.kind in "SU" else f"values of type {array.dtype}"
 
 
 def described(
@@ -143,9 +138,7 @@ def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtyp
     if leaf is not None:
         is_choice = found.kind in "biu" and not isinstance(leaf, spaces.Box)  # `cast` checks that it fits
         return leaf_dtype(leaf) if is_choice else fitting(leaf, found)
-    if name == col.REWARD:
-        return np.dtype(np.float32 if found == np.float32 else np.float64)
-    if col.is_under(name, col.INFO):
+    if name == col.REWARD or col.is_under(name, col.INFO):
         return np.dtype(np.float32 if found == np.float32 else np.float64)
     if any(col.is_under(name, root) for root in _FLOATS) and found.kind in "biu":
         return np.dtype(np.float32)
@@ -170,15 +163,13 @@ def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], nam
     return out
 
 
-def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
-    """Raise a DataError if a column does not have the shape of its space."""
-    if column.shape[1:] != leaf_shape(leaf):
-        raise DataError(f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}")
-
-
 # -- spaces: their arrays are .npy files, compressed by zlib and encoded as base64 -----------------------------------
 
 
+_BROKEN: Final = (
+    *(LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, MemoryError, RecursionError),
+    zlib.error,
+)
 _MAX_BYTES: Final = 1 << 28
 """The most memory in bytes for the bounds of one space."""
 
@@ -191,10 +182,8 @@ def space_of(data: Any) -> Space:
     """
     try:
         return _space_of(data)
-    except RecursionError as error:  # nor can such a deep value be shown
-        raise DataError("a space can't be read: its spaces are nested too deep") from error
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, MemoryError) as error:
-        raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
+    except _BROKEN as error:
+        raise DataError(f"a space can't be read: {reprlib.repr(data)} ({type(error).__name__}: {error})") from error
 
 
 def _space_of(data: Any) -> Space:
@@ -229,14 +218,10 @@ def _dtype_of(name: Any) -> np.dtype[Any]:
 
 def _array_of(text: Any) -> NDArray[Any]:
     """The array in an encoded string; plain lists and numbers are converted directly."""
-    if not isinstance(text, str):
-        array = np.asarray(text)
-    else:
-        try:
-            unzip = zlib.decompressobj()
-            raw = unzip.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
-        except zlib.error as error:
-            raise ValueError(f"its bounds are not zlib data ({error})") from error
+    array = np.asarray(text)
+    if isinstance(text, str):
+        unzip = zlib.decompressobj()
+        raw = unzip.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         if unzip.unconsumed_tail:
             raise ValueError(f"its bounds take more than {_MAX_BYTES:,} bytes")
         array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)

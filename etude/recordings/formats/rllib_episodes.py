@@ -40,7 +40,7 @@ from etude.recordings.formats.msgpack_numpy import (
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import Schema, space_of
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaves
+from etude.spaces import Space, leaf_shape, leaves
 
 # -- one document ----------------------------------------------------------------------------------------------------
 
@@ -363,8 +363,9 @@ def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None =
         if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
             columns |= flat(buffer, root, header.spaces.get(root))
     for name, leaf in header.leaves().items():
-        if name in columns:
-            words.check_leaf(columns[name], leaf, name)
+        if name in columns and columns[name].shape[1:] != leaf_shape(leaf):
+            found = list(columns[name].shape[1:])
+            raise DataError(f"`{name}` has the shape {found} at each step, but its space is {leaf}")
     return columns
 
 

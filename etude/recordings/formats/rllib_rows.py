@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.experience.arrays import hashes_of, words_of
+from etude.experience.arrays import hashes_of
+from etude.recordings.format import follow
 from etude.recordings.formats.arrow import flat, one_array
 from etude.recordings.formats.sorting import KeyedRows
 
@@ -82,7 +83,8 @@ def in_time(track: Ints, done: NDArray[np.bool_], obs: Columns, next_obs: Column
     other = track[1:] != track[:-1]
     bounds = np.concatenate([[0], np.flatnonzero(other) + 1, [len(track)]])
     order, t = np.arange(len(track)), np.arange(len(track)) - np.repeat(bounds[:-1], np.diff(bounds))
-    broken = np.flatnonzero(~other & (~_linked(obs, next_obs) | done[:-1])) if obs else ()
+    linked = np.all([follow(values, next_obs[name]) for name, values in obs.items()], axis=0)
+    broken = np.flatnonzero(~other & (~linked | done[:-1])) if obs else ()
     for i in np.unique(np.searchsorted(bounds, broken, side="right") - 1).tolist():
         own = slice(int(bounds[i]), int(bounds[i + 1]))
         keys, following = (_keys_of({name: values[own] for name, values in c.items()}) for c in (obs, next_obs))
@@ -90,16 +92,6 @@ def in_time(track: Ints, done: NDArray[np.bool_], obs: Columns, next_obs: Column
         order[own] = own.start + np.concatenate(chains)
         t[own] += np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])  # a row is missing between chains
     return order, t
-
-
-def _linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:
-    """bool ``[rows - 1]``: where a row's next observation equals the next row's observation, byte by byte."""
-    num = len(next(iter(obs.values())))
-    out = np.ones(max(0, num - 1), bool)
-    for name, column in obs.items():
-        a, b = words_of(next_obs[name][:-1]), words_of(column[1:])
-        out &= (a == b).all(axis=1)
-    return out
 
 
 def _keys_of(columns: Columns) -> list[bytes]:
@@ -112,6 +104,8 @@ def _keys_of(columns: Columns) -> list[bytes]:
 def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -> list[list[int]]:
     """Chain the rows of one episode, so that each row's observation is the next observation of the row before.
 
+    Of several rows with this observation, the following one in the file is taken, else the first unused one.
+
     Args:
         obs: The bytes of each row's observation.
         next_obs: The bytes of each row's next observation.
@@ -120,31 +114,19 @@ def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -
     Returns:
         Chains of row indices. Those that no row leads to come first, in the order of the rows.
     """
-    waiting: dict[bytes, list[int]] = {}
-    for row in range(len(obs) - 1, -1, -1):
-        waiting.setdefault(obs[row], []).append(row)
-    reached = {key for row, key in enumerate(next_obs) if not done[row]}
-    used = np.zeros(len(obs), bool)
+    waiting: dict[bytes, dict[int, None]] = {}
+    for i, key in enumerate(obs):
+        waiting.setdefault(key, {})[i] = None
+    reached = {key for i, key in enumerate(next_obs) if not done[i]}
     chains: list[list[int]] = []
-    for row in [*(r for r in range(len(obs)) if obs[r] not in reached), *range(len(obs))]:
-        if used[row]:
-            continue
-        chain = [row]
-        used[row] = True
-        while not done[chain[-1]]:
-            following = _next(chain[-1], waiting.get(next_obs[chain[-1]], []), used)
-            if following is None:
-                break
-            chain.append(following)
-            used[following] = True
-        chains.append(chain)
+    for first in [*(i for i, key in enumerate(obs) if key not in reached), *range(len(obs))]:
+        row: int | None = first if first in waiting[obs[first]] else None
+        chain: list[int] = []
+        while row is not None:
+            chain.append(row)
+            del waiting[obs[row]][row]
+            following = {} if done[row] else waiting.get(next_obs[row], {})
+            row = row + 1 if row + 1 in following else next(iter(following), None)
+        if chain:
+            chains.append(chain)
     return chains
-
-
-def _next(row: int, candidates: list[int], used: NDArray[np.bool_]) -> int | None:
-    """The following row in the file if it fits, else the first unused one of those that fit."""
-    while candidates and used[candidates[-1]]:
-        candidates.pop()
-    if not candidates:
-        return None
-    return row + 1 if row + 1 in candidates[-8:] and not used[row + 1] else candidates[-1]

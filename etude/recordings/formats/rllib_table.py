@@ -46,9 +46,10 @@ from etude.recordings.layout import Header
 # -- the encodings of a column ---------------------------------------------------------------------------------------
 
 
-_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE: Final = "ray.data.arrow_variable_shaped_tensor"
 _PICKLED: Final = "ray.data.arrow_pickled_object"
+_OF_RAY: Final = (*_TENSORS, _VARIABLE, _PICKLED)
 
 
 def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> Columns:
@@ -58,13 +59,13 @@ def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> 
         DataError: it does not hold numbers, or has rows of different shapes; the message names the row.
     """
     name, shape = _extension(field)
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    array = array.storage if isinstance(array, pa.ExtensionArray) and name in _OF_RAY else array
     check_nulls(array, root, place)
     is_struct = pa.types.is_struct(array.type)
     if name == _VARIABLE and is_struct and {"data", "shape"} <= {own.name for own in array.type} and len(array):
         shapes = numbers(array.field("shape"), root, place)
-        if (shapes != shapes[0]).any():
-            row = int((shapes != shapes[0]).any(axis=1).argmax())
+        if (other := (shapes != shapes[0]).any(axis=1)).any():
+            row = int(other.argmax())
             raise DataError(f"{place(row)}: `{root}` has the shape {shapes[row]}, but {shapes[0]} before. {REMEDY}.")
         array, shape = array.field("data"), shapes[0].tolist()
     elif is_struct:
@@ -86,29 +87,25 @@ def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> 
 
 def _extension(field: pa.Field) -> tuple[str, list[int] | None]:
     """The name of a field's extension type, and the shape of one row; None if the metadata is not JSON."""
-    if isinstance(field.type, pa.FixedShapeTensorType):
-        return field.type.extension_name, field.type.shape
-    if isinstance(field.type, pa.ExtensionType):
+    metadata = field.metadata or {}
+    name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
+    about = metadata.get(b"ARROW:extension:metadata", b"")
+    if isinstance(field.type, pa.ExtensionType):  # where Ray was imported
         name, about = field.type.extension_name, field.type.__arrow_ext_serialize__()
-    else:
-        metadata = field.metadata or {}
-        name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
-        about = metadata.get(b"ARROW:extension:metadata", b"")
     try:
-        data = json.loads(about)
-    except (ValueError, UnicodeDecodeError, RecursionError):
+        shape = json.loads(about)
+    except (ValueError, RecursionError):
         return name, None
-    shape = data.get("shape") if isinstance(data, dict) else data
     is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     return name, shape if is_shape and name in _TENSORS else None
 
 
 def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: RowPlace) -> list[Any]:
+    texts, values = array.to_pylist(), []
     if decode is unpack:
         with contextlib.suppress(DataError):
-            return unpack_rows(array.to_pylist())
-    values = []
-    for row, value in enumerate(array.to_pylist()):
+            return unpack_rows(texts)
+    for row, value in enumerate(texts):
         try:
             values.append(decode(value))
         except DataError as error:
@@ -189,19 +186,13 @@ class TableFiles:
         first = self.parquet.schema(0)
         for i, path in enumerate(self.paths):
             names = self.parquet.schema(i).names
-            missing = [name for name in REQUIRED if name not in names]
-            if missing:
-                listed = ", ".join(names[:20])
-                raise DataError(
-                    f"{path}: has no column `{missing[0]}`, which a table of steps needs; it has {listed}. If another "
-                    "column holds it, read the file as a table with a schema of your own."
-                )
-            lost = [name for name in first.names if name not in names]
-            if lost:
-                raise DataError(
-                    f"{path}: has no column `{lost[0]}`, but {self.paths[0]} has. A recording has the same columns "
-                    "everywhere: move one of them to a folder of its own."
-                )
+            for name in (*REQUIRED, *first.names):
+                if name not in names:
+                    why = "which a table of steps needs" if name in REQUIRED else f"but {self.paths[0]} has"
+                    raise DataError(
+                        f"{path}: has no column `{name}`, {why}; it has {', '.join(names[:20])}. If another column "
+                        "holds it, read the file as a table with a schema of your own; else move it away."
+                    )
         twice = [name for name in first.names if first.names.count(name) > 1]
         if twice:
             raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
@@ -248,13 +239,9 @@ class TableFiles:
         for group, rows in enumerate(self.parquet.group_rows):
             table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
             ids = [self._ids(table, name, group) for name in KEYS[:3]]
-            done, t = np.zeros(rows, bool), np.zeros(rows, np.int64)
-            for name in ENDS:
-                if name in wanted:
-                    done |= self.column(table, name, group)[name].astype(bool)
-            is_new = done[:-1].copy()
-            for codes, _ in ids:
-                is_new |= codes[1:] != codes[:-1]
+            flags = [self.column(table, name, group)[name].astype(bool) for name in ENDS if name in wanted]
+            done, t = np.any([np.zeros(rows, bool), *flags], axis=0), np.zeros(rows, np.int64)
+            is_new = done[:-1] | np.any([codes[1:] != codes[:-1] for codes, _ in ids], axis=0)
             if self.has_t:
                 t = self.column(table, "t", group)["t"].astype(np.int64)
                 is_new |= np.diff(t) != 1
@@ -269,7 +256,7 @@ class TableFiles:
         """The codes of the rows in a column of ids, and the text of each code."""
         if name not in table.schema.names:
             return np.zeros(table.num_rows, np.int64), np.array([None], object)
-        own = {"eps_id": col.EPISODE_ID}.get(name, name)
+        own = col.EPISODE_ID if name == "eps_id" else name
         return key_codes(table[name], own, partial(self._row_place, name, group))
 
     def rows(self, runs: Sequence[Run], names: Sequence[str]) -> Columns:
@@ -401,14 +388,14 @@ def _loaded(
     unit: _TableUnit, names: Sequence[str], problems: list[Problem] | None = None
 ) -> tuple[Experience, NDArray[np.int64]]:
     """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
-    table, fields, runs = unit.table, unit.table.fields, unit.runs()
-    has_episodes, has_next = "eps_id" in fields, "new_obs" in fields
+    table, runs = unit.table, unit.runs()
+    has_episodes, has_next = "eps_id" in table.fields, "new_obs" in table.fields
     is_chained = has_episodes and has_next and not table.has_t
-    wanted = {table.sources[name] for name in names}
+    wanted = {*ENDS, *(table.sources[name] for name in names), *(CONTENT if unit.may_have_copies else ())}
     if is_chained or col.under(names, col.OBS):
         wanted |= {"obs", "new_obs"}
-    wanted |= {*ENDS, *(CONTENT if unit.may_have_copies else ())}
-    found = table.rows([run for _, run in runs], [name for name in fields if name in wanted])
+    found = table.rows([run for _, run in runs], [name for name in table.fields if name in wanted])
+    next_obs = col.renamed(found, col.NEXT_OBS, col.OBS)
 
     lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
     track = np.repeat([i for i, _ in runs], lengths)
@@ -425,18 +412,22 @@ def _loaded(
         t = t[kept]
     else:
         kept = kept[np.argsort(track[kept], kind="stable")]
-        seen, after = (col.subtree(found, col.OBS), _next_obs(found)) if is_chained else ({}, {})
-        order, t = in_time(track[kept], done[kept], _at(seen, kept), _at(after, kept))
+        seen, after = (_at(col.subtree(c, col.OBS) if is_chained else {}, kept) for c in (found, next_obs))
+        order, t = in_time(track[kept], done[kept], seen, after)
         kept = kept[order]
 
     track = track[kept]  # the segments
     is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
     offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
-    steps, next_obs, last = _at({name: found[name] for name in names}, kept), _next_obs(found), kept[offsets[1:] - 1]
-    owners = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()]
+    steps, last = _at({name: found[name] for name in names}, kept), kept[offsets[1:] - 1]
+    owners, obs = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()], col.under(names, col.OBS)
+    ids = [own.episode for own in owners]
+    if not has_episodes:
+        first = table.parquet.file_row(*owners[0].runs[0][:2])
+        ids = [f"{name}-{first + i}" for i, name in enumerate(ids)]
     segments = Segments.of(
         len(owners),
-        episode_id=[own.episode for own in owners] if has_episodes else _names_of_rows(unit),
+        episode_id=ids,
         agent_id=[own.agent for own in owners],
         module_id=[own.module for own in owners],
         t_start=t[offsets[:-1]],
@@ -444,7 +435,6 @@ def _loaded(
         truncated=truncated[last],
         has_final_obs=has_next,
     )
-    obs = col.under(names, col.OBS)
     finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
     exp = Experience(steps, offsets, segments, finals)
     if problems is not None:
@@ -467,21 +457,10 @@ def _without_copies(
     return np.flatnonzero(without_copies(track, hashes_of(content), times))
 
 
-def _next_obs(found: Columns) -> Columns:
-    return col.renamed(found, col.NEXT_OBS, col.OBS)
-
-
 def _at(columns: Columns, rows: NDArray[np.int64]) -> Columns:
     """Some rows of columns, which are not copied if they are all rows in order."""
     is_all = bool((np.diff(rows) == 1).all())
     return {name: c if is_all and len(c) == len(rows) else c[rows] for name, c in columns.items()}
-
-
-def _names_of_rows(unit: _TableUnit) -> list[str]:
-    """The names of rows that stand alone."""
-    (own,) = unit.trajectories
-    first = unit.table.parquet.file_row(*own.runs[0][:2])
-    return [f"{own.episode}-{first + i}" for i in range(own.num_rows)]
 
 
 def _notes(
@@ -493,8 +472,7 @@ def _notes(
         yield from not_chained(
             lambda row: parquet.place(*unit.at(int(kept[row]))), name, exp.steps[name], after, exp.offsets
         )
-    if len(kept) < num_rows:
-        is_copy = np.ones(num_rows, bool)
-        is_copy[kept] = False
-        what = f"{num_rows - len(kept)} rows are copies of others; they are read once"
-        yield parquet.note("duplicate", what, *unit.at(int(is_copy.argmax())), "eps_id", num_rows - len(kept))
+    copies = np.delete(np.arange(num_rows), kept)
+    if len(copies):
+        what = f"{len(copies)} rows are copies of others; they are read once"
+        yield parquet.note("duplicate", what, *unit.at(int(copies[0])), "eps_id", len(copies))

@@ -207,7 +207,6 @@ def _with_finals(exp: Experience) -> Columns:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-Fields = dict[str, tuple[pa.Field, pa.Array]]
 _TAKEN: Final = (
     *("eps_id", "agent_id", "module_id", "t", "obs", "actions", "rewards", "new_obs"),
     *("terminateds", "truncateds", "dones", "infos"),
@@ -241,25 +240,23 @@ class RLlibTableWriter:
 
     def write(self, exp: Experience) -> None:
         """Write these steps."""
-        segments = exp.segments
-        fields: Fields = {
-            "eps_id": _text("eps_id", segments.episode_id, exp.lengths),
-            "agent_id": _text("agent_id", segments.agent_id, exp.lengths),
-            "module_id": _text("module_id", segments.module_id, exp.lengths),
-            "t": _column("t", exp.t()),
-            "obs": _column("obs", self._nesters[col.OBS](exp.steps)),
-            "actions": _column("actions", self._nesters[col.ACTION](exp.steps)),
-            "rewards": _column("rewards", exp.steps[col.REWARD]),
-            "new_obs": _column("new_obs", self._nesters[col.OBS](exp.next_obs())),
-            "terminateds": _column("terminateds", exp.at_ends(segments.terminated)),
-            "truncateds": _column("truncateds", exp.at_ends(segments.truncated)),
+        segments, nest_obs = exp.segments, self._nesters[col.OBS]
+        trees: dict[str, Any] = {
+            "eps_id": _texts(segments.episode_id, exp.lengths),
+            "agent_id": _texts(segments.agent_id, exp.lengths),
+            "module_id": _texts(segments.module_id, exp.lengths),
+            "t": exp.t(),
+            "obs": nest_obs(exp.steps),
+            "actions": self._nesters[col.ACTION](exp.steps),
+            "rewards": exp.steps[col.REWARD],
+            "new_obs": nest_obs(exp.next_obs()),
+            "terminateds": exp.at_ends(segments.terminated),
+            "truncateds": exp.at_ends(segments.truncated),
         }
-        infos = self._flat(infos_of(exp.steps), "infos")
-        fields |= {"infos": _column("infos", infos)} if infos else {}
-        for name, tree in outputs(exp, self._names).items():
+        for name, tree in {"infos": infos_of(exp.steps), **outputs(exp, self._names)}.items():
             kept = tree if isinstance(tree, np.ndarray) else self._flat(tree, name)
-            fields |= {name: _column(name, kept)} if len(kept) else {}
-        pairs = list(fields.values())
+            trees |= {name: kept} if len(kept) else {}
+        pairs = [_column(name, tree) for name, tree in trees.items()]
         schema = pa.schema([field for field, _ in pairs])
         self._files.add(pa.Table.from_arrays([array for _, array in pairs], schema=schema))
 
@@ -297,13 +294,13 @@ def _check(space: Space, root: str, *, inside: bool = False) -> None:
         _check(part, f"{root}/{key}", inside=True)
 
 
-def _text(name: str, values: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    return pa.field(name, pa.string()), pa.array(values.repeat(lengths), pa.string())
+def _texts(values: Ids, lengths: NDArray[np.int64]) -> pa.Array:
+    return pa.array(values.repeat(lengths), pa.string())
 
 
-def _column(name: str, tree: NDArray[Any] | Mapping[str, Any]) -> tuple[pa.Field, pa.Array]:
-    if isinstance(tree, Mapping) or tree.ndim == 1:
-        array = _nested(tree)
+def _column(name: str, tree: NDArray[Any] | Mapping[str, Any] | pa.Array) -> tuple[pa.Field, pa.Array]:
+    if not isinstance(tree, np.ndarray) or tree.ndim == 1:
+        array = tree if isinstance(tree, pa.Array) else _nested(tree)
         return pa.field(name, array.type), array
     flat = np.ascontiguousarray(tree).reshape(-1)
     array = pa.LargeListArray.from_arrays(np.arange(len(tree) + 1) * (flat.size // max(1, len(tree))), pa.array(flat))
