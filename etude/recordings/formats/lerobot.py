@@ -4,7 +4,7 @@
 A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episodes`` the episodes, and each row of
 ``data/*/*.parquet`` is a step. Images are stored as PNG or JPEG in Parquet, or as frames of a camera's videos.
 
-`Dataset` defines how features map to columns, and `Dataset._ends` where episodes end, because the format leaves both
+`LeRobot` defines how features map to columns, and `LeRobot._ends` where episodes end, because the format leaves both
 open. A dataset does not contain the observation after the last step of an episode.
 """
 
@@ -83,59 +83,7 @@ def detect(path: AnyPath) -> bool:
 
 
 class LeRobot(Format):
-    """The LeRobot dataset in ``folder``."""
-
-    name = "lerobot"
-
-    def __init__(self, folder: AnyPath) -> None:
-        self.folder = folder
-
-    def describe(self) -> Contents:
-        """Return the contents: the rows in the order of the files, cut between episodes where possible.
-
-        Raises:
-            DataError: it is broken, or of an unsupported version.
-        """
-        own = Dataset(self.folder)
-        units = [
-            Unit(k, span.stop - span.first, own.files[span.file], span.first, (own, span))
-            for k, span in enumerate(own.spans())
-        ]
-        return Contents(own.header, own.columns, units, own.files, own.lost())
-
-    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
-        dataset: Dataset
-        dataset, whole = unit.data
-        try:
-            return dataset.read(whole, columns)
-        except DataError:
-            if problems is None:
-                raise
-            good: list[Experience] = []
-            for span in dataset.episodes_in(whole):
-                try:
-                    good.append(dataset.read(span, columns))
-                except DataError as error:
-                    place, count = dataset.place(span, 0), span.stop - span.first
-                    problems.append(
-                        Problem("unreadable", str(error), place.file, place.row, None, count, repairable=True)
-                    )
-            if not good:
-                raise
-        return Experience.concat(good)
-
-    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row; rows are counted from 0 in their file."""
-        dataset: Dataset
-        dataset, whole = unit.data
-        if exp.num_steps == unit.rows:
-            return dataset.place(whole, row)
-        return super().place(unit, row, exp)
-
-
-class Dataset:
-    """The description of a dataset, and a reader of its rows. Caches only the most recently read row groups.
+    """The LeRobot dataset in ``folder``. Caches only the most recently read row groups.
 
     Features become columns as follows:
 
@@ -148,7 +96,12 @@ class Dataset:
 
     Spaces are unbounded, except images, which are between 0 and 255; integers and booleans follow the rules of
     `etude.recordings.formats.inferring`. If Etude wrote spaces into ``info.json``, those are used.
+
+    Raises:
+        DataError: it is broken, or of an unsupported version.
     """
+
+    name = "lerobot"
 
     def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
@@ -169,9 +122,39 @@ class Dataset:
         self._first_rows = self._first_rows_of()
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
-        self.episodes = self._episodes_of(self.videos())
+        self.episodes = self._episodes_of()
         self.header = self._header(given)
-        self.columns = list(self._columns)
+
+    def describe(self) -> Contents:
+        """Return the contents: the rows in the order of the files, cut between episodes where possible."""
+        found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
+        lost = [*self._unread, *lost_rows(self.folder / INFO, self.info, found)]
+        units = [Unit(k, s.stop - s.first, self.files[s.file], s.first, s) for k, s in enumerate(self.spans())]
+        return Contents(self.header, list(self._columns), units, self.files, lost)
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
+        whole: FrameSpan = unit.data
+        try:
+            return self._read(whole, columns)
+        except DataError:
+            if problems is None:
+                raise
+            good: list[Experience] = []
+            for start, stop in itertools.pairwise(self._cuts(whole).tolist()):
+                span = FrameSpan(whole.file, start, stop)
+                try:
+                    good.append(self._read(span, columns))
+                except DataError as error:
+                    _, file, row, _ = self._place(span, 0)
+                    problems.append(Problem("unreadable", str(error), file, row, None, stop - start, repairable=True))
+            if not good:
+                raise
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Locate a row; rows are counted from 0 in their file."""
+        return self._place(unit.data, row) if exp.num_steps == unit.rows else super().place(unit, row, exp)
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -188,10 +171,6 @@ class Dataset:
         """The first of these features that is one number per step."""
         found = (self._features.get(key) for key in keys)
         return next((f for f in found if f and f.kind == "number" and math.prod(f.shape) == 1), None)
-
-    def videos(self) -> list[str]:
-        """The keys of cameras whose frames are in videos."""
-        return [feature.key for feature in self._columns.values() if feature.kind == "video"]
 
     def _named(self) -> tuple[dict[str, Feature], dict[str, Space]]:
         """The features by column, and the spaces that Etude wrote, if they fit."""
@@ -227,9 +206,10 @@ class Dataset:
         fits = (key in self._features and _fits(self._features[key], found[name]) for key, name in names.items())
         return (names, given) if all(fits) and len(names) == len(found) else ({}, {})
 
-    def _episodes_of(self, videos: Sequence[str]) -> Columns:
+    def _episodes_of(self) -> Columns:
         """The facts about episodes, sorted by episode number: lengths, and where their frames are."""
         names = [EPISODE, "length"]
+        videos = [feature.key for feature in self._columns.values() if feature.kind == "video"]
         names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
         tables: list[Columns] = []
         for path in _parquet(self.folder / "meta/episodes"):
@@ -323,17 +303,13 @@ class Dataset:
                 known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
         return known
 
-    def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:
-        """The rows of each episode in a unit, from the lengths of all episodes before it."""
-        return [FrameSpan(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
-
     def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
         """The row indices at which a unit and the episodes inside it begin, and its end."""
         ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self._first_rows[span.file]
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
-    def read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
+    def _read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
         """Read the steps of a unit; an episode that continues in the next one keeps its id, with increasing ``t``.
 
         Raises:
@@ -461,20 +437,14 @@ class Dataset:
         _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
-    def lost(self) -> list[Problem]:
-        """Problems of files that can't be read, and of steps and episodes that ``info.json`` counts but that are
-        missing."""
-        found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
-        return [*self._unread, *lost_rows(self.folder / INFO, self.info, found)]
-
-    def place(self, span: FrameSpan, row: int) -> Place:
+    def _place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
         at, file = span.first + row, str(self.files[span.file])
         _, group = self._parquet.groups[self._parquet.group_at(span.file, at)]
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
     def _where(self, span: FrameSpan, row: int) -> str:
-        return self.place(span, row).words
+        return self._place(span, row).words
 
     # -- frames of videos -------------------------------------------------------------------------------------
 

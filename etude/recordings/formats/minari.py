@@ -180,10 +180,13 @@ def _is_dataset(folder: AnyPath) -> bool:
 
 
 class Minari(Format):
-    """A Minari dataset.
+    """A Minari dataset, described by its metadata and its first episode.
 
     Args:
         path: Its folder, the ``data`` folder in it, its HDF5 file, or a folder that contains only this dataset.
+
+    Raises:
+        DataError: it is broken, or there are several.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -196,61 +199,14 @@ class Minari(Format):
             more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
             raise DataError(f"{path}: {len(found)} Minari datasets are here; name one of them:\n{listed}{more}")
         self.folder = found[0]
-        self._metadata = read_metadata(self.folder / METADATA)
-        self._kind = str(self._metadata.get("data_format", "hdf5"))
-        self.name = f"minari-{self._kind}"
-
-    def describe(self) -> Contents:
-        """Return the contents: its episodes, sorted by number.
-
-        Raises:
-            DataError: it is broken.
-        """
-        found = MinariDataset(self.folder, self._metadata, self._kind)
-        lengths = found.episodes.lengths
-        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in found.columns.values())
-        bounds = itertools.pairwise(grouped(lengths, most_rows(row_bytes)).tolist())
-        units = [Unit(k, int(lengths[a:b].sum()), data=(found, a, b)) for k, (a, b) in enumerate(bounds)]
-        return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
-
-    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read whole episodes."""
-        dataset: MinariDataset
-        dataset, first, stop = unit.data
-        try:
-            return dataset.read(first, stop, columns)
-        except DataError:
-            if problems is None:
-                raise
-        good = [dataset.read(first, first, columns)]
-        for i in range(first, stop):
-            try:
-                good.append(dataset.read(i, i + 1, columns))
-            except DataError as error:
-                rows = int(dataset.episodes.lengths[i])
-                problems.append(Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True))
-        return Experience.concat(good)
-
-    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row: its episode, and its step in it."""
-        dataset: MinariDataset
-        dataset, first, stop = unit.data
-        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
-        own = next(name for name in dataset.episodes.names[first:stop] if _id(name) == exp.segments.episode_id[i])
-        where, step = dataset.reader.where(own), row - int(exp.offsets[i])
-        return Place(f"{where}, step {step}", where.split(": ")[0], step)
-
-
-class MinariDataset:
-    """The description of a dataset, from its metadata and its first episode, and a reader of its episodes."""
-
-    def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
-        self._where = folder / METADATA
-        self._metadata = metadata
-        self.reader = _reader(folder, kind)
+        self._where = self.folder / METADATA
+        self._metadata = read_metadata(self._where)
+        kind = str(self._metadata.get("data_format", "hdf5"))
+        self.name = f"minari-{kind}"
+        self.reader = _reader(self.folder, kind)
         self.episodes: Episodes = self.reader.index()
         if not self.episodes.names:
-            raise DataError(f"{folder}: the Minari dataset has no episodes.")
+            raise DataError(f"{self.folder}: the Minari dataset has no episodes.")
         self._dropped: dict[str, str] = {}
         self._adapted: list[str] = []
         given = {root: self._given(root) for root in ROOTS}
@@ -265,10 +221,44 @@ class MinariDataset:
             obs_space, action_space = (widened(space, root, dtypes) for root, space in given.items())
         except DataError as error:
             raise DataError(f"{self._where}: {error}") from error
-        self.header = Header(obs_space, action_space, env_id(metadata), self._meta())
-        self.step_columns = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
+        self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta())
 
-    def read(self, first: int, stop: int, columns: Sequence[str]) -> Experience:
+    def describe(self) -> Contents:
+        """Return the contents: its episodes, sorted by number."""
+        lengths = self.episodes.lengths
+        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in self.columns.values())
+        bounds = itertools.pairwise(grouped(lengths, most_rows(row_bytes)).tolist())
+        units = [Unit(k, int(lengths[a:b].sum()), data=(a, b)) for k, (a, b) in enumerate(bounds)]
+        found = {"total_episodes": len(lengths), "total_steps": int(lengths.sum())}
+        lost = [*self.episodes.problems, *lost_rows(self._where, self._metadata, found)]
+        names = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
+        return Contents(self.header, names, units, self.reader.files(), lost)
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Read whole episodes."""
+        first, stop = unit.data
+        try:
+            return self._read(first, stop, columns)
+        except DataError:
+            if problems is None:
+                raise
+        good = [self._read(first, first, columns)]
+        for i in range(first, stop):
+            try:
+                good.append(self._read(i, i + 1, columns))
+            except DataError as error:
+                rows = int(self.episodes.lengths[i])
+                problems.append(Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True))
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Locate a row: its episode, and its step in it."""
+        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
+        own = next(n for n in self.episodes.names[slice(*unit.data)] if _id(n) == exp.segments.episode_id[i])
+        where, step = self.reader.where(own), row - int(exp.offsets[i])
+        return Place(f"{where}, step {step}", where.split(": ")[0], step)
+
+    def _read(self, first: int, stop: int, columns: Sequence[str]) -> Experience:
         """Read columns of the episodes with these indices.
 
         Raises:
@@ -362,12 +352,6 @@ class MinariDataset:
             meta["seeds"] = dict(zip(map(_id, self.episodes.names), self.episodes.seeds, strict=True))
         inferred = dict.fromkeys(self._adapted, "the file's dtype is wider than the space's")
         return meta | {k: v for k, v in (("dropped", self._dropped), ("inferred", inferred)) if v}
-
-    def lost(self) -> list[Problem]:
-        """Problems of episodes that can't be read, and of episodes or steps that the metadata counts but that are
-        missing."""
-        found = {"total_episodes": len(self.episodes.names), "total_steps": int(self.episodes.lengths.sum())}
-        return [*self.episodes.problems, *lost_rows(self._where, self._metadata, found)]
 
 
 def _id(name: str) -> str:

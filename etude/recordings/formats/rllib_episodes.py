@@ -390,25 +390,49 @@ def is_episodes(schema: pa.Schema) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-class EpisodeFiles:
-    """The files of one recording, and what all of its episodes share.
+class RLlibEpisodes(FileFormat):
+    """A recording of RLlib's episodes; `describe` finds what all of them share.
 
     Raises:
         DataError: a file is broken or of another format.
     """
 
+    name = "rllib-episodes"
     header: Header
     schema: Schema
 
-    def __init__(self, paths: Sequence[AnyPath]) -> None:
-        self.parquet = ParquetFiles(paths)
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether a Parquet file is of this format, by its schema."""
+        try:
+            return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
+        except DataError:
+            return False
+
+    def __init__(self, files: Sequence[AnyPath]) -> None:
+        super().__init__(files)
+        self.parquet = ParquetFiles(files)
         self._reader = DocumentReader()
-        for i, path in enumerate(paths):
+        for i, path in enumerate(files):
             if not is_episodes(self.parquet.schema(i)):
                 names = ", ".join(self.parquet.schema(i).names[:8])
                 raise DataError(f"{path}: is not an RLlib episode recording: its columns are {names}, not `{ITEM}`.")
 
-    def units(self, copies: list[Problem]) -> Iterator[list[At]]:
+    def describe(self) -> Contents:
+        """Return the contents. The bytes of all documents are read once, to find copies.
+
+        Raises:
+            DataError: no episode can be read.
+        """
+        copies: list[Problem] = []
+        documents = list(self._units(copies))
+        if not documents:
+            raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
+        self._describe(list(itertools.chain(*documents)), len(copies))
+        units = [Unit(k, None, data=own) for k, own in enumerate(documents)]
+        return Contents(self.header, list(self.schema), units, self.files, copies)
+
+    def _units(self, copies: list[Problem]) -> Iterator[list[At]]:
         """Yield the documents in units, without copies, which are added to ``copies``."""
         seen: dict[tuple[int, int], At] = {}
         unit: list[At] = []
@@ -432,12 +456,12 @@ class EpisodeFiles:
         if unit:
             yield unit
 
-    def describe(self, documents: Sequence[At], num_copies: int) -> None:
+    def _describe(self, documents: Sequence[At], num_copies: int) -> None:
         """Find spaces and columns from the first readable episode with steps."""
         error: DataError | None = None
         for at in documents:
             try:
-                episodes = [episode for episode in self.read(at) if num_steps(episode)]
+                episodes = [episode for episode in self._episodes(at) if num_steps(episode)]
             except DataError as failed:
                 error = error or failed
                 continue
@@ -447,7 +471,7 @@ class EpisodeFiles:
                 return self._describe_from(episodes, documents, num_copies)
             except (DataError, SpaceError) as failed:
                 raise DataError(f"{self.parquet.place(*at).words}: {failed}") from failed
-        where = self.parquet.paths[0]
+        where = self.files[0]
         raise error or DataError(f"{where}: holds no episode with steps. Record some, or give another folder.")
 
     def _describe_from(self, episodes: list[AgentEpisode], documents: Sequence[At], num_copies: int) -> None:
@@ -479,7 +503,7 @@ class EpisodeFiles:
         """Infer a space from the data of all episodes, if they store none."""
         columns: Columns = {}
         ranges: dict[str, Range] = {}
-        for episode in (episode for at in documents for episode in self.read(at)):
+        for episode in (episode for at in documents for episode in self._episodes(at)):
             if root not in episode.buffers:
                 raise DataError(f"it has no `{root}`")
             if num_steps(episode):
@@ -487,7 +511,7 @@ class EpisodeFiles:
                 widen(ranges, columns)
         return inferred_space(described(columns), root, ranges)
 
-    def read(self, at: At) -> list[AgentEpisode]:
+    def _episodes(self, at: At) -> list[AgentEpisode]:
         """Return the agents' episodes in a document."""
         group, row = at
         try:
@@ -495,7 +519,7 @@ class EpisodeFiles:
         except DataError as error:
             raise DataError(f"{self.parquet.place(*at).words}, column `{ITEM}`: {error}. {_REMEDY}") from error
 
-    def piece(self, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
+    def _piece(self, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
         """Return an episode's columns; None if it has no steps."""
         try:
             if not num_steps(episode):
@@ -506,70 +530,36 @@ class EpisodeFiles:
             where = f"{self.parquet.place(*at).words}, column `{ITEM}`, episode {episode.id!r}"
             raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
-
-class RLlibEpisodes(FileFormat):
-    """A recording of RLlib's episodes."""
-
-    name = "rllib-episodes"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether a Parquet file is of this format, by its schema."""
-        try:
-            return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
-        except DataError:
-            return False
-
-    def describe(self) -> Contents:
-        """Return the contents. The bytes of all documents are read once, to find copies.
-
-        Raises:
-            DataError: a file is broken or of another format, or no episode can be read.
-        """
-        files, copies = EpisodeFiles(self.files), list[Problem]()
-        documents = list(files.units(copies))
-        if not documents:
-            raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
-        files.describe(list(itertools.chain(*documents)), len(copies))
-        units = [Unit(k, None, data=(own, files)) for k, own in enumerate(documents)]
-        return Contents(files.header, list(files.schema), units, self.files, copies)
-
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read one segment for each agent's episode or chunk."""
-        documents: Sequence[At]
-        files: EpisodeFiles
-        documents, files = unit.data
         pieces: list[Piece] = []
-        for at in documents:
+        for at in unit.data:
             try:
-                episodes = files.read(at)
-                found = [files.piece(episode, columns, at) for episode in episodes]
+                episodes = self._episodes(at)
+                found = [self._piece(episode, columns, at) for episode in episodes]
             except DataError as error:
                 if problems is None:
                     raise
-                _, file, row, _ = files.parquet.place(*at)
+                _, file, row, _ = self.parquet.place(*at)
                 problems.append(Problem("unreadable", str(error), file, row, ITEM, 1, True))
                 continue
             pieces += [piece for piece in found if piece is not None]
             if problems is not None:
                 for episode, piece in zip(episodes, found, strict=True):
-                    problems += _notes(files.parquet, episode, piece, at)
-        return _joined(pieces, columns, files.schema)
+                    problems += [self.parquet.note(kind, what, *at, ITEM) for kind, what in _notes(episode, piece)]
+        return _joined(pieces, columns, self.schema)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its document, agent, and step."""
-        documents: Sequence[At]
-        files: EpisodeFiles
-        documents, files = unit.data
-        for at in documents:
+        for at in unit.data:
             try:
-                episodes = files.read(at)
+                episodes = self._episodes(at)
             except DataError:
                 continue  # such rows are not counted
             for episode in episodes:
                 num = num_steps(episode)
                 if row < num:
-                    place = files.parquet.place(*at)
+                    place = self.parquet.place(*at)
                     return place._replace(words=f"{place.words}, {_who(episode)}, step {row}")
                 row -= num
         return Place(str(self.files[0]), str(self.files[0]))
@@ -601,22 +591,19 @@ def _joined(pieces: list[Piece], names: Sequence[str], schema: Schema) -> Experi
 # -- problems --------------------------------------------------------------------------------------------------
 
 
-def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at: At) -> Iterator[Problem]:
-    """Yield the harmless oddities of an agent's episode."""
+def _notes(episode: AgentEpisode, piece: Piece | None) -> Iterator[tuple[str, str]]:
+    """Yield the harmless oddities of an agent's episode: their kind, and a description."""
+    yield from episode.notes
     who = _who(episode)
-    for kind, what in episode.notes:
-        yield parquet.note(kind, what, *at, ITEM)
     if piece is None:
-        yield parquet.note("no_steps", f"{who} has no steps; it is left out", *at, ITEM)
+        yield "no_steps", f"{who} has no steps; it is left out"
         return
-    first = episode.t_started
-    last = first + piece.num
+    first, last = episode.t_started, episode.t_started + piece.num
     if episode.plain.get("t", last) != last:
         said = str(episode.plain["t"])[:20]
-        what = f"{who} states that it ends at t {said}, but its steps go from {first} to {last}"
-        yield parquet.note("other_t", what, *at, ITEM)
+        yield "other_t", f"{who} states that it ends at t {said}, but its steps go from {first} to {last}"
     if episode.plain.get("hanging"):
-        yield parquet.note("hanging", f"{who} acted at the end and observed nothing more; that is left out", *at, ITEM)
+        yield "hanging", f"{who} acted at the end and observed nothing more; that is left out"
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

@@ -164,16 +164,52 @@ class Trajectory(NamedTuple):
         return any(later < stop for (_, stop), (later, _) in itertools.pairwise(spans))
 
 
-class TableFiles:
-    """The files of one recording.
+class TableUnit(NamedTuple):
+    """Some trajectories, which are read together."""
+
+    trajectories: Sequence[Trajectory]
+    may_have_copies: bool
+
+    def runs(self) -> list[tuple[int, Run]]:
+        """The rows in the order of the files, with the index of their trajectory."""
+        runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
+        return sorted(runs, key=lambda pair: pair[1])
+
+    def at(self, row: int) -> tuple[int, int]:
+        """Locate a row, counted in the order of the files: its row group, and its index in it."""
+        for _, run in self.runs():
+            if row < run.num_rows:
+                break
+            row -= run.num_rows
+        return run.group, run.start + row
+
+
+def is_table(schema: pa.Schema) -> bool:
+    """Return whether a Parquet file with this schema is of this format."""
+    names = set(schema.names)
+    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
+
+
+class RLlibTable(FileFormat):
+    """A recording in RLlib's tables.
 
     Raises:
         DataError: a file is not complete, or lacks a required column, or one that the first file has.
     """
 
-    def __init__(self, paths: Sequence[AnyPath]) -> None:
-        self.paths = list(paths)
-        self.parquet = ParquetFiles(paths)
+    name = "rllib-table"
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether a Parquet file is of this format, by its schema."""
+        try:
+            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
+        except DataError:
+            return False
+
+    def __init__(self, files: Sequence[AnyPath]) -> None:
+        super().__init__(files)
+        self.parquet = ParquetFiles(files)
         self.fields = self._checked_fields()
         """The columns of the first file, by their names in it."""
         self.has_t = "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
@@ -184,25 +220,25 @@ class TableFiles:
 
     def _checked_fields(self) -> dict[str, pa.Field]:
         first = self.parquet.schema(0)
-        for i, path in enumerate(self.paths):
+        for i, path in enumerate(self.files):
             names = self.parquet.schema(i).names
             for name in (*REQUIRED, *first.names):
                 if name not in names:
-                    why = "which a table of steps needs" if name in REQUIRED else f"but {self.paths[0]} has"
+                    why = "which a table of steps needs" if name in REQUIRED else f"but {self.files[0]} has"
                     raise DataError(
                         f"{path}: has no column `{name}`, {why}; it has {', '.join(names[:20])}. If another column "
                         "holds it, read the file as a table with a schema of your own; else move it away."
                     )
         twice = [name for name in first.names if first.names.count(name) > 1]
         if twice:
-            raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
+            raise DataError(f"{self.files[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
         return {name: first.field(name) for name in first.names}
 
     def _described(self) -> tuple[Header, Schema]:
         """Return the header and schema, from the first rows, and from all rows where spaces depend on them."""
         group = next((group for group, rows in enumerate(self.parquet.group_rows) if rows), None)
         if group is None:
-            raise DataError(f"{self.paths[0]}: holds no rows. Record some, or give another folder.")
+            raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
         names = sorted(name for name in self.fields if name not in KEYS)  # the same as for `rows`, because it is cached
         sample = self.parquet.read(group, names).slice(0, _SAMPLE_ROWS)
         found: Columns = {}
@@ -307,151 +343,125 @@ class TableFiles:
     def _row_place(self, name: str, group: int, row: int) -> str:
         return f"{self.parquet.place(group, row).words}, column `{name}`"
 
-
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def is_table(schema: pa.Schema) -> bool:
-    """Return whether a Parquet file with this schema is of this format."""
-    names = set(schema.names)
-    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
-
-
-class _TableUnit(NamedTuple):
-    trajectories: Sequence[Trajectory]
-    may_have_copies: bool
-    table: TableFiles
-
-    def runs(self) -> list[tuple[int, Run]]:
-        """The rows in the order of the files, with the index of their trajectory."""
-        runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
-        return sorted(runs, key=lambda pair: pair[1])
-
-    def at(self, row: int) -> tuple[int, int]:
-        """Locate a row, counted in the order of the files: its row group, and its index in it."""
-        for _, run in self.runs():
-            if row < run.num_rows:
-                break
-            row -= run.num_rows
-        return run.group, run.start + row
-
-
-class RLlibTable(FileFormat):
-    """A recording in RLlib's tables."""
-
-    name = "rllib-table"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether a Parquet file is of this format, by its schema."""
-        try:
-            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
-        except DataError:
-            return False
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def describe(self) -> Contents:
-        """Return the contents, reading the columns that identify episodes.
-
-        Raises:
-            DataError: a file is broken, has other columns than the rest, or lacks a required one.
-        """
-        table = TableFiles(self.files)
-        most = most_rows(sum(math.prod(shape) * dtype.itemsize for dtype, shape in table.schema.values()))
-        found = table.trajectories(most)
+        """Return the contents, reading the columns that identify episodes."""
+        most = most_rows(sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.schema.values()))
+        found = self.trajectories(most)
         bounds = np.arange(len(found) + 1)
-        if "eps_id" in table.fields:
+        if "eps_id" in self.fields:
             bounds = grouped(np.array([own.num_rows for own in found]), most)
         units, duplicates = list[Unit](), 0
         for k, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
-            copied = [own for own in found[start:stop] if own.may_have_copies(table.has_t)]
+            copied = [own for own in found[start:stop] if own.may_have_copies(self.has_t)]
             for own in copied:
-                duplicates += max(sum(run.done for run in own.runs) - 1, int(table.has_t))
+                duplicates += max(sum(run.done for run in own.runs) - 1, int(self.has_t))
             rows = None if copied else sum(own.num_rows for own in found[start:stop])
             group, row = found[start].runs[0][:2]
-            data = _TableUnit(found[start:stop], bool(copied), table)
-            units.append(Unit(k, rows, table.parquet.file_of(group), table.parquet.file_row(group, row), data))
-        header = dataclasses.replace(table.header, meta={**table.header.meta, "duplicates": duplicates})
-        return Contents(header, list(table.schema), units, self.files)
+            data = TableUnit(found[start:stop], bool(copied))
+            units.append(Unit(k, rows, self.parquet.file_of(group), self.parquet.file_row(group, row), data))
+        header = dataclasses.replace(self.header, meta={**self.header.meta, "duplicates": duplicates})
+        return Contents(header, list(self.schema), units, self.files)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each episode, or for each piece of it if rows are missing."""
-        return _loaded(unit.data, columns, problems)[0]
+        return self._loaded(unit.data, columns, problems)[0]
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
-        own: _TableUnit = unit.data
-        place: Place = own.table.parquet.place(*own.at(int(_loaded(own, ())[1][row])))
-        return place
+        _, kept = self._loaded(unit.data, ())
+        return self.parquet.place(*unit.data.at(int(kept[row])))
 
+    def _loaded(
+        self, unit: TableUnit, names: Sequence[str], problems: list[Problem] | None = None
+    ) -> tuple[Experience, NDArray[np.int64]]:
+        """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
+        runs = unit.runs()
+        has_episodes, has_next = "eps_id" in self.fields, "new_obs" in self.fields
+        is_chained = has_episodes and has_next and not self.has_t
+        wanted = {*ENDS, *(self.sources[name] for name in names), *(CONTENT if unit.may_have_copies else ())}
+        if is_chained or col.under(names, col.OBS):
+            wanted |= {"obs", "new_obs"}
+        found = self.rows([run for _, run in runs], [name for name in self.fields if name in wanted])
+        next_obs = col.renamed(found, col.NEXT_OBS, col.OBS)
 
-def _loaded(
-    unit: _TableUnit, names: Sequence[str], problems: list[Problem] | None = None
-) -> tuple[Experience, NDArray[np.int64]]:
-    """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
-    table, runs = unit.table, unit.runs()
-    has_episodes, has_next = "eps_id" in table.fields, "new_obs" in table.fields
-    is_chained = has_episodes and has_next and not table.has_t
-    wanted = {*ENDS, *(table.sources[name] for name in names), *(CONTENT if unit.may_have_copies else ())}
-    if is_chained or col.under(names, col.OBS):
-        wanted |= {"obs", "new_obs"}
-    found = table.rows([run for _, run in runs], [name for name in table.fields if name in wanted])
-    next_obs = col.renamed(found, col.NEXT_OBS, col.OBS)
+        lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
+        track = np.repeat([i for i, _ in runs], lengths)
+        t = ranges(np.array([run.t for _, run in runs]), lengths)
+        flags = {flag: found.pop(name).astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in found}
+        terminated, truncated = ends_by(flags, len(t))
+        done = terminated | truncated
 
-    lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
-    track = np.repeat([i for i, _ in runs], lengths)
-    t = ranges(np.array([run.t for _, run in runs]), lengths)
-    flags = {flag: found.pop(name).astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in found}
-    terminated, truncated = ends_by(flags, len(t))
-    done = terminated | truncated
+        kept = (
+            _without_copies(found, track, done, t if self.has_t else None)
+            if unit.may_have_copies
+            else np.arange(len(t))
+        )
+        if not has_episodes:  # their order in time, and the step of each
+            t = np.zeros(len(t), np.int64)  # each row is a segment
+        elif self.has_t:
+            kept = kept[np.lexsort((t[kept], track[kept]))]
+            t = t[kept]
+        else:
+            kept = kept[np.argsort(track[kept], kind="stable")]
+            seen, after = (_at(col.subtree(c, col.OBS) if is_chained else {}, kept) for c in (found, next_obs))
+            order, t = in_time(track[kept], done[kept], seen, after)
+            kept = kept[order]
 
-    kept = _without_copies(unit, found, track, t, done) if unit.may_have_copies else np.arange(len(t))
-    if not has_episodes:  # their order in time, and the step of each
-        t = np.zeros(len(t), np.int64)  # each row is a segment
-    elif table.has_t:
-        kept = kept[np.lexsort((t[kept], track[kept]))]
-        t = t[kept]
-    else:
-        kept = kept[np.argsort(track[kept], kind="stable")]
-        seen, after = (_at(col.subtree(c, col.OBS) if is_chained else {}, kept) for c in (found, next_obs))
-        order, t = in_time(track[kept], done[kept], seen, after)
-        kept = kept[order]
+        track = track[kept]  # the segments
+        is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
+        offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
+        steps, last = _at({name: found[name] for name in names}, kept), kept[offsets[1:] - 1]
+        owners, obs = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()], col.under(names, col.OBS)
+        ids = [own.episode for own in owners]
+        if not has_episodes:
+            first = self.parquet.file_row(*owners[0].runs[0][:2])
+            ids = [f"{name}-{first + i}" for i, name in enumerate(ids)]
+        segments = Segments.of(
+            len(owners),
+            episode_id=ids,
+            agent_id=[own.agent for own in owners],
+            module_id=[own.module for own in owners],
+            t_start=t[offsets[:-1]],
+            terminated=terminated[last],
+            truncated=truncated[last],
+            has_final_obs=has_next,
+        )
+        finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
+        exp = Experience(steps, offsets, segments, finals)
+        if problems is not None:
+            problems += self._notes(
+                unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept)
+            )
+        return exp, kept
 
-    track = track[kept]  # the segments
-    is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
-    offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
-    steps, last = _at({name: found[name] for name in names}, kept), kept[offsets[1:] - 1]
-    owners, obs = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()], col.under(names, col.OBS)
-    ids = [own.episode for own in owners]
-    if not has_episodes:
-        first = table.parquet.file_row(*owners[0].runs[0][:2])
-        ids = [f"{name}-{first + i}" for i, name in enumerate(ids)]
-    segments = Segments.of(
-        len(owners),
-        episode_id=ids,
-        agent_id=[own.agent for own in owners],
-        module_id=[own.module for own in owners],
-        t_start=t[offsets[:-1]],
-        terminated=terminated[last],
-        truncated=truncated[last],
-        has_final_obs=has_next,
-    )
-    finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
-    exp = Experience(steps, offsets, segments, finals)
-    if problems is not None:
-        problems += _notes(unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept))
-    return exp, kept
+    def _notes(
+        self, unit: TableUnit, exp: Experience, kept: NDArray[np.int64], num_rows: int, next_obs: Columns
+    ) -> Iterator[Problem]:
+        """Yield the harmless oddities of a unit."""
+
+        def place(row: int) -> Place:
+            return self.parquet.place(*unit.at(int(kept[row])))
+
+        for name, after in next_obs.items():
+            yield from not_chained(place, name, exp.steps[name], after, exp.offsets)
+        copies = np.delete(np.arange(num_rows), kept)
+        if len(copies):
+            what = f"{len(copies)} rows are copies of others; they are read once"
+            yield self.parquet.note("duplicate", what, *unit.at(int(copies[0])), "eps_id", len(copies))
 
 
 def _without_copies(
-    unit: _TableUnit, found: Columns, track: NDArray[np.int64], t: NDArray[np.int64], done: NDArray[np.bool_]
+    found: Columns, track: NDArray[np.int64], done: NDArray[np.bool_], t: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
-    """The rows of a unit that are not copies of earlier ones."""
+    """The rows of a unit that are not copies of earlier ones; ``t`` are their steps, if they have them."""
     roots = (col.OBS, col.NEXT_OBS, col.ACTION, col.REWARD)
     content: Columns = {name: c for name, c in found.items() if any(col.is_under(name, root) for root in roots)}
-    content |= {"done": done, "t": t} if unit.table.has_t else {"done": done}
+    content |= {"done": done} | ({} if t is None else {"t": t})
     times = None
-    if not unit.table.has_t:  # an episode is stored as often as it ends, or has rows after its end
-        last = np.zeros(len(unit.trajectories), np.int64)
+    if t is None:  # an episode is stored as often as it ends, or has rows after its end
+        last = np.zeros(track.max() + 1, np.int64)
         last[track] = np.arange(len(track))
         times = (np.bincount(track, done).astype(np.int64) + ~done[last])[track]
     return np.flatnonzero(without_copies(track, hashes_of(content), times))
@@ -461,18 +471,3 @@ def _at(columns: Columns, rows: NDArray[np.int64]) -> Columns:
     """Some rows of columns, which are not copied if they are all rows in order."""
     is_all = bool((np.diff(rows) == 1).all())
     return {name: c if is_all and len(c) == len(rows) else c[rows] for name, c in columns.items()}
-
-
-def _notes(
-    unit: _TableUnit, exp: Experience, kept: NDArray[np.int64], num_rows: int, next_obs: Columns
-) -> Iterator[Problem]:
-    """Yield the harmless oddities of a unit."""
-    parquet = unit.table.parquet
-    for name, after in next_obs.items():
-        yield from not_chained(
-            lambda row: parquet.place(*unit.at(int(kept[row]))), name, exp.steps[name], after, exp.offsets
-        )
-    copies = np.delete(np.arange(num_rows), kept)
-    if len(copies):
-        what = f"{len(copies)} rows are copies of others; they are read once"
-        yield parquet.note("duplicate", what, *unit.at(int(copies[0])), "eps_id", len(copies))
