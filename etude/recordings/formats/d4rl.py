@@ -110,10 +110,8 @@ class FlatArrays(TableRows, FileFormat):
             layout = layout or own
             if own != layout:
                 names = sorted(n for n in {*own, *layout} if own.get(n) != layout.get(n))
-                raise DataError(
-                    f"{path}: the arrays are not those of {self.files[0].name}: {', '.join(names)} differ. Read them "
-                    "as two recordings."
-                )
+                what = f"the arrays are not those of {self.files[0].name}: {', '.join(names)} differ"
+                raise DataError(f"{path}: {what}. Read them as two recordings.")
             groups += _groups(file, layout, f"{f}-" if len(self.files) > 1 else "")
         done = {DONE: DONE} if DONE in layout else {}
         contents = contents_of(Source(self.files, done, ETUDE), groups, is_sorted=True)
@@ -159,10 +157,8 @@ def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, 
         raise _refusal(file, next(stored for stored in arrays if col.is_under(stored, "actions")), length)
     num_envs, flags = _num_envs(file), _flags(arrays)
     if num_envs > 1:
-        raise DataError(
-            f"{file.path}: `rewards` has rows of shape [{num_envs}]: they are of envs side by side: save a file for "
-            "each, such as `observations[:, 0]`."
-        )
+        remedy = "save a file for each, such as `observations[:, 0]`"
+        raise DataError(f"{file.path}: `rewards` has rows of shape [{num_envs}], of envs side by side: {remedy}.")
     by_stored = {stored: flag for flag, stored in flags.items()}
     out: dict[str, _ArrayColumn] = {}
     for stored, found in arrays.items():
@@ -186,10 +182,8 @@ def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, 
             out[name] = _ArrayColumn(stored, () if is_choice or is_flag else shape, found[1].newbyteorder("="))
     own, after = col.subtree(out, col.OBS), col.renamed(out, col.NEXT_OBS, col.OBS)
     if after and {k: c[1:] for k, c in own.items()} != {k: c[1:] for k, c in after.items()}:
-        raise DataError(
-            f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {_listed(after)}; "
-            f"{_listed(own)}. Convert one of them."
-        )
+        found = f"{_listed(after)}; {_listed(own)}"
+        raise DataError(f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {found}.")
     return out
 
 

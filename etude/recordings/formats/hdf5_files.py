@@ -65,9 +65,7 @@ def decoding(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        raise DataError(
-            f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy, or download it again."
-        ) from error
+        raise DataError(f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy.") from error
 
 
 def descriptor(root: Any) -> int | None:
@@ -123,10 +121,8 @@ class Opener:
             have = ", ".join(names_of(parent)[:12]) or "nothing"
             raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.") from None
         if kind != self._h5py.h5l.TYPE_HARD:
-            raise DataError(
-                f"{self._path}: `{where}` is a link to another place, which is not followed. Copy the data into the "
-                "file (h5repack, or h5py's copy with expand_external)."
-            )
+            what = "is a link to another place, which is not followed"
+            raise DataError(f"{self._path}: `{where}` {what}. Copy the data into the file, by h5py's expand_external.")
 
     def dataset(self, parent: Any, name: str, where: str) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
         """Return the dataset ``name`` in ``parent``, its shape and its dtype.
@@ -199,17 +195,13 @@ class Opener:
         if claimed and dataset.get_offset() is None:  # not one run of bytes in this file
             layout = dataset.get_create_plist()
             if layout.get_layout() not in (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED):
-                raise DataError(
-                    f"{self._path}: the numbers of `{where}` are not stored in this file (external or virtual storage, "
-                    "or never written). Copy them into it with h5repack."
-                )
+                what = f"the numbers of `{where}` are not stored in this file, but elsewhere or nowhere"
+                raise DataError(f"{self._path}: {what}. Copy them into it with h5repack.")
             if claimed > room and layout.get_nfilters():
                 room = int(dataset.get_storage_size()) * MOST_PACKED
         if claimed > room:
-            raise DataError(
-                f"{self._path}: `{where}` claims {claimed:,} bytes ({list(shape)} of {dtype}), but the file holds only "
-                f"{self._size:,}. It is broken or was never filled: restore it from a copy."
-            )
+            what = f"`{where}` claims {claimed:,} bytes ({list(shape)} of {dtype})"
+            raise DataError(f"{self._path}: {what}, but the file holds only {self._size:,}. Restore it from a copy.")
 
     def read(self, dataset: Any, out: NDArray[Any], start: int | None = None) -> None:
         """Read a dataset, or its rows from ``start`` on, into ``out`` (C-contiguous), converted to its dtype."""

@@ -77,6 +77,16 @@ class FrameSpan(NamedTuple):
     stop: int
 
 
+class Rows(NamedTuple):
+    """Some rows of a file."""
+
+    span: FrameSpan
+    table: pa.Table
+    episode: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    """The number of each row's step in its episode."""
+
+
 def detect(path: AnyPath) -> bool:
     """Return whether ``path`` is the folder of a LeRobot dataset, of any version."""
     return path.is_dir() and (path / INFO).is_file()
@@ -317,21 +327,18 @@ class LeRobot(Format):
         """
         features = {name: self._columns[name] for name in columns}
         keys = self._keys([*features.values(), *(flag for flag in self._flags.values() if flag)])
-        table = self._table(span, keys)
-        episode, frame = (self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME))
-        at = self._at(span, episode)
+        rows = self._rows(span, keys)
+        episode, frame, at = rows.episode, rows.frame, self._at(rows)
         odd = (frame < 0) | (frame > _MOST_FRAMES)
         if odd.any():
-            row = int(odd.argmax())
-            raise DataError(
-                f"{self._where(span, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
-            )
-        terminated, truncated = self._ends(table, span, frame == self.episodes["length"][at] - 1)
+            where, row = self._where(span, int(odd.argmax())), frame[odd][0]
+            raise DataError(f"{where}: column `{FRAME}` is {row}; it counts from 0. Restore it.")
+        terminated, truncated = self._ends(rows, frame == self.episodes["length"][at] - 1)
         starts = np.ones(len(frame), bool)
         starts[1:] = (np.diff(episode) != 0) | (np.diff(frame) != 1) | (terminated | truncated)[:-1]
         offsets = np.append(np.flatnonzero(starts), len(frame)).astype(np.int64)
         first, last = offsets[:-1], offsets[1:] - 1
-        steps = {name: self._column(table, span, feature, at) for name, feature in features.items()}
+        steps = {name: self._column(rows, feature) for name, feature in features.items()}
         finals = {n: np.zeros((len(first), *c.shape[1:]), c.dtype) for n, c in col.subtree(steps, col.OBS).items()}
         known = np.zeros(len(first), bool)
         if len(frame) and finals and not (terminated | truncated)[-1]:
@@ -360,24 +367,21 @@ class LeRobot(Format):
             if not len(later):
                 return {}
             row = FrameSpan(span.file + 1 + int(later[0]), 0, 1)
-        table = self._table(row, keys)
-        found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
-        if [*found[0], *found[1]] != [episode, frame]:
+        rows = self._rows(row, keys)
+        if [*rows.episode, *rows.frame] != [episode, frame]:
             return {}
-        return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
+        return {name: self._column(rows, self._columns[name]) for name in names}
 
-    def _at(self, span: FrameSpan, episode: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices of episodes in `episodes`."""
+    def _at(self, rows: Rows) -> NDArray[np.int64]:
+        """The indices of the rows' episodes in `episodes`."""
         known = np.append(self.episodes[EPISODE], -1)
-        at = np.searchsorted(known[:-1], episode)
-        if (unknown := known[at] != episode).any():
-            where, number = self._where(span, int(unknown.argmax())), episode[unknown][0]
+        at = np.searchsorted(known[:-1], rows.episode)
+        if (unknown := known[at] != rows.episode).any():
+            where, number = self._where(rows.span, int(unknown.argmax())), rows.episode[unknown][0]
             raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
         return at
 
-    def _ends(
-        self, table: pa.Table, span: FrameSpan, last: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _ends(self, rows: Rows, last: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
         The flags are ``next.terminated`` and ``next.truncated``. Without them, ``next.done`` means terminated, or
@@ -385,12 +389,11 @@ class LeRobot(Format):
         episode whose last row has no flag was stopped by a time limit: it is truncated.
 
         Args:
-            table: The rows.
-            span: Their location.
+            rows: The rows.
             last: Whether a row is the last of its episode, by its length; bool ``[rows]``.
         """
         flags = {
-            flag: self._values(table, span, feature._replace(shape=(), dtype=np.dtype(np.float64))) != 0
+            flag: self._values(rows.table, rows.span, feature._replace(shape=(), dtype=np.dtype(np.float64))) != 0
             for flag, feature in self._flags.items()
             if feature
         }
@@ -402,14 +405,14 @@ class LeRobot(Format):
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
-    def _column(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _column(self, rows: Rows, feature: Feature) -> NDArray[Any]:
         if feature.kind == "video":
-            return self._frames(table, span, feature, at)
+            return self._frames(rows, feature)
         if not feature.key:
-            return np.zeros((table.num_rows, *feature.shape), feature.dtype)
+            return np.zeros((rows.table.num_rows, *feature.shape), feature.dtype)
         if feature.kind == "number":
-            return self._values(table, span, feature)
-        array, place = one_array(table[feature.key]), partial(self._where, span)
+            return self._values(rows.table, rows.span, feature)
+        array, place = one_array(rows.table[feature.key]), partial(self._where, rows.span)
         return _images(array, feature, place) if feature.kind == "image" else strings(array, feature.key, place)
 
     def _values(self, table: pa.Table, span: FrameSpan, feature: Feature) -> NDArray[Any]:
@@ -433,9 +436,12 @@ class LeRobot(Format):
         return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
     def _table(self, span: FrameSpan, keys: list[str]) -> pa.Table:
-        """The rows of a span."""
         _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
+
+    def _rows(self, span: FrameSpan, keys: list[str]) -> Rows:
+        table = self._table(span, keys)
+        return Rows(span, table, *(self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)))
 
     def _place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
@@ -448,23 +454,19 @@ class LeRobot(Format):
 
     # -- frames of videos -------------------------------------------------------------------------------------
 
-    def video(self, key: str, at: int) -> AnyPath:
-        """Return the video with a camera's frames for the episode at index ``at`` of `episodes`."""
-        chunk, file = (int(self.episodes[f"videos/{key}/{name}_index"][at]) for name in ("chunk", "file"))
-        return self.folder / f"videos/{key}/chunk-{chunk:03d}/file-{file:03d}.mp4"
-
-    def _frames(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
-        """The frames of a camera; ``at`` are the indices of the rows' episodes."""
-        stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
-        stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
-        files = [self.episodes[f"videos/{feature.key}/{name}_index"][at] for name in ("chunk", "file")]
+    def _frames(self, rows: Rows, feature: Feature) -> NDArray[Any]:
+        """The frames of a camera."""
+        span, at = rows.span, self._at(rows)
+        names = (f"videos/{feature.key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))
+        *files, begins = (self.episodes[name][at] for name in names)
+        stamps = begins + self._values(rows.table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
         steady = (np.diff(stamps) > 0) & (np.diff(stamps) < 2.5 / self.fps) & ~np.diff(files).any(axis=0)
         out = np.empty((len(stamps), *feature.shape), np.uint8)
         for a, b in itertools.pairwise([0, *(np.flatnonzero(~steady) + 1).tolist(), len(stamps)]):
             if a == b:
                 continue
             where = f"{self._where(span, a)}: column `{feature.key}`"
-            path = self.video(feature.key, int(at[a]))
+            path = self.folder / f"videos/{feature.key}/chunk-{files[0][a]:03d}/file-{files[1][a]:03d}.mp4"
             frames, times = _decoded(path, stamps[a], stamps[b - 1], self.fps, feature.shape, where)
             nearest = np.abs(times - stamps[a:b, None]).argmin(axis=1)
             far = ~(np.abs(times[nearest] - stamps[a:b]) < 0.25 / self.fps)

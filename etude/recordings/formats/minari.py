@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError, SpaceError
@@ -140,10 +139,8 @@ def local_dataset(name: str) -> str:
     if (home / wanted).is_dir() and wanted:
         return str(home / wanted)
     there = sorted(relative(folder, home).parent.as_posix() for folder in _datasets(home)) if home.is_dir() else []
-    raise DataError(
-        f"{name}: Minari has no such dataset on this machine (in {home}). {choice(wanted, there)} Minari itself "
-        f"downloads: minari download {wanted or 'ID'}"
-    )
+    where, how = f"on this machine (in {home})", f"Minari itself downloads: minari download {wanted or 'ID'}"
+    raise DataError(f"{name}: Minari has no such dataset {where}. {choice(wanted, there)} {how}")
 
 
 def detect(path: AnyPath) -> bool:
@@ -191,14 +188,14 @@ class Minari(Format):
 
     def __init__(self, path: AnyPath) -> None:
         path = path.parent if path.is_file() else path
-        found = _datasets(path) if path.is_dir() else []
-        if not found:
+        inside = _datasets(path) if path.is_dir() else []
+        if not inside:
             raise DataError(f"{path}: there is no Minari dataset here (a folder `data` with {METADATA}).")
-        if len(found) > 1:
-            listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in found[:20])
-            more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-            raise DataError(f"{path}: {len(found)} Minari datasets are here; name one of them:\n{listed}{more}")
-        self.folder = found[0]
+        if len(inside) > 1:
+            listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in inside[:20])
+            more = f"\n  and {len(inside) - 20} more" if len(inside) > 20 else ""
+            raise DataError(f"{path}: {len(inside)} Minari datasets are here; name one of them:\n{listed}{more}")
+        (self.folder,) = inside
         self._where = self.folder / METADATA
         self._metadata = read_metadata(self._where)
         kind = str(self._metadata.get("data_format", "hdf5"))
@@ -272,9 +269,9 @@ class Minari(Format):
         for name, values in found.items():
             if col.is_under(name, col.OBS):
                 final_obs[name] = values[offsets[1:] + number]
-                found[name] = _without(values, offsets[1:] + number)
+                found[name] = np.delete(values, offsets[1:] + number, axis=0)
             elif wanted[name].more_rows:
-                found[name] = _without(values, offsets[:-1] + number)
+                found[name] = np.delete(values, offsets[:-1] + number, axis=0)
         terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
         last = offsets[1:] - 1
         inside = terminated | truncated
@@ -282,10 +279,8 @@ class Minari(Format):
         if inside.any():
             row = int(inside.argmax())
             i = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise DataError(
-                f"{self.reader.where(names[i])}: the episode continues after its end: a flag is set at step "
-                f"{row - int(offsets[i])} of {int(lengths[i])}."
-            )
+            where, step = self.reader.where(names[i]), f"{row - int(offsets[i])} of {int(lengths[i])}"
+            raise DataError(f"{where}: the episode continues after its end: a flag is set at step {step}.")
         segments = Segments.of(
             len(lengths),
             episode_id=[_id(name) for name in names],
@@ -317,10 +312,8 @@ class Minari(Format):
     def _as_given(self, name: str, found: MinariColumn, leaf: Space) -> MinariColumn:
         """A column in the shape of its space, and with its dtype if that is wide enough."""
         if not found.is_image and math.prod(found.shape) != math.prod(leaf_shape(leaf)):
-            raise DataError(
-                f"{self.reader.where(self.episodes.names[0])}: `{'/'.join(found.path)}` has rows of shape "
-                f"{list(found.shape)}, but its space is {leaf}. Correct {self._where}."
-            )
+            what = f"`{'/'.join(found.path)}` has rows of shape {list(found.shape)}, but its space is {leaf}"
+            raise DataError(f"{self.reader.where(self.episodes.names[0])}: {what}. Correct {self._where}.")
         dtype = fitting(leaf, found.dtype)
         self._adapted += [name] if dtype != leaf.dtype else []
         more_rows = int(col.is_under(name, col.OBS))
@@ -375,12 +368,3 @@ def _leaves(given: Mapping[str, Space]) -> dict[str, Space]:
 def _form(column: MinariColumn | None) -> Any:
     """What infos have in common in all episodes."""
     return None if column is None else (column.shape, column.dtype)
-
-
-def _without(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    if len(values) > 50 * len(rows):  # copying the stretches between them is faster than a mask over all rows
-        starts, stops = [0, *(rows + 1).tolist()], [*rows.tolist(), len(values)]
-        return np.concatenate([values[a:b] for a, b in zip(starts, stops, strict=True)])
-    keep = np.ones(len(values), bool)
-    keep[rows] = False
-    return values[keep]

@@ -263,9 +263,8 @@ def _decoding(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except footers.BROKEN as error:
-        raise DataError(
-            f"{path}: can't be read ({first_line(error)}). Restore it from a copy, or move the episode's folder away."
-        ) from error
+        remedy = "Restore it from a copy, or move the episode's folder away."
+        raise DataError(f"{path}: can't be read ({first_line(error)}). {remedy}") from error
 
 
 # -- HDF5: a group per episode ---------------------------------------------------------------------------------------
@@ -376,11 +375,11 @@ class Hdf5Episodes:
             episode = _Episode({(): self._opener.group(root, name, name)}, None)
             for key, path in paths.items():
                 group, where = self._parent(episode, name, path), "/".join((name, *path))
-                if key in images and self._is_packed(group, path[-1]):
-                    rows = len(self._packed(group, path[-1], where))
-                    found[key] = MinariColumn(path, (), np.dtype(np.uint8), rows, is_image=True)
-                else:
+                packed = self._packed(group, path[-1], where) if key in images else None
+                if packed is None:
                     found[key] = self._column(group, where, path)
+                else:
+                    found[key] = MinariColumn(path, (), np.dtype(np.uint8), len(packed), is_image=True)
         return found
 
     def _column(self, group: Any, where: str, path: Path) -> MinariColumn:
@@ -416,36 +415,33 @@ class Hdf5Episodes:
                 return
         where = "/".join((name, *path))
         if column.is_image:
-            target[:] = decoded_images(self._packed(group, path[-1], where), target.shape, f"{self.path}: `{where}`")
+            if (packed := self._packed(group, path[-1], where)) is None:
+                raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+            target[:] = decoded_images(packed, target.shape, f"{self.path}: `{where}`")
             return
         dataset, shape, dtype = self._opener.dataset(group, path[-1], where)
         if shape != target.shape or not np.can_cast(dtype, target.dtype, "safe"):
-            raise DataError(
-                f"{self.path}: `{where}` is {list(shape)} of {dtype}, but should be {list(target.shape)} of "
-                f"{target.dtype} to go with the other columns. Restore the file from a copy."
-            )
+            wanted = f"should be {list(target.shape)} of {target.dtype} to go with the other columns"
+            raise DataError(f"{self.path}: `{where}` is {list(shape)} of {dtype}, but {wanted}. Restore the file.")
         self._opener.read(dataset, target)
 
-    def _is_packed(self, group: Any, member: str) -> bool:
-        """Whether images are encoded; those from versions before 0.5.3, or written without JPEG, are plain arrays."""
-        h5py = h5py_module()
-        dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
-        return dataset.ndim == 2 or h5py.check_vlen_dtype(dataset.dtype) is not None
+    def _packed(self, group: Any, member: str, where: str) -> list[bytes] | None:
+        """The encoded images of an episode: rows of bytes, or byte strings of any length.
 
-    def _packed(self, group: Any, member: str, where: str) -> list[bytes]:
-        """The encoded images of an episode: rows of bytes, or byte strings of any length."""
+        None if they are plain arrays, as from versions before 0.5.3, or written without JPEG.
+        """
         h5py = h5py_module()
         dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
-        base = h5py.check_vlen_dtype(dataset.dtype)
-        if base == np.uint8 and dataset.ndim == 1 and dataset.shape[0] <= self.path.stat().st_size:
+        if h5py.check_vlen_dtype(dataset.dtype) == np.uint8 and dataset.ndim == 1:
+            if dataset.shape[0] > self.path.stat().st_size:
+                raise DataError(f"{self.path}: `{where}` claims more images than the file can hold. Restore the file.")
             return [bytes(memoryview(row)) for row in dataset[()]]
-        if base is None:
-            checked, shape, dtype = self._opener.dataset(group, member, where)
-            if dtype == np.uint8 and len(shape) == 2:
-                values = np.empty(shape, np.uint8)
-                self._opener.read(checked, values)
-                return [row.tobytes() for row in values]
-        raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+        checked, shape, dtype = self._opener.dataset(group, member, where)
+        if dtype != np.uint8 or len(shape) != 2:
+            return None
+        values = np.empty(shape, np.uint8)
+        self._opener.read(checked, values)
+        return [row.tobytes() for row in values]
 
 
 EpisodeReader: TypeAlias = ArrowEpisodes | Hdf5Episodes

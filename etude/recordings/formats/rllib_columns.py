@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert RLlib's names, nested values and spaces to Etude's flat columns, with one dtype per column in a recording."""
+"""What RLlib's formats have in common: names, nested values, copies of rows, and spaces.
+
+They become Etude's flat columns, with one dtype per column in a recording.
+"""
 
 import base64
 import io
@@ -9,15 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
+from etude.experience.arrays import hashes_of
 from etude.recordings.action_units import ACTIONS, BY_RLLIB
+from etude.recordings.formats.arrow import numbers as arrow_numbers
+from etude.recordings.formats.arrow import one_array
 from etude.recordings.formats.inferring import Range, fitting, inferred_space
 from etude.recordings.formats.msgpack_numpy import DTYPE
+from etude.recordings.formats.sorting import KeyedRows
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype
 
@@ -42,6 +50,7 @@ _RESERVED: Final = (
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
+Ints = NDArray[np.int64]
 Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """The dtype and row shape of each column."""
 
@@ -163,6 +172,53 @@ def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], nam
     return out
 
 
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+def without_copies(track: Ints, content: NDArray[np.uint64], times: Ints | None = None) -> NDArray[np.bool_]:
+    """Return which rows to keep, so that none is a copy of another one: bool ``[rows]``.
+
+    Args:
+        track: The agent and episode of each row, as a number.
+        content: A hash of each row.
+        times: How often each row's episode is stored, if equal rows of it may be different steps: the share is kept
+            that one of these episodes has. By default, equal rows are copies.
+    """
+    order = np.lexsort((content, track))
+    is_new = np.append(True, (np.diff(track[order]) != 0) | (content[order][1:] != content[order][:-1]))
+    starts = np.flatnonzero(is_new)
+    count = np.diff(starts, append=len(order))
+    most = np.ones(len(order), np.int64) if times is None else -(-np.repeat(count, count) // times[order])
+    keep = np.empty(len(order), bool)
+    keep[order] = np.arange(len(order)) - np.repeat(starts, count) < most
+    return keep
+
+
+def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
+    """Return where a row is not a copy of the same step of a trajectory with the same content: bool ``[rows]``.
+
+    Rows of the same step with different content are kept: they can't both be right, and the reader of the episodes
+    checks for duplicate steps.
+
+    Args:
+        rows: Sorted rows, with Etude's column names.
+    """
+    same = (rows.track[1:] == rows.track[:-1]) & (rows.when[1:] == rows.when[:-1])
+    twice = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    keep = np.ones(len(rows.track), bool)
+    if len(twice):
+        content = _contents(rows.table.take(pa.array(twice))) | {col.T_INDEX: rows.when[twice]}
+        keep[twice] = without_copies(rows.track[twice], hashes_of(content))
+    return keep
+
+
+def _contents(table: pa.Table) -> Columns:
+    """What distinguishes steps: observations, actions, rewards and flags."""
+    roots = (col.OBS, col.ACTION, col.REWARD, col.TERMINATED, col.TRUNCATED)
+    names = [name for name in table.schema.names if any(col.is_under(name, root) for root in roots)]
+    return {name: arrow_numbers(one_array(table[name]), name, str) for name in names}
+
+
 # -- spaces: their arrays are .npy files, compressed by zlib and encoded as base64 -----------------------------------
 
 
@@ -204,10 +260,7 @@ def _space_of(data: Any) -> Space:
         return spaces.Tuple([_space_of(part) for part in data["spaces"]])
     if kind == "dict":
         return spaces.Dict([(key, _space_of(part)) for key, part in data["spaces"].items()])
-    raise DataError(
-        f"a space is of the kind {str(kind)[:40]!r}; Etude reads box, discrete, multi-discrete, "
-        "multi-binary, tuple and dict"
-    )
+    raise DataError(f"a space is of the kind {str(kind)[:40]!r}, which Etude does not read")
 
 
 def _dtype_of(name: Any) -> np.dtype[Any]:

@@ -344,13 +344,7 @@ def num_steps(episode: AgentEpisode) -> int:
         raise DataError("it has no `actions`")
     if buffer.columns and not buffer.finalized:
         return max(0, len(next(iter(buffer.columns.values()))) - buffer.lookback)
-    data: Any = buffer.data
-    whole = buffer.finalized or not isinstance(data, list)
-    while whole and isinstance(data, dict | list | tuple) and len(data):
-        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
-    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
-        raise DataError("its `actions` are not a list")
-    return max(0, len(data) - buffer.lookback)
+    return min((len(column) for column in flat(buffer, col.ACTION, None).values()), default=0)
 
 
 def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None = None) -> Columns:
@@ -532,8 +526,9 @@ class RLlibEpisodes(FileFormat):
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read one segment for each agent's episode or chunk."""
+        documents: Sequence[At] = unit.data
         pieces: list[Piece] = []
-        for at in unit.data:
+        for at in documents:
             try:
                 episodes = self._episodes(at)
                 found = [self._piece(episode, columns, at) for episode in episodes]

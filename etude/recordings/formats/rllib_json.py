@@ -31,8 +31,15 @@ from etude.recordings.formats import sorting
 from etude.recordings.formats.arrow import list_array
 from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
-from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns, numbers, own_name
-from etude.recordings.formats.rllib_rows import Ints, unlike_before
+from etude.recordings.formats.rllib_columns import (
+    ENDS,
+    Ints,
+    Schema,
+    flat_columns,
+    numbers,
+    own_name,
+    unlike_before,
+)
 from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import TableRows, contents_of

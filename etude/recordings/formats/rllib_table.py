@@ -30,15 +30,14 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import hashes_of, ranges
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, grouped, most_rows, not_chained
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, follow, grouped, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns
-from etude.recordings.formats.rllib_rows import in_time, without_copies
+from etude.recordings.formats.rllib_columns import ENDS, Ints, Schema, flat_columns, without_copies
 from etude.recordings.formats.source import FLAGS
 from etude.recordings.formats.table_index import ends_by, key_codes
 from etude.recordings.layout import Header
@@ -288,7 +287,7 @@ class RLlibTable(FileFormat):
                 own.runs.append(Run(group, start, stop, bool(done[stop - 1]), int(t[start])))
         return list(found.values())
 
-    def _ids(self, table: pa.Table, name: str, group: int) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    def _ids(self, table: pa.Table, name: str, group: int) -> tuple[Ints, NDArray[np.object_]]:
         """The codes of the rows in a column of ids, and the text of each code."""
         if name not in table.schema.names:
             return np.zeros(table.num_rows, np.int64), np.array([None], object)
@@ -317,7 +316,7 @@ class RLlibTable(FileFormat):
             where = self.parquet.file_of(group)
             raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
 
-    def column(self, table: pa.Table, name: str, group: int, index: NDArray[np.int64] | None = None) -> Columns:
+    def column(self, table: pa.Table, name: str, group: int, index: Ints | None = None) -> Columns:
         """Decode a column of some rows of a row group, flat and with Etude's name.
 
         Args:
@@ -375,7 +374,7 @@ class RLlibTable(FileFormat):
 
     def _loaded(
         self, unit: TableUnit, names: Sequence[str], problems: list[Problem] | None = None
-    ) -> tuple[Experience, NDArray[np.int64]]:
+    ) -> tuple[Experience, Ints]:
         """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
         runs = unit.runs()
         has_episodes, has_next = "eps_id" in self.fields, "new_obs" in self.fields
@@ -437,7 +436,7 @@ class RLlibTable(FileFormat):
         return exp, kept
 
     def _notes(
-        self, unit: TableUnit, exp: Experience, kept: NDArray[np.int64], num_rows: int, next_obs: Columns
+        self, unit: TableUnit, exp: Experience, kept: Ints, num_rows: int, next_obs: Columns
     ) -> Iterator[Problem]:
         """Yield the harmless oddities of a unit."""
 
@@ -452,9 +451,7 @@ class RLlibTable(FileFormat):
             yield self.parquet.note("duplicate", what, *unit.at(int(copies[0])), "eps_id", len(copies))
 
 
-def _without_copies(
-    found: Columns, track: NDArray[np.int64], done: NDArray[np.bool_], t: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def _without_copies(found: Columns, track: Ints, done: NDArray[np.bool_], t: Ints | None) -> Ints:
     """The rows of a unit that are not copies of earlier ones; ``t`` are their steps, if they have them."""
     roots = (col.OBS, col.NEXT_OBS, col.ACTION, col.REWARD)
     content: Columns = {name: c for name, c in found.items() if any(col.is_under(name, root) for root in roots)}
@@ -467,7 +464,71 @@ def _without_copies(
     return np.flatnonzero(without_copies(track, hashes_of(content), times))
 
 
-def _at(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+def _at(columns: Columns, rows: Ints) -> Columns:
     """Some rows of columns, which are not copied if they are all rows in order."""
     is_all = bool((np.diff(rows) == 1).all())
     return {name: c if is_all and len(c) == len(rows) else c[rows] for name, c in columns.items()}
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def in_time(track: Ints, done: NDArray[np.bool_], obs: Columns, next_obs: Columns) -> tuple[Ints, Ints]:
+    """Return the rows in order of time, by chaining observations, and the step of each row in this order.
+
+    Args:
+        track: The agent and episode of each row; equal ones are adjacent.
+        done: Whether the episode ends with each row.
+        obs: The observation of each row.
+        next_obs: The next observation of each row; if both are empty, the rows of an episode are in order.
+    """
+    other = track[1:] != track[:-1]
+    bounds = np.concatenate([[0], np.flatnonzero(other) + 1, [len(track)]])
+    order, t = np.arange(len(track)), np.arange(len(track)) - np.repeat(bounds[:-1], np.diff(bounds))
+    linked = np.all([follow(values, next_obs[name]) for name, values in obs.items()], axis=0)
+    broken = np.flatnonzero(~other & (~linked | done[:-1])) if obs else ()
+    for i in np.unique(np.searchsorted(bounds, broken, side="right") - 1).tolist():
+        own = slice(int(bounds[i]), int(bounds[i + 1]))
+        keys, following = (_keys_of({name: values[own] for name, values in c.items()}) for c in (obs, next_obs))
+        chains = _chained(keys, following, done[own])
+        order[own] = own.start + np.concatenate(chains)
+        t[own] += np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])  # a row is missing between chains
+    return order, t
+
+
+def _keys_of(columns: Columns) -> list[bytes]:
+    """Return the bytes of each row over all columns."""
+    parts = [np.ascontiguousarray(c).reshape(len(c), -1).view(np.uint8) for _, c in sorted(columns.items())]
+    joined = np.concatenate(parts, axis=1)
+    return [row.tobytes() for row in joined]
+
+
+def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -> list[list[int]]:
+    """Chain the rows of one episode, so that each row's observation is the next observation of the row before.
+
+    Of several rows with this observation, the following one in the file is taken, else the first unused one.
+
+    Args:
+        obs: The bytes of each row's observation.
+        next_obs: The bytes of each row's next observation.
+        done: Whether the episode ends with this row.
+
+    Returns:
+        Chains of row indices. Those that no row leads to come first, in the order of the rows.
+    """
+    waiting: dict[bytes, dict[int, None]] = {}
+    for i, key in enumerate(obs):
+        waiting.setdefault(key, {})[i] = None
+    reached = {key for i, key in enumerate(next_obs) if not done[i]}
+    chains: list[list[int]] = []
+    for first in [*(i for i, key in enumerate(obs) if key not in reached), *range(len(obs))]:
+        row: int | None = first if first in waiting[obs[first]] else None
+        chain: list[int] = []
+        while row is not None:
+            chain.append(row)
+            del waiting[obs[row]][row]
+            following = {} if done[row] else waiting.get(next_obs[row], {})
+            row = row + 1 if row + 1 in following else next(iter(following), None)
+        if chain:
+            chains.append(chain)
+    return chains
