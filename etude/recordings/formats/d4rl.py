@@ -17,6 +17,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeAlias
 
@@ -65,28 +66,24 @@ class _ArrayColumn(NamedTuple):
     dtype: np.dtype[Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _ArrayRows:
-    """Loads columns of rows of a file, by Etude's names; they start and end between episodes, unless one is long."""
-
-    file: "_Hdf5File | _NpzFile"
-    layout: Mapping[str, _ArrayColumn]
-    first: int
-    episodes: pa.Array
-    """The ids of the episodes."""
-    lengths: NDArray[np.int64]
-    """The number of rows of each."""
-
-    def __call__(self, names: Sequence[str]) -> pa.Table:
-        return pa.table([self._column(name) for name in names], names=list(names))
-
-    def _column(self, name: str) -> pa.Array:
+def _loaded(
+    file: "_Hdf5File | _NpzFile",
+    layout: Mapping[str, _ArrayColumn],
+    first: int,
+    episodes: pa.Array,
+    lengths: NDArray[np.int64],
+    names: Sequence[str],
+) -> pa.Table:
+    """Columns of the rows from ``first`` on, by Etude's names: those of episodes with these ids and numbers of rows."""
+    out: dict[str, pa.Array] = {}
+    for name in names:
         if name == col.EPISODE_ID:
-            rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
-            return pa.DictionaryArray.from_arrays(rows, self.episodes)
-        stored, shape, dtype = self.layout[name]
-        values = self.file.read(stored, self.first, self.first + int(self.lengths.sum()))
-        return list_array(values.astype(dtype, copy=False).reshape(len(values), *shape))
+            out[name] = pa.DictionaryArray.from_arrays(np.repeat(np.arange(len(lengths)), lengths), episodes)
+        else:
+            stored, shape, dtype = layout[name]
+            values = file.read(stored, first, first + int(lengths.sum()))
+            out[name] = list_array(values.astype(dtype, copy=False).reshape(len(values), *shape))
+    return pa.table(out)
 
 
 class FlatArrays(TableRows, FileFormat):
@@ -138,7 +135,7 @@ def _groups(file: "_Hdf5File | _NpzFile", layout: Mapping[str, _ArrayColumn], pr
     for a, b in itertools.pairwise(grouped(stop - start, most).tolist()):
         ids = pa.array([f"{prefix}{i}" for i in episode[a:b].tolist()])
         first, last = int(start[a]), int(stop[b - 1])
-        load = _ArrayRows(file, layout, first, ids, (stop - start)[a:b])
+        load = partial(_loaded, file, layout, first, ids, (stop - start)[a:b])
         yield Group(schema, last - first, file.path, first, load)
 
 
@@ -182,8 +179,8 @@ def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, 
             out[name] = _ArrayColumn(stored, () if is_choice or is_flag else shape, found[1].newbyteorder("="))
     own, after = col.subtree(out, col.OBS), col.renamed(out, col.NEXT_OBS, col.OBS)
     if after and {k: c[1:] for k, c in own.items()} != {k: c[1:] for k, c in after.items()}:
-        found = f"{_listed(after)}; {_listed(own)}"
-        raise DataError(f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {found}.")
+        what = f"{_listed(after)}; {_listed(own)}"
+        raise DataError(f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {what}.")
     return out
 
 

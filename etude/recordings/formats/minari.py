@@ -33,7 +33,7 @@ from etude.recordings.formats.minari_episodes import (
 )
 from etude.recordings.layout import Header, loads, read_json
 from etude.settings import choice
-from etude.spaces import Space, leaf_shape, leaves, space_from_json, walk
+from etude.spaces import Space, leaf_shape, leaves, space_from_json, space_to_json, walk
 
 # -- metadata.json: spaces (JSON inside of JSON), the env's id -------------------------------------------------------
 
@@ -100,21 +100,18 @@ def _as_own(data: Any) -> dict[str, Any]:
 
 def json_of(space: Space) -> dict[str, Any]:
     """Return Minari's description of a space, to be written as JSON; the inverse of `space_of`."""
-    if isinstance(space, spaces.Box):
-        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
-        return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
-    if isinstance(space, spaces.MultiDiscrete):
-        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-        return {"type": "MultiDiscrete", "dtype": str(space.dtype), **own}
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape) if len(space.shape) > 1 else int(space.shape[0])}
     if isinstance(space, spaces.Dict):
         return {"type": "Dict", "subspaces": {str(key): json_of(sub) for key, sub in space.spaces.items()}}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "subspaces": [json_of(sub) for sub in space.spaces]}
-    raise SpaceError(f"a {type(space).__name__} space can't be written for Minari.")
+    out = {key: value for key, value in space_to_json(space).items() if key != "names"}
+    if isinstance(space, spaces.Box):
+        out |= {"low": space.low.tolist(), "high": space.high.tolist()}
+    elif isinstance(space, spaces.Discrete):
+        out["dtype"] = "int64"
+    elif isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        (out["n"],) = out["n"]
+    return out
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -201,8 +201,10 @@ def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, An
     modules = many.get("_agent_to_module_mapping") or {}
     if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
         raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
-    hung = {key: set(map(str, held)) for key, held in many.items() if key[:8] == "_hanging" and isinstance(held, dict)}
-    hanging = set().union(*(agents for key, agents in hung.items() if "_end" in key))
+    hung = {
+        key: set(map(str, held)) for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)
+    }
+    hanging = set().union(*(names for key, names in hung.items() if "_end" in key))
     observed = {str(agent): _own_steps(buffer) for agent, buffer in clocks.items()}
     acted = [agent for agent, steps in observed.items() if steps is not None and len(steps) > 1]
     # In a chunk, the mapping also names agents that ended earlier; and steps of those that hang are in the next chunk.

@@ -53,7 +53,6 @@ from etude.recordings.layout import Header, loads
 KEYS: Final = ("eps_id", "agent_index", "t")
 SEQUENCES: Final = "seq_lens"
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
-_REQUIRED: Final = ("obs", "actions", "rewards")
 _KNOWN: Final = ("type", "count", *KEYS, *ENDS)
 """What is not a column of a step."""
 
@@ -91,8 +90,7 @@ def batches_of(line: bytes) -> list[LineBatch]:
         policies = data.get("policy_batches")
         if not isinstance(policies, dict):
             raise DataError("is a MultiAgentBatch without `policy_batches`")
-        named = [(None if policy == "default_policy" else str(policy), batch) for policy, batch in policies.items()]
-        return [_batch(policy, batch) for policy, batch in named]
+        return [_batch(None if name == "default_policy" else str(name), batch) for name, batch in policies.items()]
     if data.get("type") not in (None, "SampleBatch"):
         raise DataError(f"is of the type {str(data['type'])[:40]!r}, not SampleBatch or MultiAgentBatch")
     if data.get("type") is None and not isinstance(data.get("rewards"), list | str):
@@ -103,11 +101,9 @@ def batches_of(line: bytes) -> list[LineBatch]:
 def _batch(policy: str | None, columns: Any) -> LineBatch:
     if not isinstance(columns, dict):
         raise DataError("holds a batch that is not an object of columns")
-    missing = [name for name in _REQUIRED if name not in columns]
-    if missing:
-        raise DataError(f"has no column `{missing[0]}`; it has {', '.join(list(columns)[:20])}")
-    if not any(name in columns for name in ENDS):
-        raise DataError("has no `terminateds`, `truncateds` or `dones`, one of which tells where episodes end")
+    for needed in (("obs",), ("actions",), ("rewards",), ENDS):
+        if not columns.keys() & {*needed}:
+            raise DataError(f"has no column `{'` or `'.join(needed)}`; it has {', '.join(list(columns)[:20])}")
     rewards = column(columns["rewards"], col.REWARD).get(col.REWARD, np.zeros(()))
     if rewards.ndim != 1:
         raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
@@ -300,15 +296,12 @@ class _Scan:
         """Yield the trajectory and the step of each row, line by line over all files."""
         for path in self.files:
             at = 0
-            try:
-                for at, line in _lines_of(path):
-                    try:
-                        yield from self._look_at(line, f"{path.stem}-{at}")
-                    except DataError as error:
-                        text = f"{path}: line {at}: {error}. {_REMEDY}."
-                        self.problems.append(Problem("unreadable", text, str(path), at - 1, repairable=True))
-            except DataError as error:
-                self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
+            for at, line in _lines_of(path):
+                try:
+                    yield from self._look_at(line, f"{path.stem}-{at}")
+                except DataError as error:
+                    text = f"{path}: line {at}: {error}. {_REMEDY}."
+                    self.problems.append(Problem("unreadable", text, str(path), at - 1, repairable=True))
             self.num_lines.append(at)
 
     def check(self) -> None:
@@ -453,7 +446,7 @@ def _decoded_rows(scan: _Scan, schema: Schema, first: Ints) -> Iterator[sorting.
     for file, path in enumerate(scan.files):
         for number, line in _lines_of(path):
             if number > scan.num_lines[file]:
-                break  # the rest could not be read
+                break  # it has grown meanwhile
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
                 if not batch.num:
                     continue

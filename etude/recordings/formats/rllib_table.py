@@ -224,10 +224,8 @@ class RLlibTable(FileFormat):
             for name in (*REQUIRED, *first.names):
                 if name not in names:
                     why = "which a table of steps needs" if name in REQUIRED else f"but {self.files[0]} has"
-                    raise DataError(
-                        f"{path}: has no column `{name}`, {why}; it has {', '.join(names[:20])}. If another column "
-                        "holds it, read the file as a table with a schema of your own; else move it away."
-                    )
+                    remedy = "Read the file as a table with a schema of your own, or move it away"
+                    raise DataError(f"{path}: has no column `{name}`, {why}; it has {', '.join(names[:20])}. {remedy}.")
         twice = [name for name in first.names if first.names.count(name) > 1]
         if twice:
             raise DataError(f"{self.files[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
