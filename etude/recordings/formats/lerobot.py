@@ -596,7 +596,7 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
     mode = _MODES[channels]
-    images = []  # only as large as an image that is there
+    out = np.empty((0, *feature.shape), np.uint8)
     for row, value in enumerate(array):
         try:
             if not value.is_valid:
@@ -604,10 +604,12 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
             image = Image.open(io.BytesIO(value.as_py()), formats=["PNG", "JPEG"])
             if image.size != (width, height) or image.mode not in (mode, "P"):  # before decoding it
                 raise ValueError(f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {mode}")
-            images.append(np.asarray(image if image.mode == mode else image.convert(mode)).reshape(feature.shape))
+            if not row:  # the shape is right, and no larger than an image that is there
+                out = np.empty((len(array), *feature.shape), np.uint8)
+            out[row] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(feature.shape)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{place(row)}: the image in column `{feature.key}` can't be decoded ({error}).") from error
-    return np.stack(images) if images else np.empty((0, *feature.shape), np.uint8)
+    return out
 
 
 def _decoded(
