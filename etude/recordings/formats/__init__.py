@@ -62,12 +62,12 @@ def of_files(
         DataError: none can be read; or, without ``faults``, one of them can't.
     """
     try:
-        contents = kind(files).describe()
+        format = kind(files)
+        contents = format.describe()
     except DataError as error:
-        if faults is None:
-            raise
-        if len(files) == 1:
-            faults += [error.problem] if isinstance(error, UnreadableError) else []
+        if faults is not None and len(files) == 1 and isinstance(error, UnreadableError):
+            faults.append(error.problem)
+        if faults is None or len(files) == 1:
             raise
         good: list[AnyPath] = []
         for file in files:
@@ -78,9 +78,9 @@ def of_files(
                 faults.append(Problem("unreadable", str(own), str(file), count=0, repairable=True))
         if not good:
             raise
-        files = good
-        contents = kind(files).describe()
-    return kind(files), usable(contents, faults)
+        format = kind(good)
+        contents = format.describe()
+    return format, usable(contents, faults)
 
 
 def usable(contents: Contents, faults: list[Problem] | None) -> Contents:

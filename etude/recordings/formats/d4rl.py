@@ -16,9 +16,10 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -56,18 +57,7 @@ _NPZ_VERSION: Final = 1
 
 
 Found: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]] | None
-"""The shape and dtype of an array; None if it is not plain numbers."""
-
-
-class ArrayFile(Protocol):
-    """A file of named arrays."""
-
-    path: AnyPath
-    arrays: dict[str, Found]
-    """The arrays by name (groups with a slash)."""
-
-    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Read some rows of an array."""
+"""The shape and dtype of an array, by name (groups with a slash) in a file; None if it is not plain numbers."""
 
 
 class _ArrayColumn(NamedTuple):
@@ -76,34 +66,30 @@ class _ArrayColumn(NamedTuple):
     dtype: np.dtype[Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _ArrayRows:
-    """Loads columns of rows of a file, by Etude's names; they start and end between episodes, unless one is long."""
-
-    file: ArrayFile
-    layout: Mapping[str, _ArrayColumn]
-    first: int
-    episodes: pa.Array
-    """The ids of the episodes."""
-    lengths: NDArray[np.int64]
-    """The number of rows of each."""
-
-    def __call__(self, names: Sequence[str]) -> pa.Table:
-        return pa.table([self._column(name) for name in names], names=list(names))
-
-    def _column(self, name: str) -> pa.Array:
+def _loaded(
+    file: "_Hdf5File | _NpzFile",
+    layout: Mapping[str, _ArrayColumn],
+    first: int,
+    episodes: pa.Array,
+    lengths: NDArray[np.int64],
+    names: Sequence[str],
+) -> pa.Table:
+    """Columns of the rows from ``first`` on, by Etude's names: those of episodes with these ids and numbers of rows."""
+    out: dict[str, pa.Array] = {}
+    for name in names:
         if name == col.EPISODE_ID:
-            rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
-            return pa.DictionaryArray.from_arrays(rows, self.episodes)
-        stored, shape, dtype = self.layout[name]
-        values = self.file.read(stored, self.first, self.first + int(self.lengths.sum()))
-        return list_array(values.astype(dtype, copy=False).reshape(len(values), *shape))
+            out[name] = pa.DictionaryArray.from_arrays(np.repeat(np.arange(len(lengths)), lengths), episodes)
+        else:
+            stored, shape, dtype = layout[name]
+            values = file.read(stored, first, first + int(lengths.sum()))
+            out[name] = list_array(values.astype(dtype, copy=False).reshape(len(values), *shape))
+    return pa.table(out)
 
 
 class FlatArrays(TableRows, FileFormat):
     """Files of long arrays, read as a table. Each file begins a new episode."""
 
-    opener: Callable[[AnyPath], ArrayFile]
+    opener: "type[_Hdf5File | _NpzFile]"
     """Opens a file and reads its names, shapes and dtypes."""
 
     def describe(self) -> Contents:
@@ -121,10 +107,8 @@ class FlatArrays(TableRows, FileFormat):
             layout = layout or own
             if own != layout:
                 names = sorted(n for n in {*own, *layout} if own.get(n) != layout.get(n))
-                raise DataError(
-                    f"{path}: the arrays are not those of {self.files[0].name}: {', '.join(names)} differ. Read them "
-                    "as two recordings."
-                )
+                what = f"the arrays are not those of {self.files[0].name}: {', '.join(names)} differ"
+                raise DataError(f"{path}: {what}. Read them as two recordings.")
             groups += _groups(file, layout, f"{f}-" if len(self.files) > 1 else "")
         done = {DONE: DONE} if DONE in layout else {}
         contents = contents_of(Source(self.files, done, ETUDE), groups, is_sorted=True)
@@ -135,7 +119,7 @@ class FlatArrays(TableRows, FileFormat):
         return dataclasses.replace(contents, header=dataclasses.replace(contents.header, meta=meta))
 
 
-def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
+def _groups(file: "_Hdf5File | _NpzFile", layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
     """The rows of a file, in pieces of the size of units."""
     found = file.arrays[layout[col.under(layout, col.ACTION)[0]].stored]
     assert found is not None  # a column
@@ -151,14 +135,14 @@ def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) ->
     for a, b in itertools.pairwise(grouped(stop - start, most).tolist()):
         ids = pa.array([f"{prefix}{i}" for i in episode[a:b].tolist()])
         first, last = int(start[a]), int(stop[b - 1])
-        load = _ArrayRows(file, layout, first, ids, (stop - start)[a:b])
+        load = partial(_loaded, file, layout, first, ids, (stop - start)[a:b])
         yield Group(schema, last - first, file.path, first, load)
 
 
 # -- which arrays become which columns -------------------------------------------------------------------------------
 
 
-def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
+def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
     """The columns and flags of a file, by Etude's names; others are added to ``dropped``, with the reason."""
     arrays = file.arrays
     for name in ("observations", "actions"):
@@ -168,18 +152,21 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
     length = next((found[0][0] for found in actions if found and found[0]), 0)
     if not length:
         raise _refusal(file, next(stored for stored in arrays if col.is_under(stored, "actions")), length)
-    is_of_envs = _is_of_envs(file)
-    flags = _flags(arrays)
+    num_envs, flags = _num_envs(file), _flags(arrays)
+    if num_envs > 1:
+        remedy = "save a file for each, such as `observations[:, 0]`"
+        raise DataError(f"{file.path}: `rewards` has rows of shape [{num_envs}], of envs side by side: {remedy}.")
+    by_stored = {stored: flag for flag, stored in flags.items()}
     out: dict[str, _ArrayColumn] = {}
     for stored, found in arrays.items():
         root, _, rest = stored.partition(SEPARATOR)
-        name = SEPARATOR.join(filter(None, (ROOTS.get(root, root), rest)))
-        if stored in (*TERMINATED, *TRUNCATED, *DONES):
-            if stored not in flags.values():
-                dropped[stored] = f"episodes end where {' or '.join(flags.values())} says so"
-            continue
-        needed = root in ROOTS and root != "infos"
-        if found is None or found[0][:1] != (length,) or 0 in found[0]:
+        name = by_stored.get(stored) or SEPARATOR.join(filter(None, (ROOTS.get(root, root), rest)))
+        is_flag, all_flags = stored in by_stored, (*TERMINATED, *TRUNCATED, *DONES)
+        needed = is_flag or (root in ROOTS and root != "infos")
+        shape = () if found is None else found[0]
+        if stored in all_flags and not is_flag:
+            dropped[stored] = f"episodes end where {' or '.join(flags.values())} says so"
+        elif found is None or shape[:1] != (length,) or 0 in shape or (is_flag and math.prod(shape) != length):
             if needed:
                 raise _refusal(file, stored, length)
             dropped[name] = "not plain numbers, one row a step"
@@ -187,26 +174,13 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
             dropped[name] = "the name is reserved for recordings"
         else:
             # d3rlpy and Stable-Baselines3 store one choice a step as [N, 1].
-            shape = found[0][2:] if is_of_envs and found[0][1:2] == (1,) else found[0][1:]
+            shape = shape[2:] if num_envs == 1 and shape[1:2] == (1,) else shape[1:]
             is_choice = name == col.ACTION and shape == (1,) and found[1].kind in "iub"
-            out[name] = _ArrayColumn(stored, () if is_choice else shape, found[1].newbyteorder("="))
-    if col.REWARD in out and out[col.REWARD].shape not in ((), (1,)):
-        advice = " They are of envs side by side: save a file for each, such as `observations[:, 0]`."
-        raise DataError(
-            f"{file.path}: `rewards` has rows of shape {list(out[col.REWARD].shape)}, not one number each."
-            f"{advice if is_of_envs else ''}"
-        )
-    for name, stored in flags.items():
-        found = arrays[stored]
-        if found is None or found[0] not in ((length,), (length, 1)):
-            raise _refusal(file, stored, length)
-        out[name] = _ArrayColumn(stored, (), found[1].newbyteorder("="))
+            out[name] = _ArrayColumn(stored, () if is_choice or is_flag else shape, found[1].newbyteorder("="))
     own, after = col.subtree(out, col.OBS), col.renamed(out, col.NEXT_OBS, col.OBS)
     if after and {k: c[1:] for k, c in own.items()} != {k: c[1:] for k, c in after.items()}:
-        raise DataError(
-            f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {_listed(after)}; "
-            f"{_listed(own)}. Convert one of them."
-        )
+        what = f"{_listed(after)}; {_listed(own)}"
+        raise DataError(f"{file.path}: `next_observations` has other shapes or dtypes than `observations`: {what}.")
     return out
 
 
@@ -219,16 +193,17 @@ def _flags(stored: Iterable[str]) -> dict[str, str]:
     return flags
 
 
-def _is_of_envs(file: ArrayFile) -> bool:
-    """Whether rows are those of envs side by side, as in a replay buffer of Stable-Baselines3: rewards ``[N, envs]``,
-    observations and actions ``[N, envs, ...]``."""
+def _num_envs(file: "_Hdf5File | _NpzFile") -> int:
+    """The number of envs whose rows are side by side, as in a replay buffer of Stable-Baselines3, or 0: rewards are
+    ``[N, envs]``, observations and actions ``[N, envs, ...]``."""
     arrays = {name: found for name, found in file.arrays.items() if found is not None}
     rewards = arrays["rewards"][0] if "rewards" in arrays else ()
     shapes = [found[0] for name, found in arrays.items() if name.split(SEPARATOR)[0] in ("observations", "actions")]
-    return len(rewards) == 2 and all(len(shape) > 2 and shape[1] == rewards[1] for shape in shapes)
+    is_of_envs = len(rewards) == 2 and all(len(shape) > 2 and shape[1] == rewards[1] for shape in shapes)
+    return rewards[1] if is_of_envs else 0
 
 
-def _refusal(file: ArrayFile, stored: str, length: int) -> DataError:
+def _refusal(file: "_Hdf5File | _NpzFile", stored: str, length: int) -> DataError:
     found = file.arrays[stored]
     what = "does not hold plain numbers" if found is None else f"is of shape {list(found[0])}"
     rows = f"{length:,} rows of numbers, as `actions` has" if length else "a row of numbers for each step"
@@ -249,6 +224,8 @@ DEEPEST: Final = 8
 
 
 class _Hdf5File:
+    """The arrays of an HDF5 file."""
+
     def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._opener = Opener(path)
@@ -314,6 +291,8 @@ _BROKEN = (
 
 
 class _NpzFile:
+    """The arrays of an NPZ file."""
+
     def __init__(self, path: AnyPath) -> None:
         self.path = path
         self.arrays: dict[str, Found] = {}

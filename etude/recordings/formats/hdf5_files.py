@@ -6,6 +6,7 @@ than itself; both are refused. Nothing in HDF5 that h5py reads as a number runs 
 """
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ def decoding(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        raise unreadable(path, error) from error
+        raise DataError(f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy.") from error
 
 
 def descriptor(root: Any) -> int | None:
@@ -75,16 +76,19 @@ def descriptor(root: Any) -> int | None:
     return int(file.get_vfd_handle()) if is_plain else None
 
 
-def unreadable(path: AnyPath, error: BaseException) -> DataError:
-    """Return the error for a file that the library can't read."""
-    return DataError(
-        f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy, or download it again."
-    )
-
-
 def names_of(group: Any) -> list[str]:
     """Return the members of a group, sorted as text."""
     return sorted(name.decode("utf-8", "replace") for name in group)
+
+
+@functools.lru_cache(10_000)  # one for each length of episodes
+def _space_of(shape: tuple[int, ...]) -> Any:
+    return h5py_module().h5s.create_simple(shape)
+
+
+@functools.cache
+def _type_of(dtype: np.dtype[Any]) -> Any:
+    return h5py_module().h5t.py_create(dtype)
 
 
 class Opener:
@@ -94,8 +98,6 @@ class Opener:
         self._path = path
         self._h5py = h5py_module()
         self._known: list[tuple[Any, np.dtype[Any], bool]] = []  # and whether its bytes are NumPy's
-        self._in_memory: dict[np.dtype[Any], Any] = {}
-        self._spaces: dict[tuple[int, ...], Any] = {}
         self._size = path.stat().st_size
 
     def __reduce__(self) -> tuple[type["Opener"], tuple[AnyPath]]:
@@ -119,10 +121,8 @@ class Opener:
             have = ", ".join(names_of(parent)[:12]) or "nothing"
             raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.") from None
         if kind != self._h5py.h5l.TYPE_HARD:
-            raise DataError(
-                f"{self._path}: `{where}` is a link to another place, which is not followed. Copy the data into the "
-                "file (h5repack, or h5py's copy with expand_external)."
-            )
+            what = "is a link to another place, which is not followed"
+            raise DataError(f"{self._path}: `{where}` {what}. Copy the data into the file, by h5py's expand_external.")
 
     def dataset(self, parent: Any, name: str, where: str) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
         """Return the dataset ``name`` in ``parent``, its shape and its dtype.
@@ -172,7 +172,7 @@ class Opener:
             if file is not None and are_numpys and dtype == out.dtype and dataset.get_storage_size() == out.nbytes:
                 return like if os.preadv(file, [out.data.cast("B")], offset) == out.nbytes else None
             # Given the space of ``out``, HDF5 itself checks that there are as many numbers.
-            dataset.read(self._space_of(out), h5py.h5s.ALL, out, self._type_of(out))
+            dataset.read(_space_of(out.shape), h5py.h5s.ALL, out, _type_of(out.dtype))
         except BROKEN:
             return None
         return like
@@ -190,46 +190,24 @@ class Opener:
         self._known.append((kind, dtype, is_plain and bool(kind.equal(self._h5py.h5t.py_create(dtype)))))
         return len(self._known) - 1
 
-    def _space_of(self, out: NDArray[Any]) -> Any:
-        space = self._spaces.get(out.shape)
-        if space is None:
-            if len(self._spaces) > 10_000:  # one for each length of episodes
-                self._spaces.clear()
-            space = self._spaces[out.shape] = self._h5py.h5s.create_simple(out.shape)
-        return space
-
-    def _type_of(self, out: NDArray[Any]) -> Any:
-        if out.dtype not in self._in_memory:
-            self._in_memory[out.dtype] = self._h5py.h5t.py_create(out.dtype)
-        return self._in_memory[out.dtype]
-
     def _check_size(self, dataset: Any, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
-        claimed = math.prod(shape) * dtype.itemsize
-        if not claimed:
-            return
-        room = self._size
-        if dataset.get_offset() is None:  # not one run of bytes in this file
+        claimed, room = math.prod(shape) * dtype.itemsize, self._size
+        if claimed and dataset.get_offset() is None:  # not one run of bytes in this file
             layout = dataset.get_create_plist()
-            kind = layout.get_layout()
-            if kind not in (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED):
-                raise DataError(
-                    f"{self._path}: the numbers of `{where}` are not stored in this file (external or virtual storage, "
-                    "or never written). Copy them into it with h5repack."
-                )
+            if layout.get_layout() not in (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED):
+                what = f"the numbers of `{where}` are not stored in this file, but elsewhere or nowhere"
+                raise DataError(f"{self._path}: {what}. Copy them into it with h5repack.")
             if claimed > room and layout.get_nfilters():
                 room = int(dataset.get_storage_size()) * MOST_PACKED
         if claimed > room:
-            raise DataError(
-                f"{self._path}: `{where}` claims {claimed:,} bytes ({list(shape)} of {dtype}), but the file holds only "
-                f"{self._size:,}. It is broken or was never filled: restore it from a copy."
-            )
+            what = f"`{where}` claims {claimed:,} bytes ({list(shape)} of {dtype})"
+            raise DataError(f"{self._path}: {what}, but the file holds only {self._size:,}. Restore it from a copy.")
 
     def read(self, dataset: Any, out: NDArray[Any], start: int | None = None) -> None:
         """Read a dataset, or its rows from ``start`` on, into ``out`` (C-contiguous), converted to its dtype."""
-        space = self._h5py.h5s.ALL
-        memory = self._h5py.h5s.ALL
+        space = memory = self._h5py.h5s.ALL
         if start is not None:
-            space, memory = dataset.get_space(), self._h5py.h5s.create_simple(out.shape)
+            space, memory = dataset.get_space(), _space_of(out.shape)
             space.select_hyperslab((start, *(0,) * (out.ndim - 1)), out.shape)
         if out.size:
-            dataset.read(memory, space, out, self._type_of(out))
+            dataset.read(memory, space, out, _type_of(out.dtype))

@@ -4,7 +4,7 @@
 A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episodes`` the episodes, and each row of
 ``data/*/*.parquet`` is a step. Images are stored as PNG or JPEG in Parquet, or as frames of a camera's videos.
 
-`Dataset` defines how features map to columns, and `Dataset._ends` where episodes end, because the format leaves both
+`LeRobot` defines how features map to columns, and `LeRobot._ends` where episodes end, because the format leaves both
 open. A dataset does not contain the observation after the last step of an episode.
 """
 
@@ -14,7 +14,8 @@ import itertools
 import math
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +39,6 @@ from etude.recordings.formats.inferring import Range, inferred_space, needs_rang
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.layout import Header, read_json
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
-from etude.urls import first_line
 
 INFO: Final = "meta/info.json"
 OBSERVATION: Final = "observation"
@@ -76,65 +76,23 @@ class FrameSpan(NamedTuple):
     stop: int
 
 
+class Rows(NamedTuple):
+    """Some rows of a file."""
+
+    span: FrameSpan
+    table: pa.Table
+    episode: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    """The number of each row's step in its episode."""
+
+
 def detect(path: AnyPath) -> bool:
     """Return whether ``path`` is the folder of a LeRobot dataset, of any version."""
     return path.is_dir() and (path / INFO).is_file()
 
 
 class LeRobot(Format):
-    """The LeRobot dataset in ``folder``."""
-
-    name = "lerobot"
-
-    def __init__(self, folder: AnyPath) -> None:
-        self.folder = folder
-
-    def describe(self) -> Contents:
-        """Return the contents: the rows in the order of the files, cut between episodes where possible.
-
-        Raises:
-            DataError: it is broken, or of an unsupported version.
-        """
-        own = Dataset(self.folder)
-        units = [
-            Unit(k, span.stop - span.first, own.files[span.file], span.first, (own, span))
-            for k, span in enumerate(own.spans())
-        ]
-        return Contents(own.header, own.columns, units, own.files, own.lost())
-
-    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
-        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
-        dataset: Dataset
-        dataset, whole = unit.data
-        try:
-            return dataset.read(whole, columns)
-        except DataError:
-            if problems is None:
-                raise
-            good: list[Experience] = []
-            for span in dataset.episodes_in(whole):
-                try:
-                    good.append(dataset.read(span, columns))
-                except DataError as error:
-                    place, count = dataset.place(span, 0), span.stop - span.first
-                    problems.append(
-                        Problem("unreadable", str(error), place.file, place.row, None, count, repairable=True)
-                    )
-            if not good:
-                raise
-        return Experience.concat(good)
-
-    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
-        """Locate a row; rows are counted from 0 in their file."""
-        dataset: Dataset
-        dataset, whole = unit.data
-        if exp.num_steps == unit.rows:
-            return dataset.place(whole, row)
-        return super().place(unit, row, exp)
-
-
-class Dataset:
-    """The description of a dataset, and a reader of its rows. Caches only the most recently read row groups.
+    """The LeRobot dataset in ``folder``. Caches only the most recently read row groups.
 
     Features become columns as follows:
 
@@ -147,7 +105,12 @@ class Dataset:
 
     Spaces are unbounded, except images, which are between 0 and 255; integers and booleans follow the rules of
     `etude.recordings.formats.inferring`. If Etude wrote spaces into ``info.json``, those are used.
+
+    Raises:
+        DataError: it is broken, or of an unsupported version.
     """
+
+    name = "lerobot"
 
     def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
@@ -168,9 +131,39 @@ class Dataset:
         self._first_rows = self._first_rows_of()
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
-        self.episodes = self._episodes_of(self.videos())
+        self.episodes = self._episodes_of()
         self.header = self._header(given)
-        self.columns = list(self._columns)
+
+    def describe(self) -> Contents:
+        """Return the contents: the rows in the order of the files, cut between episodes where possible."""
+        found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
+        lost = [*self._unread, *lost_rows(self.folder / INFO, self.info, found)]
+        units = [Unit(k, s.stop - s.first, self.files[s.file], s.first, s) for k, s in enumerate(self.spans())]
+        return Contents(self.header, list(self._columns), units, self.files, lost)
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Read the steps of a unit; if something can't be read, whole episodes are left out."""
+        whole: FrameSpan = unit.data
+        try:
+            return self._read(whole, columns)
+        except DataError:
+            if problems is None:
+                raise
+            good: list[Experience] = []
+            for start, stop in itertools.pairwise(self._cuts(whole).tolist()):
+                span = FrameSpan(whole.file, start, stop)
+                try:
+                    good.append(self._read(span, columns))
+                except DataError as error:
+                    _, file, row, _ = self._place(span, 0)
+                    problems.append(Problem("unreadable", str(error), file, row, None, stop - start, repairable=True))
+            if not good:
+                raise
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Locate a row; rows are counted from 0 in their file."""
+        return self._place(unit.data, row) if exp.num_steps == unit.rows else super().place(unit, row, exp)
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -187,10 +180,6 @@ class Dataset:
         """The first of these features that is one number per step."""
         found = (self._features.get(key) for key in keys)
         return next((f for f in found if f and f.kind == "number" and math.prod(f.shape) == 1), None)
-
-    def videos(self) -> list[str]:
-        """The keys of cameras whose frames are in videos."""
-        return [feature.key for feature in self._columns.values() if feature.kind == "video"]
 
     def _named(self) -> tuple[dict[str, Feature], dict[str, Space]]:
         """The features by column, and the spaces that Etude wrote, if they fit."""
@@ -226,26 +215,22 @@ class Dataset:
         fits = (key in self._features and _fits(self._features[key], found[name]) for key, name in names.items())
         return (names, given) if all(fits) and len(names) == len(found) else ({}, {})
 
-    def _episodes_of(self, videos: Sequence[str]) -> Columns:
+    def _episodes_of(self) -> Columns:
         """The facts about episodes, sorted by episode number: lengths, and where their frames are."""
         names = [EPISODE, "length"]
+        videos = [feature.key for feature in self._columns.values() if feature.kind == "video"]
         names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
-        tables: list[Columns] = []
-        for path in _parquet(self.folder / "meta/episodes"):
-            try:
-                with footers.opened(path) as parquet:
-                    _check_there(parquet.schema_arrow, names, str(path))
-                    row = 0
-                    for group in range(parquet.num_row_groups):  # all at once would take far more memory
-                        table = parquet.read_row_group(group, columns=names)
-                        table.validate()
-                        tables.append({name: _whole(table, name, path, row) for name in names})
-                        row += len(table)
-            except (*footers.BROKEN, ValueError, KeyError) as error:
-                raise DataError(f"{path}: can't be read ({first_line(error)}). Restore it from a copy.") from error
-        if not tables:
+        paths = _parquet(self.folder / "meta/episodes")
+        about = ParquetFiles(paths)
+        if not about.groups:
             raise DataError(f"{self.folder}: there is no meta/episodes/*/*.parquet. Restore it from a copy.")
-        found = {name: np.concatenate([table[name] for table in tables]) for name in names}
+        for k, path in enumerate(paths):
+            _check_there(about.schema(k), names, str(path))
+        tables = [about.read(group, names) for group in range(len(about.groups))]
+        found = {
+            name: np.concatenate([_whole(table[name], name, partial(about.place, k)) for k, table in enumerate(tables)])
+            for name in names
+        }
         order = np.argsort(found[EPISODE], kind="stable")
         return {name: values[order] for name, values in found.items()}
 
@@ -255,7 +240,7 @@ class Dataset:
         under = {root: list(col.subtree(self._columns, root)) for root in (col.OBS, col.ACTION)}
         both = [*under[col.OBS], *under[col.ACTION]]
         if not given:
-            forms = {n: (f.dtype, f.shape if f.dtype.kind == "f" else _one(f.shape)) for n, f in self._columns.items()}
+            forms = {name: (feature.dtype, feature.shape) for name, feature in self._columns.items()}
             ranges = self._ranges([name for name in both if needs_range(name, *forms[name])])
             given = {root: inferred_space({n: forms[n] for n in names}, root, ranges) for root, names in under.items()}
             inferred |= dict.fromkeys(both, "the dataset has no spaces")
@@ -277,7 +262,7 @@ class Dataset:
         """The ranges of some integer columns."""
         ranges: dict[str, Range] = {}
         for span, name in itertools.product(self.spans() if names else (), names):
-            feature = self._columns[name]._replace(shape=_one(self._columns[name].shape))
+            feature = self._columns[name]
             try:
                 widen(ranges, {name: self._values(self._table(span, [feature.key]), span, feature)})
             except DataError:  # raised again when it is read
@@ -322,17 +307,13 @@ class Dataset:
                 known[file] = self._values(self._table(span, [INDEX]), span, _whole_number(INDEX))[0]
         return known
 
-    def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:
-        """The rows of each episode in a unit, from the lengths of all episodes before it."""
-        return [FrameSpan(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
-
     def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
         """The row indices at which a unit and the episodes inside it begin, and its end."""
         ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self._first_rows[span.file]
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
-    def read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
+    def _read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
         """Read the steps of a unit; an episode that continues in the next one keeps its id, with increasing ``t``.
 
         Raises:
@@ -340,21 +321,18 @@ class Dataset:
         """
         features = {name: self._columns[name] for name in columns}
         keys = self._keys([*features.values(), *(flag for flag in self._flags.values() if flag)])
-        table = self._table(span, keys)
-        episode, frame = (self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME))
-        at = self._at(span, episode)
+        rows = self._rows(span, keys)
+        episode, frame, at = rows.episode, rows.frame, self._at(rows)
         odd = (frame < 0) | (frame > _MOST_FRAMES)
         if odd.any():
-            row = int(odd.argmax())
-            raise DataError(
-                f"{self._where(span, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
-            )
-        terminated, truncated = self._ends(table, span, frame == self.episodes["length"][at] - 1)
+            where, row = self._where(span, int(odd.argmax())), frame[odd][0]
+            raise DataError(f"{where}: column `{FRAME}` is {row}; it counts from 0. Restore it.")
+        terminated, truncated = self._ends(rows, frame == self.episodes["length"][at] - 1)
         starts = np.ones(len(frame), bool)
         starts[1:] = (np.diff(episode) != 0) | (np.diff(frame) != 1) | (terminated | truncated)[:-1]
         offsets = np.append(np.flatnonzero(starts), len(frame)).astype(np.int64)
         first, last = offsets[:-1], offsets[1:] - 1
-        steps = {name: self._column(table, span, feature, at) for name, feature in features.items()}
+        steps = {name: self._column(rows, feature) for name, feature in features.items()}
         finals = {n: np.zeros((len(first), *c.shape[1:]), c.dtype) for n, c in col.subtree(steps, col.OBS).items()}
         known = np.zeros(len(first), bool)
         if len(frame) and finals and not (terminated | truncated)[-1]:
@@ -377,30 +355,27 @@ class Dataset:
 
         Reads the same features ``keys`` as for the unit, so that most of the time the rows are cached.
         """
-        later = (file for file in range(span.file + 1, len(self.files)) if self.rows[file])
-        file = span.file if span.stop < self.rows[span.file] else next(later, None)
-        if file is None:
+        row = FrameSpan(span.file, span.stop, span.stop + 1)
+        if span.stop >= self.rows[span.file]:
+            later = np.flatnonzero(self.rows[span.file + 1 :])
+            if not len(later):
+                return {}
+            row = FrameSpan(span.file + 1 + int(later[0]), 0, 1)
+        rows = self._rows(row, keys)
+        if [*rows.episode, *rows.frame] != [episode, frame]:
             return {}
-        row = FrameSpan(file, span.stop, span.stop + 1) if file == span.file else FrameSpan(file, 0, 1)
-        table = self._table(row, keys)
-        found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
-        if [*found[0], *found[1]] != [episode, frame]:
-            return {}
-        return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
+        return {name: self._column(rows, self._columns[name]) for name in names}
 
-    def _at(self, span: FrameSpan, episode: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices of episodes in `episodes`."""
-        known = self.episodes[EPISODE]
-        at = np.searchsorted(known, episode)
-        unknown = np.flatnonzero(np.append(known, -1)[np.minimum(at, len(known))] != episode)
-        if len(unknown):
-            where, number = self._where(span, int(unknown[0])), episode[unknown[0]]
+    def _at(self, rows: Rows) -> NDArray[np.int64]:
+        """The indices of the rows' episodes in `episodes`."""
+        known = np.append(self.episodes[EPISODE], -1)
+        at = np.searchsorted(known[:-1], rows.episode)
+        if (unknown := known[at] != rows.episode).any():
+            where, number = self._where(rows.span, int(unknown.argmax())), rows.episode[unknown][0]
             raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
         return at
 
-    def _ends(
-        self, table: pa.Table, span: FrameSpan, last: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _ends(self, rows: Rows, last: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
         The flags are ``next.terminated`` and ``next.truncated``. Without them, ``next.done`` means terminated, or
@@ -408,47 +383,42 @@ class Dataset:
         episode whose last row has no flag was stopped by a time limit: it is truncated.
 
         Args:
-            table: The rows.
-            span: Their location.
+            rows: The rows.
             last: Whether a row is the last of its episode, by its length; bool ``[rows]``.
         """
-        there = {flag: f._replace(shape=(), dtype=np.dtype(np.float64)) for flag, f in self._flags.items() if f}
-        flags = {flag: self._values(table, span, feature) != 0 for flag, feature in there.items()}
-        success, truncated = flags.get("success"), flags.get(col.TRUNCATED)
-        terminated = flags.get(col.TERMINATED)
-        done = flags.get("done", last)
-        if terminated is None and truncated is not None:
-            terminated = done & ~truncated & ("done" in flags)
-        elif terminated is None:
-            terminated = done & (success if success is not None else "done" in flags)
+        flags = {
+            flag: self._values(rows.table, rows.span, feature._replace(shape=(), dtype=np.dtype(np.float64))) != 0
+            for flag, feature in self._flags.items()
+            if feature
+        }
+        done, has_done = flags.get("done", last), "done" in flags
+        terminated, truncated = flags.get(col.TERMINATED), flags.get(col.TRUNCATED)
+        if terminated is None:
+            by_flag = flags.get("success", has_done) if truncated is None else ~truncated & has_done
+            terminated = done & by_flag
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
-    def _column(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _column(self, rows: Rows, feature: Feature) -> NDArray[Any]:
         if feature.kind == "video":
-            return self._frames(table, span, feature, at)
+            return self._frames(rows, feature)
         if not feature.key:
-            return np.zeros((table.num_rows, *feature.shape), feature.dtype)
+            return np.zeros((rows.table.num_rows, *feature.shape), feature.dtype)
         if feature.kind == "number":
-            return self._values(table, span, feature)
-        array = one_array(table[feature.key])
-        if feature.kind == "image":
-            return _images(array, feature, lambda row: self._where(span, row))
-        return strings(array, feature.key, lambda row: self._where(span, row))
+            return self._values(rows.table, rows.span, feature)
+        array, place = one_array(rows.table[feature.key]), partial(self._where, rows.span)
+        return _images(array, feature, place) if feature.kind == "image" else strings(array, feature.key, place)
 
     def _values(self, table: pa.Table, span: FrameSpan, feature: Feature) -> NDArray[Any]:
         """A column of numbers, in the shape and dtype of its feature."""
-        found = numbers(one_array(table[feature.key]), feature.key, lambda row: self._where(span, row))
+        found = numbers(one_array(table[feature.key]), feature.key, partial(self._where, span))
         if math.prod(found.shape[1:]) != math.prod(feature.shape):
             said = f"rows of {list(found.shape[1:])}, but its shape is {list(feature.shape)}"
             raise DataError(f"{self._where(span, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
         with np.errstate(over="ignore", invalid="ignore"):
             out = found.astype(feature.dtype, copy=False).reshape(len(found), *feature.shape)
-        if (
-            feature.dtype.kind in "iu"
-            and found.dtype != feature.dtype
-            and (other := out.ravel() != found.ravel()).any()
-        ):
+        is_cast = feature.dtype.kind in "iu" and found.dtype != feature.dtype
+        if is_cast and (other := out.ravel() != found.ravel()).any():
             row = int(other.argmax()) // max(1, math.prod(feature.shape))
             said = f"{found.ravel()[other][0]}, which is not a {feature.dtype}"
             raise DataError(f"{self._where(span, row)}: column `{feature.key}` holds {said}. Correct one of them.")
@@ -460,44 +430,37 @@ class Dataset:
         return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
     def _table(self, span: FrameSpan, keys: list[str]) -> pa.Table:
-        """The rows of a span."""
         _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
-    def lost(self) -> list[Problem]:
-        """Problems of files that can't be read, and of steps and episodes that ``info.json`` counts but that are
-        missing."""
-        found = {"total_frames": int(self.rows.sum()), "total_episodes": len(self.episodes[EPISODE])}
-        return [*self._unread, *lost_rows(self.folder / INFO, self.info, found)]
+    def _rows(self, span: FrameSpan, keys: list[str]) -> Rows:
+        table = self._table(span, keys)
+        return Rows(span, table, *(self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)))
 
-    def place(self, span: FrameSpan, row: int) -> Place:
+    def _place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
         at, file = span.first + row, str(self.files[span.file])
         _, group = self._parquet.groups[self._parquet.group_at(span.file, at)]
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
     def _where(self, span: FrameSpan, row: int) -> str:
-        return self.place(span, row).words
+        return self._place(span, row).words
 
     # -- frames of videos -------------------------------------------------------------------------------------
 
-    def video(self, key: str, at: int) -> AnyPath:
-        """Return the video with a camera's frames for the episode at index ``at`` of `episodes`."""
-        chunk, file = (int(self.episodes[f"videos/{key}/{name}_index"][at]) for name in ("chunk", "file"))
-        return self.folder / f"videos/{key}/chunk-{chunk:03d}/file-{file:03d}.mp4"
-
-    def _frames(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
-        """The frames of a camera; ``at`` are the indices of the rows' episodes."""
-        stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
-        stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
-        files = [self.episodes[f"videos/{feature.key}/{name}_index"][at] for name in ("chunk", "file")]
+    def _frames(self, rows: Rows, feature: Feature) -> NDArray[Any]:
+        """The frames of a camera."""
+        span, at = rows.span, self._at(rows)
+        names = (f"videos/{feature.key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))
+        *files, begins = (self.episodes[name][at] for name in names)
+        stamps = begins + self._values(rows.table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
         steady = (np.diff(stamps) > 0) & (np.diff(stamps) < 2.5 / self.fps) & ~np.diff(files).any(axis=0)
         out = np.empty((len(stamps), *feature.shape), np.uint8)
         for a, b in itertools.pairwise([0, *(np.flatnonzero(~steady) + 1).tolist(), len(stamps)]):
             if a == b:
                 continue
             where = f"{self._where(span, a)}: column `{feature.key}`"
-            path = self.video(feature.key, int(at[a]))
+            path = self.folder / f"videos/{feature.key}/chunk-{files[0][a]:03d}/file-{files[1][a]:03d}.mp4"
             frames, times = _decoded(path, stamps[a], stamps[b - 1], self.fps, feature.shape, where)
             nearest = np.abs(times - stamps[a:b, None]).argmin(axis=1)
             far = ~(np.abs(times[nearest] - stamps[a:b]) < 0.25 / self.fps)
@@ -531,23 +494,20 @@ def _parquet(folder: AnyPath) -> list[AnyPath]:
 
 def _info_of(folder: AnyPath) -> dict[str, Any]:
     path = folder / INFO
-    info = read_json(path)
-    version = str(info.get("codebase_version") if isinstance(info, dict) else None)
-    major = re.match(r"v?(\d{1,9})(\.|$)", version)
-    if major is None:
-        raise DataError(f"{path}: has no `codebase_version` such as v3.0. Restore it from a copy.")
-    if major[1] != "3":
+    data = read_json(path)
+    info: dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+    version, fps = str(info.get("codebase_version")), info.get("fps")
+    if not re.match(r"v?3(\.|$)", version):
         converter = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=FOLDER"
         raise DataError(
-            f"{folder}: is a LeRobot dataset of version {version[:40]}, but version 3 is read. LeRobot converts older "
-            f"ones: {converter} --push-to-hub=false (newer LeRobots have the script in lerobot.scripts)."
+            f"{path}: `codebase_version` is {version[:40]}, but version 3 is read. LeRobot converts older datasets: "
+            f"{converter} --push-to-hub=false (newer LeRobots have the script in lerobot.scripts)."
         )
-    fps = info.get("fps")
     if not isinstance(fps, int | float) or not 0 < fps < 1e6:
         raise DataError(f"{path}: `fps` is {str(fps)[:80]!r}, not a number of frames a second.")
     if not isinstance(info.get("features"), dict):
         raise DataError(f"{path}: `features` is not an object. Restore it from a copy.")
-    return dict(info)
+    return info
 
 
 def _feature(key: str, said: Mapping[str, Any]) -> Feature:
@@ -559,21 +519,20 @@ def _feature(key: str, said: Mapping[str, Any]) -> Feature:
         return Feature(key, "text", np.dtype(object), ())
     if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(f"its shape is {str(shape)[:80]}")
-    found = Feature(key, "number", np.dtype(np.uint8 if dtype in ("image", "video") else str(dtype)), tuple(shape))
-    if dtype in ("image", "video"):
+    is_image = dtype in ("image", "video")
+    kind = np.dtype(np.uint8 if is_image else str(dtype))
+    if is_image:
         names = said.get("names")
         axes = names if isinstance(names, list) else ["c"] if shape[0] in _MODES and shape[-1] not in _MODES else ["h"]
-        found = found._replace(
-            kind=dtype, shape=(*shape[1:], shape[0]) if str(axes[:1]).startswith("['c") else found.shape
-        )
+        shape = [*shape[1:], shape[0]] if str(axes[:1]).startswith("['c") else shape
         is_depth = isinstance(about, dict) and any(key.endswith("is_depth_map") and about[key] for key in about)
-        if is_depth or len(shape) != 3 or found.shape[2] not in (_MODES if dtype == "image" else _PIXELS):
+        if is_depth or len(shape) != 3 or shape[2] not in (_MODES if dtype == "image" else _PIXELS):
             raise ValueError(f"{'depth maps' if is_depth else f'{dtype}s of shape {shape}'} are not read")
-    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
+    if kind.kind not in "biuf" or kind.itemsize > 8:
         raise ValueError(f"its dtype is {str(dtype)[:80]}")
-    if math.prod(found.shape) * found.dtype.itemsize > _MOST_BYTES:
+    if math.prod(shape) * kind.itemsize > _MOST_BYTES:
         raise ValueError(f"a step of it has more than {_MOST_BYTES:,} bytes")
-    return found
+    return Feature(key, str(dtype) if is_image else "number", kind, tuple(shape) if kind.kind == "f" else _one(shape))
 
 
 def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
@@ -594,9 +553,9 @@ def _clashes(name: str, others: Iterable[str]) -> bool:
     return any(col.is_under(name, other) or col.is_under(other, name) for other in others)
 
 
-def _one(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _one(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a row; LeRobot writes ``[1]`` for a single number."""
-    return () if shape == (1,) else shape
+    return () if tuple(shape) == (1,) else tuple(shape)
 
 
 def _fits(feature: Feature, leaf: Space) -> bool:
@@ -618,13 +577,14 @@ def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
             raise DataError(f"{where}: column `{key}` {how}; there are {', '.join(schema.names)[:500]}.")
 
 
-def _whole(table: pa.Table, name: str, path: AnyPath, first: int) -> NDArray[Any]:
-    """A column of ``meta/episodes`` from row ``first`` on: integers, except for times."""
-    values = numbers(one_array(table[name]), name, lambda row: f"{path}: row {first + row}")
+def _whole(column: pa.ChunkedArray, name: str, place: Callable[[int], Place]) -> NDArray[Any]:
+    """A column of ``meta/episodes``: integers, except for times."""
+    values = numbers(one_array(column), name, lambda row: place(row).words)
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():
-        raise DataError(f"{path}: column `{name}` does not hold one number, whole but for times, in each row.")
+        where = place(0).file
+        raise DataError(f"{where}: column `{name}` does not hold one number, whole but for times, in each row.")
     return out
 
 
@@ -635,20 +595,18 @@ def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
     if not is_bytes(array.type):
         raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
     height, width, channels = feature.shape
+    mode = _MODES[channels]
     out = np.empty((0, *feature.shape), np.uint8)
     for row, value in enumerate(array):
         try:
             if not value.is_valid:
                 raise ValueError("its bytes are not in the row; files beside are not read")
             image = Image.open(io.BytesIO(value.as_py()), formats=["PNG", "JPEG"])
-            if image.size != (width, height) or image.mode not in (_MODES[channels], "P"):  # before decoding it
-                raise ValueError(
-                    f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {_MODES[channels]}"
-                )
+            if image.size != (width, height) or image.mode not in (mode, "P"):  # before decoding it
+                raise ValueError(f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {mode}")
             if not row:  # the shape is right, and no larger than an image that is there
                 out = np.empty((len(array), *feature.shape), np.uint8)
-            pixels = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
-            out[row] = np.asarray(pixels).reshape(feature.shape)
+            out[row] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(feature.shape)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{place(row)}: the image in column `{feature.key}` can't be decoded ({error}).") from error
     return out

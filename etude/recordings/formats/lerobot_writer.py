@@ -97,9 +97,8 @@ class LeRobotWriter:
         stamps = exp.steps[TIME] if TIME in exp.steps else frame / self._fps
         task = exp.steps[TASK] if len(self._tasks) > 1 else np.zeros(len(frame), np.int64)
         if len(task) and not 0 <= int(task.min()) <= int(task.max()) < len(self._tasks):
-            raise DataError(
-                f"column `{TASK}` goes from {task.min()} to {task.max()}, but there are {len(self._tasks)} tasks."
-            )
+            found = f"{task.min()} to {task.max()}"
+            raise DataError(f"column `{TASK}` goes from {found}, but there are {len(self._tasks)} tasks.")
         values |= {TIME: np.asarray(stamps, np.float32), FRAME: frame}
         values |= {EPISODE: self._episodes + exp.segment_of_step(), INDEX: self._steps + np.arange(len(frame))}
         values[TASK] = np.asarray(task, np.int64)

@@ -5,6 +5,7 @@ A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. A
 env's infos at reset belong to no step and are left out: ``info/<name>`` holds those that came with the rewards.
 """
 
+import dataclasses
 import itertools
 import math
 import os
@@ -14,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError, SpaceError
@@ -33,7 +33,7 @@ from etude.recordings.formats.minari_episodes import (
 )
 from etude.recordings.layout import Header, loads, read_json
 from etude.settings import choice
-from etude.spaces import Space, leaf_shape, leaves, space_from_json, walk
+from etude.spaces import Space, leaf_shape, leaves, space_from_json, space_to_json, walk
 
 # -- metadata.json: spaces (JSON inside of JSON), the env's id -------------------------------------------------------
 
@@ -100,21 +100,18 @@ def _as_own(data: Any) -> dict[str, Any]:
 
 def json_of(space: Space) -> dict[str, Any]:
     """Return Minari's description of a space, to be written as JSON; the inverse of `space_of`."""
-    if isinstance(space, spaces.Box):
-        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
-        return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
-    if isinstance(space, spaces.MultiDiscrete):
-        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-        return {"type": "MultiDiscrete", "dtype": str(space.dtype), **own}
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": list(space.shape) if len(space.shape) > 1 else int(space.shape[0])}
     if isinstance(space, spaces.Dict):
         return {"type": "Dict", "subspaces": {str(key): json_of(sub) for key, sub in space.spaces.items()}}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "subspaces": [json_of(sub) for sub in space.spaces]}
-    raise SpaceError(f"a {type(space).__name__} space can't be written for Minari.")
+    out = {key: value for key, value in space_to_json(space).items() if key != "names"}
+    if isinstance(space, spaces.Box):
+        out |= {"low": space.low.tolist(), "high": space.high.tolist()}
+    elif isinstance(space, spaces.Discrete):
+        out["dtype"] = "int64"
+    elif isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        (out["n"],) = out["n"]
+    return out
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -139,10 +136,8 @@ def local_dataset(name: str) -> str:
     if (home / wanted).is_dir() and wanted:
         return str(home / wanted)
     there = sorted(relative(folder, home).parent.as_posix() for folder in _datasets(home)) if home.is_dir() else []
-    raise DataError(
-        f"{name}: Minari has no such dataset on this machine (in {home}). {choice(wanted, there)} Minari itself "
-        f"downloads: minari download {wanted or 'ID'}"
-    )
+    where, how = f"on this machine (in {home})", f"Minari itself downloads: minari download {wanted or 'ID'}"
+    raise DataError(f"{name}: Minari has no such dataset {where}. {choice(wanted, there)} {how}")
 
 
 def detect(path: AnyPath) -> bool:
@@ -179,107 +174,101 @@ def _is_dataset(folder: AnyPath) -> bool:
 
 
 class Minari(Format):
-    """A Minari dataset.
+    """A Minari dataset, described by its metadata and its first episode.
 
     Args:
         path: Its folder, the ``data`` folder in it, its HDF5 file, or a folder that contains only this dataset.
+
+    Raises:
+        DataError: it is broken, or there are several.
     """
 
     def __init__(self, path: AnyPath) -> None:
         path = path.parent if path.is_file() else path
-        found = _datasets(path) if path.is_dir() else []
-        if not found:
+        inside = _datasets(path) if path.is_dir() else []
+        if not inside:
             raise DataError(f"{path}: there is no Minari dataset here (a folder `data` with {METADATA}).")
-        if len(found) > 1:
-            listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in found[:20])
-            more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-            raise DataError(f"{path}: {len(found)} Minari datasets are here; name one of them:\n{listed}{more}")
-        self.folder = found[0]
-        self._metadata = read_metadata(self.folder / METADATA)
-        self._kind = str(self._metadata.get("data_format", "hdf5"))
-        self.name = f"minari-{self._kind}"
+        if len(inside) > 1:
+            listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in inside[:20])
+            more = f"\n  and {len(inside) - 20} more" if len(inside) > 20 else ""
+            raise DataError(f"{path}: {len(inside)} Minari datasets are here; name one of them:\n{listed}{more}")
+        (self.folder,) = inside
+        self._where = self.folder / METADATA
+        self._metadata = read_metadata(self._where)
+        kind = str(self._metadata.get("data_format", "hdf5"))
+        self.name = f"minari-{kind}"
+        self.reader = _reader(self.folder, kind)
+        self.episodes: Episodes = self.reader.index()
+        if not self.episodes.names:
+            raise DataError(f"{self.folder}: the Minari dataset has no episodes.")
+        self._dropped: dict[str, str] = {}
+        self._adapted: list[str] = []
+        given = {root: self._given(root) for root in ROOTS}
+        found = self._found_in_first(given)
+        self.columns = {name: self._as_given(name, found[name], leaf) for name, leaf in _leaves(given).items()}
+        for name in NAMES:
+            dtype = np.result_type(found[name].dtype, np.float32) if name == col.REWARD else np.dtype(bool)
+            self.columns[name] = dataclasses.replace(found[name], shape=(), dtype=dtype)
+        self._add_infos()
+        dtypes = {name: column.dtype for name, column in self.columns.items()}
+        try:
+            obs_space, action_space = (widened(space, root, dtypes) for root, space in given.items())
+        except DataError as error:
+            raise DataError(f"{self._where}: {error}") from error
+        self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta())
 
     def describe(self) -> Contents:
-        """Return the contents: its episodes, sorted by number.
-
-        Raises:
-            DataError: it is broken.
-        """
-        found = MinariDataset(self.folder, self._metadata, self._kind)
-        lengths = found.episodes.lengths
-        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in found.columns.values())
+        """Return the contents: its episodes, sorted by number."""
+        lengths = self.episodes.lengths
+        row_bytes = sum(math.prod(column.shape) * column.dtype.itemsize for column in self.columns.values())
         bounds = itertools.pairwise(grouped(lengths, most_rows(row_bytes)).tolist())
-        units = [Unit(k, int(lengths[a:b].sum()), data=(found, a, b)) for k, (a, b) in enumerate(bounds)]
-        return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
+        units = [Unit(k, int(lengths[a:b].sum()), data=(a, b)) for k, (a, b) in enumerate(bounds)]
+        found = {"total_episodes": len(lengths), "total_steps": int(lengths.sum())}
+        lost = [*self.episodes.problems, *lost_rows(self._where, self._metadata, found)]
+        names = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
+        return Contents(self.header, names, units, self.reader.files(), lost)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read whole episodes."""
-        dataset: MinariDataset
-        dataset, first, stop = unit.data
+        first, stop = unit.data
         try:
-            return dataset.read(first, stop, columns)
+            return self._read(first, stop, columns)
         except DataError:
             if problems is None:
                 raise
-        good = [dataset.read(first, first, columns)]
+        good = [self._read(first, first, columns)]
         for i in range(first, stop):
             try:
-                good.append(dataset.read(i, i + 1, columns))
+                good.append(self._read(i, i + 1, columns))
             except DataError as error:
-                rows = int(dataset.episodes.lengths[i])
+                rows = int(self.episodes.lengths[i])
                 problems.append(Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True))
         return Experience.concat(good)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its episode, and its step in it."""
-        dataset: MinariDataset
-        dataset, first, stop = unit.data
         i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
-        own = next(name for name in dataset.episodes.names[first:stop] if _id(name) == exp.segments.episode_id[i])
-        where, step = dataset.reader.where(own), row - int(exp.offsets[i])
+        own = next(n for n in self.episodes.names[slice(*unit.data)] if _id(n) == exp.segments.episode_id[i])
+        where, step = self.reader.where(own), row - int(exp.offsets[i])
         return Place(f"{where}, step {step}", where.split(": ")[0], step)
 
-
-class MinariDataset:
-    """The description of a dataset, from its metadata and its first episode, and a reader of its episodes."""
-
-    def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
-        self.folder, self._metadata, self._kind = folder, metadata, kind
-        self.reader = _reader(folder, kind)
-        self._paths: dict[str, Sequence[str]] = {}
-        self.columns: dict[str, MinariColumn] = {}
-        self._rows_more: dict[str, int] = {}  # how many more rows than steps an episode has of a column, if any
-        self._dropped: dict[str, str] = {}
-        adapted: list[str] = []
-        self.episodes: Episodes = self.reader.index()
-        if not self.episodes.names:
-            raise DataError(f"{folder}: the Minari dataset has no episodes.")
-        with self.reader.held():
-            obs_space = self._add_space(col.OBS, adapted)
-            action_space = self._add_space(col.ACTION, adapted)
-            self._add_flat()
-        self._add_infos()
-        self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
-        self.step_columns = [name for name in self.columns if name not in (col.TERMINATED, col.TRUNCATED)]
-
-    def read(self, first: int, stop: int, columns: Sequence[str]) -> Experience:
+    def _read(self, first: int, stop: int, columns: Sequence[str]) -> Experience:
         """Read columns of the episodes with these indices.
 
         Raises:
             DataError: one of them can't be read, or goes on after its end.
         """
         names, lengths = self.episodes.names[first:stop], self.episodes.lengths[first:stop]
-        wanted = {name: (self._paths[name], self.columns[name]) for name in [*columns, col.TERMINATED, col.TRUNCATED]}
-        rows = {name: (lengths + self._rows_more.get(name, 0)).tolist() for name in wanted}
-        found = self.reader.read(names, wanted, rows)
+        wanted = {name: self.columns[name] for name in [*columns, col.TERMINATED, col.TRUNCATED]}
+        found = self.reader.read(names, lengths, wanted)
         offsets, number = offsets_of(lengths), np.arange(len(lengths))
         final_obs = {}
         for name, values in found.items():
             if col.is_under(name, col.OBS):
                 final_obs[name] = values[offsets[1:] + number]
-                found[name] = _without(values, offsets[1:] + number)
-            elif self._rows_more.get(name):
-                found[name] = _without(values, offsets[:-1] + number)
+                found[name] = np.delete(values, offsets[1:] + number, axis=0)
+            elif wanted[name].more_rows:
+                found[name] = np.delete(values, offsets[:-1] + number, axis=0)
         terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
         last = offsets[1:] - 1
         inside = terminated | truncated
@@ -287,10 +276,8 @@ class MinariDataset:
         if inside.any():
             row = int(inside.argmax())
             i = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise DataError(
-                f"{self.reader.where(names[i])}: the episode continues after its end: a flag is set at step "
-                f"{row - int(offsets[i])} of {int(lengths[i])}."
-            )
+            where, step = self.reader.where(names[i]), f"{row - int(offsets[i])} of {int(lengths[i])}"
+            raise DataError(f"{where}: the episode continues after its end: a flag is set at step {step}.")
         segments = Segments.of(
             len(lengths),
             episode_id=[_id(name) for name in names],
@@ -300,86 +287,61 @@ class MinariDataset:
         )
         return Experience(found, offsets, segments, final_obs)
 
-    def _add_space(self, root: str, adapted: list[str]) -> Space:
-        """The space of observations or actions; also finds its columns in the first episode."""
-        text = self._metadata.get(f"{'observation' if root == col.OBS else 'action'}_space")
-        where = f"{self.folder / METADATA}: `{'observation' if root == col.OBS else 'action'}_space`"
-        if text is None:
+    def _given(self, root: str) -> Space:
+        """The space of observations or actions in the metadata."""
+        name = "observation_space" if root == col.OBS else "action_space"
+        where = f"{self._where}: `{name}`"
+        if (text := self._metadata.get(name)) is None:
             raise DataError(f"{where} is missing. Minari omits it if only the env was given: add it.")
-        space = space_of(text, where)
-        for name, keys, leaf in walk(space, root):
-            path = (ROOTS[root], *(self.reader.tuple_member(k) if isinstance(k, int) else k for k in keys))
-            image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)
-            if image and self._kind == "hdf5" and not self._is_packed(path):
-                image = False
-            found = self.reader.column(self.episodes.names[0], path, image=image)
-            if not image and math.prod(found.shape) != math.prod(leaf_shape(leaf)):
-                raise DataError(
-                    f"{self.reader.where(self.episodes.names[0])}: `{'/'.join(path)}` has rows of shape "
-                    f"{list(found.shape)}, but its space is {leaf}. Correct {self.folder / METADATA}."
-                )
-            dtype = fitting(leaf, found.dtype)
-            if dtype != np.dtype(leaf.dtype):
-                adapted.append(name)
-            self._paths[name] = path
-            self.columns[name] = MinariColumn(leaf_shape(leaf), dtype, found.rows, image)
-            self._rows_more |= {name: 1} if root == col.OBS else {}
-        try:
-            return widened(space, root, {name: column.dtype for name, column in self.columns.items()})
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+        return space_of(text, where)
 
-    def _is_packed(self, path: Sequence[str]) -> bool:
-        """Whether images are encoded; those from versions before 0.5.3, or written without JPEG, are plain arrays."""
-        try:
-            return len(self.reader.column(self.episodes.names[0], path, image=False).shape) == 1
-        except DataError:
-            return True  # byte strings of any length
+    def _found_in_first(self, given: Mapping[str, Space]) -> dict[str, MinariColumn]:
+        """The columns of the first episode, by Etude's names."""
+        paths: dict[str, tuple[str, ...]] = {name: (member,) for name, member in NAMES.items()}
+        for root, space in given.items():
+            for name, keys, _ in walk(space, root):
+                own = (self.reader.tuple_member(key) if isinstance(key, int) else key for key in keys)
+                paths[name] = (ROOTS[root], *own)
+        has_images = bool(self._metadata.get("jpeg_encoding", True))
+        images = [name for name, leaf in _leaves(given).items() if has_images and is_image(leaf)]
+        return self.reader.columns(self.episodes.names[0], paths, images)
 
-    def _add_flat(self) -> None:
-        for name, member in NAMES.items():
-            found = self.reader.column(self.episodes.names[0], (member,), image=False)
-            dtype = np.dtype(bool) if name != col.REWARD else np.result_type(found.dtype, np.float32)
-            self._paths[name], self.columns[name] = (member,), MinariColumn((), dtype, found.rows)
+    def _as_given(self, name: str, found: MinariColumn, leaf: Space) -> MinariColumn:
+        """A column in the shape of its space, and with its dtype if that is wide enough."""
+        if not found.is_image and math.prod(found.shape) != math.prod(leaf_shape(leaf)):
+            what = f"`{'/'.join(found.path)}` has rows of shape {list(found.shape)}, but its space is {leaf}"
+            raise DataError(f"{self.reader.where(self.episodes.names[0])}: {what}. Correct {self._where}.")
+        dtype = fitting(leaf, found.dtype)
+        self._adapted += [name] if dtype != leaf.dtype else []
+        more_rows = int(col.is_under(name, col.OBS))
+        return dataclasses.replace(found, shape=leaf_shape(leaf), dtype=dtype, more_rows=more_rows)
 
     def _add_infos(self) -> None:
         """Add the infos that are alike in every episode, as numbers; the others are listed as dropped."""
         (first,) = self.reader.infos(self.episodes.names[:1])
-        alike, more = dict.fromkeys(first, True), set[str]()
+        length, alike, more = int(self.episodes.lengths[0]), dict.fromkeys(first, True), set[tuple[str, ...]]()
         for other in self.reader.infos(self.episodes.names[1:] if first else ()):
             more |= other.keys() - first.keys()
             for path, column in first.items():
-                alike[path] &= column is not None and _alike(column, other.get(path))
-        length = int(self.episodes.lengths[0])
+                alike[path] &= _form(column) == _form(other.get(path))
         for path, column in first.items():
-            name = f"{col.INFO}/{path}"
+            name = "/".join((col.INFO, *path))
             if column is None or column.rows not in (length, length + 1):
                 self._dropped[name] = "not plain numbers, one row a step"
             elif not alike[path]:
                 self._dropped[name] = "not the same in every episode"
             else:
-                self._rows_more[name] = column.rows - length
-                self._paths[name] = ("infos", *path.split("/"))
-                self.columns[name] = column
+                self.columns[name] = dataclasses.replace(column, more_rows=column.rows - length)
         for path in sorted(more):
-            self._dropped[f"{col.INFO}/{path}"] = "not in every episode"
+            self._dropped["/".join((col.INFO, *path))] = "not in every episode"
 
-    def _meta(self, adapted: list[str]) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Any]:
         taken = ("observation_space", "action_space", "data_format", "jpeg_encoding", "dataset_size")
         meta: dict[str, Any] = {"minari": {k: v for k, v in self._metadata.items() if k not in taken}}
         if any(seed is not None for seed in self.episodes.seeds):
-            meta["seeds"] = dict(zip([_id(name) for name in self.episodes.names], self.episodes.seeds, strict=True))
-        if self._dropped:
-            meta["dropped"] = self._dropped
-        if adapted:
-            meta["inferred"] = dict.fromkeys(adapted, "the file's dtype is wider than the space's")
-        return meta
-
-    def lost(self) -> list[Problem]:
-        """Problems of episodes that can't be read, and of episodes or steps that the metadata counts but that are
-        missing."""
-        found = {"total_episodes": len(self.episodes.names), "total_steps": int(self.episodes.lengths.sum())}
-        return [*self.episodes.problems, *lost_rows(self.folder / METADATA, self._metadata, found)]
+            meta["seeds"] = dict(zip(map(_id, self.episodes.names), self.episodes.seeds, strict=True))
+        inferred = dict.fromkeys(self._adapted, "the file's dtype is wider than the space's")
+        return meta | {k: v for k, v in (("dropped", self._dropped), ("inferred", inferred)) if v}
 
 
 def _id(name: str) -> str:
@@ -396,14 +358,10 @@ def _reader(folder: AnyPath, kind: str) -> EpisodeReader:
     raise DataError(f"{folder / METADATA}: `data_format` is {kind!r}; known are hdf5, arrow and parquet.")
 
 
-def _alike(column: MinariColumn, other: MinariColumn | None) -> bool:
-    return other is not None and (other.shape, other.dtype) == (column.shape, column.dtype)
+def _leaves(given: Mapping[str, Space]) -> dict[str, Space]:
+    return {name: leaf for root, space in given.items() for name, leaf in leaves(space, root).items()}
 
 
-def _without(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    if len(values) > 50 * len(rows):  # copying the stretches between them is faster than a mask over all rows
-        starts, stops = [0, *(rows + 1).tolist()], [*rows.tolist(), len(values)]
-        return np.concatenate([values[a:b] for a, b in zip(starts, stops, strict=True)])
-    keep = np.ones(len(values), bool)
-    keep[rows] = False
-    return values[keep]
+def _form(column: MinariColumn | None) -> Any:
+    """What infos have in common in all episodes."""
+    return None if column is None else (column.shape, column.dtype)

@@ -8,13 +8,12 @@ padding.
 import dataclasses
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -27,24 +26,28 @@ from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, decoding, d
 from etude.recordings.layout import read_json
 from etude.urls import first_line
 
+Path: TypeAlias = tuple[str, ...]
+"""Minari's names of a column and of what it is in: ``("observations", "pos")``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class MinariColumn:
     """A column of an episode."""
 
+    path: Path
     shape: tuple[int, ...]
     """The shape of a row."""
     dtype: np.dtype[Any]
     rows: int
     """The number of rows that the episode has of it."""
-    image: bool = False
+    more_rows: int = 0
+    """How many more rows than steps an episode has of it."""
+    is_image: bool = False
     """Whether the rows are JPEG images."""
 
 
-Wanted: TypeAlias = Mapping[str, tuple[Sequence[str], MinariColumn]]
-"""Columns to read: by their names here, each one's path and its form."""
-NumRows: TypeAlias = Mapping[str, Sequence[int]]
-"""Each episode's number of rows, by column."""
+Infos: TypeAlias = dict[Path, MinariColumn | None]
+"""The infos of an episode, by their paths below ``infos``; None for those that are not plain numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,32 +63,31 @@ class Episodes:
     """Problems of the episodes that can't be read, which are not among these."""
 
 
-class EpisodeReader(Protocol):
-    """Reads one layout. The path of a column consists of Minari's names: ``("observations", "pos")``."""
+E = TypeVar("E")
 
-    def files(self) -> list[AnyPath]:
-        """Return the data files."""
 
-    def where(self, name: str) -> str:
-        """Describe an episode, for errors."""
+def read_all(
+    episodes: Iterable[tuple[str, E]],
+    lengths: NDArray[np.int64],
+    wanted: Mapping[str, MinariColumn],
+    read_one: Callable[[E, str, MinariColumn, NDArray[Any]], None],
+) -> dict[str, NDArray[Any]]:
+    """Read columns of some episodes, concatenated.
 
-    def held(self) -> AbstractContextManager[None]:
-        """Open what the calls inside a ``with`` block have in common only once."""
-
-    def tuple_member(self, index: int) -> str:
-        """Return the name of a Tuple's part in this layout."""
-
-    def index(self) -> Episodes:
-        """Return the existing episodes, sorted by number."""
-
-    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
-        """Yield the infos of each episode by path; None for those that are not plain numbers."""
-
-    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """Return the shape and dtype of one column's rows in one episode."""
-
-    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated."""
+    Args:
+        episodes: The names of the episodes, and the episodes.
+        lengths: The number of steps of each.
+        wanted: The columns.
+        read_one: Fills an array with a column of an episode, given with its name.
+    """
+    rows = {key: int(lengths.sum()) + column.more_rows * len(lengths) for key, column in wanted.items()}
+    out = {key: np.empty((rows[key], *column.shape), column.dtype) for key, column in wanted.items()}
+    at = dict.fromkeys(wanted, 0)
+    for (name, episode), length in zip(episodes, lengths.tolist(), strict=True):
+        for key, column in wanted.items():
+            start, at[key] = at[key], at[key] + length + column.more_rows
+            read_one(episode, name, column, out[key][start : at[key]])
+    return out
 
 
 def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) -> NDArray[np.uint8]:
@@ -112,25 +114,15 @@ def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) 
 
 
 class ArrowEpisodes:
-    """Reads episodes in Arrow or Parquet files; see `EpisodeReader`."""
+    """Reads episodes in Arrow or Parquet files."""
 
     def __init__(self, folder: AnyPath, suffix: str) -> None:
         self._folder = folder
         self._suffix = suffix
-        self._held: dict[str, pa.Table] | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Read the episode that the calls inside a ``with`` block have in common only once."""
-        self._held = {}
-        try:
-            yield
-        finally:
-            self._held = None
 
     def files(self) -> list[AnyPath]:
         """Return all files of all episodes."""
-        return [path for name in self._names() for path in self._found(name)]
+        return [path for name in self._names() for path in self._files_of(name)]
 
     def where(self, name: str) -> str:
         """Describe an episode, for errors."""
@@ -144,15 +136,9 @@ class ArrowEpisodes:
         inside = [path for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         return [path.name for path in sorted(inside, key=lambda path: int(path.name))]
 
-    def _found(self, name: str) -> list[AnyPath]:
+    def _files_of(self, name: str) -> list[AnyPath]:
         found: list[Any] = list((self._folder / name).glob(f"*{self._suffix}"))
         return sorted(found)
-
-    def _files_of(self, name: str) -> list[AnyPath]:
-        files = self._found(name)
-        if not files:
-            raise DataError(f"{self._folder / name}: there is no {self._suffix} file of this episode. Restore it.")
-        return files
 
     def index(self) -> Episodes:
         """Return the existing episodes, sorted by number, and problems of those that can't be read."""
@@ -160,11 +146,10 @@ class ArrowEpisodes:
         problems: list[Problem] = []
         for name in self._names():
             try:
-                lengths[name] = self._num_rows(name) - 1
-                if lengths[name] < 1:
-                    raise DataError(f"{self.where(name)}: the episode has no steps. Move its folder away.")
+                if (rows := self._num_rows(name)) < 2:
+                    raise DataError(f"{self.where(name)}: the episode has no steps. Restore it, or move it away.")
+                lengths[name] = rows - 1
             except DataError as error:
-                lengths.pop(name, None)
                 problems.append(Problem("unreadable", str(error), self.where(name), count=0, repairable=True))
         if problems and not lengths:
             raise DataError(problems[0].message)
@@ -172,93 +157,77 @@ class ArrowEpisodes:
         return Episodes(list(lengths), np.array([*lengths.values()], np.int64), seeds, problems)
 
     def _num_rows(self, name: str) -> int:
-        if self._suffix == ".parquet":
-            return sum(self._parquet(path).metadata.num_rows for path in self._files_of(name))
-        return sum(self._table(path).num_rows for path in self._files_of(name))
-
-    def _parquet(self, path: AnyPath) -> pq.ParquetFile:
-        try:
-            return footers.opened(path)
-        except footers.BROKEN as error:
-            raise _unreadable_arrow(path, error) from error
+        rows = 0
+        for path in self._files_of(name):
+            with _decoding(path):
+                is_parquet = self._suffix == ".parquet"
+                rows += footers.opened(path).metadata.num_rows if is_parquet else self._table(path).num_rows
+        return rows
 
     def _table(self, path: AnyPath) -> pa.Table:
         """Read one file; Arrow files are memory-mapped, so that only the columns in use are read."""
-        try:
+        with _decoding(path):
             if self._suffix == ".parquet":
-                return self._parquet(path).read()
+                return footers.opened(path).read()
             table = pa.ipc.open_file(input_file(path, mapped=True)).read_all()
             table.validate(full=True)  # a broken file may contain any buffers and offsets
             check_names(table.schema)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise _unreadable_arrow(path, error) from error
-        return table
+            return table
 
     def _episode(self, name: str) -> pa.Table:
-        if self._held and name in self._held:
-            return self._held[name]
         tables = [self._table(path) for path in self._files_of(name)]
-        try:
-            table = pa.concat_tables(tables).combine_chunks()
-        except pa.ArrowException as error:
-            raise _unreadable_arrow(self._folder / name, error) from error
-        if self._held is not None:
-            self._held = {name: table}
-        return table
+        with _decoding(self._folder / name):
+            return pa.concat_tables(tables).combine_chunks()
 
-    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
-        """Yield the infos of each episode by path; None for those that are not plain numbers."""
+    def infos(self, names: Sequence[str]) -> Iterator[Infos]:
+        """Yield the infos of each episode."""
         for name in names:
-            with self.held():
-                schema = self._episode(name).schema
-                kind = schema.field(schema.names.index("infos")).type if "infos" in schema.names else pa.struct([])
-                yield {"/".join(path): self._info(name, path) for path in _paths_in(kind, ())}
-
-    def _info(self, name: str, path: Sequence[str]) -> MinariColumn | None:
-        try:
-            return self.column(name, ("infos", *path), image=False)
-        except DataError:
-            return None
-
-    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """Return the shape and dtype of one column's rows in one episode."""
-        table = self._episode(name)
-        if image:
-            return MinariColumn((), np.dtype(np.uint8), table.num_rows, image=True)
-        values = self._values(table, path, name)
-        return MinariColumn(values.shape[1:], values.dtype, table.num_rows)
-
-    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
-        """Read columns of some episodes, concatenated."""
-        out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
-        at = dict.fromkeys(wanted, 0)
-        for i, name in enumerate(names):
             table = self._episode(name)
-            for key, (path, column) in wanted.items():
-                target = out[key][at[key] : at[key] + rows[key][i]]
-                self._read_one(table, path, name, column, target)
-                at[key] += rows[key][i]
-        return out
+            kind = table.schema.field(table.column_names.index("infos")).type if "infos" in table.column_names else None
+            found: Infos = dict.fromkeys(_paths_in(kind, ()) if kind else ())
+            for path in found:
+                try:
+                    found[path] = self._column(table, name, ("infos", *path))
+                except DataError:
+                    continue
+            yield found
 
-    def _read_one(
-        self, table: pa.Table, path: Sequence[str], name: str, column: MinariColumn, target: NDArray[Any]
-    ) -> None:
-        where = f"{self.where(name)}: column `{'/'.join(path)}`"
-        if column.image:
-            packed = _member(table, path, where).to_pylist()
+    def columns(self, name: str, paths: Mapping[str, Path], images: Collection[str]) -> dict[str, MinariColumn]:
+        """Return the form of columns in one episode; those of ``images`` are JPEG."""
+        table = self._episode(name)
+        return {
+            key: MinariColumn(path, (), np.dtype(np.uint8), table.num_rows, is_image=True)
+            if key in images
+            else self._column(table, name, path)
+            for key, path in paths.items()
+        }
+
+    def _column(self, table: pa.Table, name: str, path: Path) -> MinariColumn:
+        values = self._values(table, path, name)
+        return MinariColumn(path, values.shape[1:], values.dtype, table.num_rows)
+
+    def read(
+        self, names: Sequence[str], lengths: NDArray[np.int64], wanted: Mapping[str, MinariColumn]
+    ) -> dict[str, NDArray[Any]]:
+        """Read columns of some episodes, concatenated."""
+        return read_all(((name, self._episode(name)) for name in names), lengths, wanted, self._read_one)
+
+    def _read_one(self, table: pa.Table, name: str, column: MinariColumn, target: NDArray[Any]) -> None:
+        where = f"{self.where(name)}: column `{'/'.join(column.path)}`"
+        if column.is_image:
+            packed = _member(table, column.path, where).to_pylist()
             if any(not isinstance(image, bytes) for image in packed):
                 raise DataError(f"{where} should hold JPEG images, bytes in each row.")
             target[:] = decoded_images(packed[: len(target)], target.shape, where)
             return
-        values = self._values(table, path, name)[: len(target)]
-        if not np.can_cast(values.dtype, target.dtype, "safe") or len(values) != len(target):
+        values = self._values(table, column.path, name)[: len(target)]  # what has several axes is stored flat
+        is_other = len(values) != len(target) or values.size != target.size
+        if is_other or not np.can_cast(values.dtype, target.dtype, "safe"):
             raise DataError(f"{where} is {values.dtype} {list(values.shape)}, not {target.dtype} {list(target.shape)}.")
-        if values[0].size != target[0].size:
-            raise DataError(f"{where} has rows of {values[0].size} numbers, not of {target[0].size}.")
         target[:] = values.reshape(target.shape)
 
-    def _values(self, table: pa.Table, path: Sequence[str], name: str) -> NDArray[Any]:
-        """A column as ``[rows]`` or ``[rows, n]``; arrays of several axes are stored flat in Arrow."""
+    def _values(self, table: pa.Table, path: Path, name: str) -> NDArray[Any]:
+        """A column as ``[rows]`` or ``[rows, n]``."""
         where = f"{self.where(name)}: column `{'/'.join(path)}`"
         return numbers(_member(table, path, where), "/".join(path), lambda row: f"{self.where(name)}, row {row}")
 
@@ -276,7 +245,7 @@ def _member(table: pa.Table, path: Sequence[str], where: str) -> pa.Array:
     return array
 
 
-def _paths_in(kind: pa.DataType, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _paths_in(kind: pa.DataType, path: Path) -> list[Path]:
     if not pa.types.is_struct(kind):
         return [path]
     return [p for field in kind for p in _paths_in(field.type, (*path, field.name))]
@@ -288,10 +257,14 @@ def _seed(path: AnyPath) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
-def _unreadable_arrow(path: AnyPath, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: can't be read ({first_line(error)}). Restore it from a copy, or move the episode's folder away."
-    )
+@contextmanager
+def _decoding(path: AnyPath) -> Iterator[None]:
+    """Raise a DataError if something inside the block, which reads a file or an episode's folder, can't be decoded."""
+    try:
+        yield
+    except footers.BROKEN as error:
+        remedy = "Restore it from a copy, or move the episode's folder away."
+        raise DataError(f"{path}: can't be read ({first_line(error)}). {remedy}") from error
 
 
 # -- HDF5: a group per episode ---------------------------------------------------------------------------------------
@@ -302,40 +275,22 @@ _AT_ONCE: Final = 1000
 """The most episodes that are looked at before the file is opened anew."""
 
 
-class _Reading:
-    """The progress of reading one column of some episodes."""
+class _Episode(NamedTuple):
+    """An episode in an open file."""
 
-    def __init__(self, out: NDArray[Any], rows: Sequence[int], path: tuple[str, ...], column: MinariColumn) -> None:
-        self.out, self.rows, self.path, self.column = out, rows, path, column
-        self.parent, self.member = path[:-1], path[-1].encode()
-        self.at = self.like = 0
+    groups: dict[Path, Any]
+    """Its groups by path, as far as they were used."""
+    file: int | None
+    """The file's descriptor."""
 
 
 class Hdf5Episodes:
-    """Reads episodes in an HDF5 file; see `EpisodeReader`."""
+    """Reads episodes in an HDF5 file."""
 
     def __init__(self, folder: AnyPath) -> None:
         self.path = folder / FILE
         self._opener = Opener(self.path)
-        self._root: Any = None
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Open the file once for the calls inside a ``with`` block."""
-        with opened(self.path) as self._root:
-            try:
-                yield
-            finally:
-                self._root = None
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        if self._root is None:
-            with opened(self.path) as root:
-                yield root
-        else:
-            with decoding(self.path):
-                yield self._root
+        self._kinds: dict[Path, int] = {}  # the result of `Opener.filled` for the last episode, by column
 
     def files(self) -> list[AnyPath]:
         """Return the file."""
@@ -379,116 +334,115 @@ class Hdf5Episodes:
     def _whole_number(self, group: Any, name: bytes) -> int | None:
         """An integer attribute of an episode; None if there is none, or if it is not one number."""
         h5py = h5py_module()
-        try:
-            attribute = h5py.h5a.open(group, name)
-        except KeyError:
-            if h5py.h5a.exists(group, name):  # raises if it is damaged
-                raise
+        if not h5py.h5a.exists(group, name):  # raises if it is damaged
             return None
+        attribute = h5py.h5a.open(group, name)
         dtype = self._opener.dtype_of(attribute)
         try:
-            if (
-                dtype.kind not in "iu" or attribute.get_storage_size() != dtype.itemsize
-            ):  # finding its shape takes longer
-                return None
+            is_one = dtype.kind in "iu" and attribute.get_storage_size() == dtype.itemsize  # its shape takes longer
         except RuntimeError:  # it is empty
-            return None
+            is_one = False
         value = np.zeros((), np.int64)
-        attribute.read(value, h5py.h5t.NATIVE_INT64)
-        return int(value)
+        if is_one:
+            attribute.read(value, h5py.h5t.NATIVE_INT64)
+        return int(value) if is_one else None
 
-    def infos(self, names: Sequence[str]) -> Iterator[dict[str, MinariColumn | None]]:
-        """Yield the infos of each episode by path; None for those that are not plain numbers."""
+    def infos(self, names: Sequence[str]) -> Iterator[Infos]:
+        """Yield the infos of each episode."""
         for name, group in self._groups(names):
-            out: dict[str, MinariColumn | None] = {}
+            out: Infos = {}
             with decoding(self.path):
                 if b"infos" in group:
-                    self._add_infos(group, "infos", f"{name}/infos", "", out)
+                    self._add_infos(group, name, ("infos",), out)
             yield out
 
-    def _add_infos(self, parent: Any, name: str, where: str, path: str, out: dict[str, MinariColumn | None]) -> None:
-        if self._opener.is_group(parent, name, where):
-            group = self._opener.group(parent, name, where)
+    def _add_infos(self, parent: Any, name: str, path: Path, out: Infos) -> None:
+        where = "/".join((name, *path))
+        if self._opener.is_group(parent, path[-1], where):
+            group = self._opener.group(parent, path[-1], where)
             for member in names_of(group):
-                self._add_infos(group, member, f"{where}/{member}", f"{path}/{member}".strip("/"), out)
+                self._add_infos(group, name, (*path, member), out)
             return
         try:
-            _, shape, dtype = self._opener.dataset(parent, name, where)
+            out[path[1:]] = self._column(parent, where, path)
         except DataError:
-            out[path] = None
-        else:
-            out[path] = MinariColumn(tuple(shape[1:]), dtype, shape[0]) if shape else None
+            out[path[1:]] = None
 
-    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
-        """Return the shape and dtype of one column's rows in one episode."""
-        with self._opened() as root:
-            group = self._down(self._opener.group(root, name, name), name, path[:-1])
-            member, where = path[-1], f"{name}/{'/'.join(path)}"
-            if image:
-                return MinariColumn((), np.dtype(np.uint8), len(self._packed(group, member, where)), image=True)
-            _, shape, dtype = self._opener.dataset(group, member, where)
-            if not shape:
-                raise DataError(f"{self.path}: `{where}` is a single number, not one for each step.")
-            return MinariColumn(tuple(shape[1:]), dtype, shape[0])
+    def columns(self, name: str, paths: Mapping[str, Path], images: Collection[str]) -> dict[str, MinariColumn]:
+        """Return the form of columns in one episode; those of ``images`` may be JPEG."""
+        found = {}
+        with opened(self.path) as root:
+            episode = _Episode({(): self._opener.group(root, name, name)}, None)
+            for key, path in paths.items():
+                group, where = self._parent(episode, name, path), "/".join((name, *path))
+                packed = self._packed(group, path[-1], where) if key in images else None
+                if packed is None:
+                    found[key] = self._column(group, where, path)
+                else:
+                    found[key] = MinariColumn(path, (), np.dtype(np.uint8), len(packed), is_image=True)
+        return found
 
-    def read(self, names: Sequence[str], wanted: Wanted, rows: NumRows) -> dict[str, NDArray[Any]]:
+    def _column(self, group: Any, where: str, path: Path) -> MinariColumn:
+        _, shape, dtype = self._opener.dataset(group, path[-1], where)
+        if not shape:
+            raise DataError(f"{self.path}: `{where}` is a single number, not one for each step.")
+        return MinariColumn(path, tuple(shape[1:]), dtype, shape[0])
+
+    def read(
+        self, names: Sequence[str], lengths: NDArray[np.int64], wanted: Mapping[str, MinariColumn]
+    ) -> dict[str, NDArray[Any]]:
         """Read columns of some episodes, concatenated."""
         with opened(self.path) as root:
-            out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
-            plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
             file = descriptor(root)
-            for i, name in enumerate(names):
-                groups: dict[tuple[str, ...], Any] = {(): self._opener.group(root, name, name)}
-                for one in plan:
-                    group = groups.get(one.parent)
-                    if group is None:
-                        group = groups[one.parent] = self._down(groups[()], name, one.parent)
-                    self._read_next(group, one, name, i, file)
-        return out
+            episodes = ((name, _Episode({(): self._opener.group(root, name, name)}, file)) for name in names)
+            return read_all(episodes, lengths, wanted, self._read_one)
 
-    def _read_next(self, group: Any, one: "_Reading", name: str, i: int, file: int | None) -> None:
-        """Read a column of episode ``name``, which has index ``i`` in the unit."""
-        target = one.out[one.at : one.at + one.rows[i]]
-        one.at += one.rows[i]
-        found = None
-        if target.size and not one.column.image:
-            found = self._opener.filled(group, one.member, target, one.like, file)
-        if found is None:
-            self._read_one(group, one.path[-1], f"{name}/{'/'.join(one.path)}", one.column, target)
-        else:
-            one.like = found
+    def _parent(self, episode: _Episode, name: str, path: Path) -> Any:
+        """The group that contains a column."""
+        group = episode.groups.get(path[:-1])
+        if group is None:
+            above = self._parent(episode, name, path[:-1])
+            group = self._opener.group(above, path[-2], "/".join((name, *path[:-1])))
+            episode.groups[path[:-1]] = group
+        return group
 
-    def _read_one(self, group: Any, member: str, where: str, column: MinariColumn, target: NDArray[Any]) -> None:
-        if column.image:
-            target[:] = decoded_images(self._packed(group, member, where), target.shape, f"{self.path}: `{where}`")
+    def _read_one(self, episode: _Episode, name: str, column: MinariColumn, target: NDArray[Any]) -> None:
+        path, group = column.path, self._parent(episode, name, column.path)
+        if target.size and not column.is_image:
+            kind = self._opener.filled(group, path[-1].encode(), target, self._kinds.get(path, 0), episode.file)
+            if kind is not None:
+                self._kinds[path] = kind
+                return
+        where = "/".join((name, *path))
+        if column.is_image:
+            if (packed := self._packed(group, path[-1], where)) is None:
+                raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+            target[:] = decoded_images(packed, target.shape, f"{self.path}: `{where}`")
             return
-        dataset, shape, dtype = self._opener.dataset(group, member, where)
+        dataset, shape, dtype = self._opener.dataset(group, path[-1], where)
         if shape != target.shape or not np.can_cast(dtype, target.dtype, "safe"):
-            raise DataError(
-                f"{self.path}: `{where}` is {list(shape)} of {dtype}, but should be {list(target.shape)} of "
-                f"{target.dtype} to go with the other columns. Restore the file from a copy."
-            )
+            wanted = f"should be {list(target.shape)} of {target.dtype} to go with the other columns"
+            raise DataError(f"{self.path}: `{where}` is {list(shape)} of {dtype}, but {wanted}. Restore the file.")
         self._opener.read(dataset, target)
 
-    def _packed(self, group: Any, member: str, where: str) -> list[bytes]:
-        """The encoded images of an episode: rows of bytes, or byte strings of any length."""
+    def _packed(self, group: Any, member: str, where: str) -> list[bytes] | None:
+        """The encoded images of an episode: rows of bytes, or byte strings of any length.
+
+        None if they are plain arrays, as from versions before 0.5.3, or written without JPEG.
+        """
         h5py = h5py_module()
         dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
-        base = h5py.check_vlen_dtype(dataset.dtype)
-        if base is None:
-            dataset_id, shape, dtype = self._opener.dataset(group, member, where)
-            if dtype != np.uint8 or len(shape) != 2:
-                raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
-            values = np.empty(shape, np.uint8)
-            self._opener.read(dataset_id, values)
-            return [row.tobytes() for row in values]
-        if base != np.uint8 or dataset.ndim != 1 or dataset.shape[0] > self.path.stat().st_size:
-            raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
-        return [bytes(memoryview(row)) for row in dataset[()]]
+        if h5py.check_vlen_dtype(dataset.dtype) == np.uint8 and dataset.ndim == 1:
+            if dataset.shape[0] > self.path.stat().st_size:
+                raise DataError(f"{self.path}: `{where}` claims more images than the file can hold. Restore the file.")
+            return [bytes(memoryview(row)) for row in dataset[()]]
+        checked, shape, dtype = self._opener.dataset(group, member, where)
+        if dtype != np.uint8 or len(shape) != 2:
+            return None
+        values = np.empty(shape, np.uint8)
+        self._opener.read(checked, values)
+        return [row.tobytes() for row in values]
 
-    def _down(self, group: Any, name: str, path: Sequence[str]) -> Any:
-        where = name
-        for member in path:
-            where = f"{where}/{member}"
-            group = self._opener.group(group, member, where)
-        return group
+
+EpisodeReader: TypeAlias = ArrowEpisodes | Hdf5Episodes
+"""Reads one layout."""

@@ -47,10 +47,8 @@ class MinariWriter:
 
     def __init__(self, folder: Path, header: Header, columns: list[str], path: Path) -> None:
         if not _NAME.fullmatch(path.name):
-            raise DataError(
-                f"Minari knows a dataset by a name and a version, but the folder is {path}. Call it "
-                f"{path.with_name(path.name + '-v0')}, say."
-            )
+            such = path.with_name(path.name + "-v0")
+            raise DataError(f"Minari's datasets have a version, but the folder is {path}. Call it {such}, say.")
         for name in columns:
             if {"", "."} & set(name.split(col.SEPARATOR)):
                 raise DataError(f"HDF5 can't store a part called '' or '.', as in the column `{name}`: rename it.")

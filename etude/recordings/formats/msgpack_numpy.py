@@ -11,8 +11,7 @@ Source: the formats of msgpack (https://github.com/msgpack/msgpack/blob/master/s
 import contextlib
 import math
 import re
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -28,10 +27,21 @@ Path = tuple[str, ...]
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, msgpack.UnpackException)
 DTYPE: Final = re.compile(r"[<>|=]?(b1|\?|[iu][1248]|f[248])")
 """The supported dtypes: booleans, integers and floats."""
+LISTS: Final = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+"""The first bytes of lists and of maps."""
+_NESTED: Final = LISTS | MAPS
 
-_INTS: Final = {0xCC: "u1", 0xCD: ">u2", 0xCE: ">u4", 0xCF: ">u8", 0xD0: "i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8"}
-_FLOATS: Final = {0xCA: ">f4", 0xCB: ">f8"}
-_NUMBERS: Final = _INTS | _FLOATS
+_NUMBERS: Final = {
+    **{0xCC: "u1", 0xCD: ">u2", 0xCE: ">u4", 0xCF: ">u8", 0xD0: "i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8"},
+    **{0xCA: ">f4", 0xCB: ">f8"},
+}
+_ONE_BYTE: Final = {
+    **dict.fromkeys(range(0x80), ("i1", 0x00, 0x7F)),
+    **dict.fromkeys(range(0xE0, 0x100), ("i1", 0xE0, 0xFF)),
+    **dict.fromkeys((0xC2, 0xC3), ("?", 0xC2, 0xC3)),
+}
+"""The values in one byte (small integers, false and true): their dtype, and the range of bytes for values like it."""
 
 
 class _Other(Exception):
@@ -45,10 +55,10 @@ class Slot(NamedTuple):
     start: int
     size: int
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    kind: str
-    """``fix`` and ``negfix`` are integers in one byte; ``bool`` the bytes of false and true; ``plain`` a number with a
-    tag; ``data`` the bytes of an array."""
+    shape: tuple[int, ...] | None = None
+    """The shape of an array; None for a plain number."""
+    limits: tuple[int, int] | None = None
+    """The least and the largest byte of a value in one byte."""
 
 
 class Template(NamedTuple):
@@ -77,37 +87,29 @@ def template_of(data: bytes, first: int) -> Template | None:
 def _slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
     """Find the numbers of the value at ``at``; returns where it ends."""
     byte = data[at]
-    if byte <= 0x7F or byte >= 0xE0:
-        out.append(Slot(path, at, 1, np.dtype("i1"), (), "fix" if byte <= 0x7F else "negfix"))
-        return at + 1
-    if byte in (0xC2, 0xC3):
-        out.append(Slot(path, at, 1, np.dtype("u1"), (), "bool"))
+    if byte in _ONE_BYTE:
+        kind, *limits = _ONE_BYTE[byte]
+        out.append(Slot(path, at, 1, np.dtype(kind), limits=(limits[0], limits[1])))
         return at + 1
     if byte in _NUMBERS:
         dtype = np.dtype(_NUMBERS[byte])
-        out.append(Slot(path, at + 1, dtype.itemsize, dtype, (), "plain"))
+        out.append(Slot(path, at + 1, dtype.itemsize, dtype))
         return at + 1 + dtype.itemsize
     if byte & 0xF0 == 0x90:
         at += 1
         for i in range(byte & 0x0F):
             at = _slots(data, at, (*path, str(i)), out)
         return at
-    if byte & 0xF0 == 0x80:
-        return _map_slots(data, at, path, out)
-    raise _Other
-
-
-def _map_slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
-    size, start = data[at] & 0x0F, at
+    if byte & 0xF0 != 0x80:
+        raise _Other
+    if byte != 0x80 and data[at + 1 : at + 5] == b"\xc4\x02nd":
+        return _array_slot(data, at, path, out)
     at += 1
-    if size and data[at : at + 4] == b"\xc4\x02nd":
-        return _array_slot(data, start, path, out)
-    for _ in range(size):
-        length = data[at] & 0x1F
+    for _ in range(byte & 0x0F):
         if data[at] & 0xE0 != 0xA0:
             raise _Other
-        key = data[at + 1 : at + 1 + length].decode()
-        at = _slots(data, at + 1 + length, (*path, key), out)
+        start, at = at + 1, at + 1 + (data[at] & 0x1F)
+        at = _slots(data, at, (*path, data[start:at].decode()), out)
     return at
 
 
@@ -115,23 +117,20 @@ def _array_slot(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
     """Find the bytes of an array or scalar, which come last in its map."""
     unpacker = msgpack.Unpacker(raw=False)
     unpacker.feed(data[at : at + 256])
-    head, key = {}, None
-    for _ in range(unpacker.read_map_header()):
+    head = {}
+    for _ in range(unpacker.read_map_header() - 1):
         key = unpacker.unpack()
-        if key == b"data":
-            break
         head[key] = unpacker.unpack()
-    at += unpacker.tell()
-    tags = {0xC4: 1, 0xC5: 2, 0xC6: 4}
-    if key != b"data" or len(head) != (data[at - unpacker.tell()] & 0x0F) - 1 or data[at] not in tags:
+    if unpacker.unpack() != b"data":
         raise _Other
-    width = tags[data[at]]
-    size = int.from_bytes(data[at + 1 : at + 1 + width], "big")
-    dtype, shape = header_of(head, size)
+    at += unpacker.tell()
+    width = {0xC4: 1, 0xC5: 2, 0xC6: 4}[data[at]]
+    start = at + 1 + width
+    size = int.from_bytes(data[at + 1 : start], "big")
     if not size:
         raise _Other
-    out.append(Slot(path, at + 1 + width, size, dtype, shape, "data"))
-    return at + 1 + width + size
+    out.append(Slot(path, start, size, *header_of(head, size)))
+    return start + size
 
 
 def header_of(head: dict[Any, Any], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -200,58 +199,39 @@ class MsgpackReader:
         place: int = self._unpacker.tell()
         return place
 
+    def next_is(self, kinds: Collection[int]) -> bool:
+        """Return whether the next value is one of `LISTS` or `MAPS`."""
+        return self.data[self.place] in kinds
+
+    def keys(self) -> Iterator[str | int]:
+        """Yield the keys of the next value, a map; read the value of each before the next key."""
+        for _ in range(self._unpacker.read_map_header()):
+            key = self.scalar()
+            if not isinstance(key, str | int):
+                raise DataError(f"a map has the key {str(key)[:40]!r}, which is neither text nor an integer")
+            yield key
+
+    def list_size(self) -> int:
+        """Read the header of a list and return its number of entries, which follow."""
+        return int(self._unpacker.read_array_header())
+
+    def skip(self) -> None:
+        """Skip the next value."""
+        self._unpacker.skip()
+
     def raw(self) -> bytes:
         """Return the undecoded bytes of the next value."""
         start = self.place
         self.skip()
         return self.data[start : self.place]
 
-    def next_is_list(self) -> bool:
-        """Return whether the next value is a list."""
-        byte = self._peek()
-        return 0x90 <= byte <= 0x9F or byte in (0xDC, 0xDD)
-
-    def next_is_map(self) -> bool:
-        """Return whether the next value is a map."""
-        byte = self._peek()
-        return 0x80 <= byte <= 0x8F or byte in (0xDE, 0xDF)
-
-    def _peek(self) -> int:
-        if self.place >= len(self.data):
-            raise DataError("the document ends too early")
-        return self.data[self.place]
-
-    def map_size(self) -> int:
-        """Read the header of a map and return its number of entries; their keys and values follow."""
-        return int(self._unpacker.read_map_header())
-
-    def list_size(self) -> int:
-        """Read the header of a list and return its number of entries, which follow."""
-        return int(self._unpacker.read_array_header())
-
-    def key(self) -> str | int:
-        """Read the next value as a key of a map."""
-        at = self._unpacker.tell()
-        is_short_text = at < len(self.data) and self.data[at] & 0xE0 == 0xA0
-        value = self._unpacker.unpack() if is_short_text else self.scalar()
-        if not isinstance(value, str | int):
-            raise DataError(f"a map has the key {str(value)[:40]!r}, which is neither text nor an integer")
-        return value
-
-    def scalar(self) -> Any:
-        """Read the next value, which may be a map only if that stands for a number."""
-        at = self._unpacker.tell()
-        if at < len(self.data) and (0x80 <= self.data[at] <= 0x9F or 0xDC <= self.data[at] <= 0xDF):
-            return self.value()
-        return self._unpacker.unpack()
-
-    def skip(self) -> None:
-        """Skip the next value."""
-        self._unpacker.skip()
-
     def value(self) -> Any:
         """Read the next value."""
         return decoded(self.raw())
+
+    def scalar(self) -> Any:
+        """Read the next value, which is seldom a list or map."""
+        return self.value() if self.next_is(_NESTED) else self._unpacker.unpack()
 
     def entries(self, template: Template | None = None) -> tuple[Columns | None, Template | None]:
         """Read the next list as columns by path, if its entries have the same layout; else skip it.
@@ -287,18 +267,17 @@ class MsgpackReader:
         columns: Columns = {}
         for slot in template.slots:
             values = np.ascontiguousarray(entries[:, slot.start : slot.start + slot.size])
-            if slot.kind == "bool":
-                if not ((values == 0xC2) | (values == 0xC3)).all():
-                    return None
-                columns[slot.path] = (values == 0xC3).reshape(num)
-                continue
-            if (slot.kind == "fix" and (values > 0x7F).any()) or (slot.kind == "negfix" and (values < 0xE0).any()):
+            if slot.limits is not None and ((values < slot.limits[0]) | (values > slot.limits[1])).any():
                 return None
-            columns[slot.path] = _native(values.view(slot.dtype).reshape(num, *slot.shape), slot.kind != "data")
+            if slot.dtype.kind == "b" and slot.shape is None:
+                columns[slot.path] = (values == 0xC3).reshape(num)
+            else:
+                own = values.view(slot.dtype).reshape(num, *(slot.shape or ()))
+                columns[slot.path] = _native(own, plain=slot.shape is None)
         return columns
 
 
-def _native(values: NDArray[Any], plain: bool) -> NDArray[Any]:
+def _native(values: NDArray[Any], *, plain: bool) -> NDArray[Any]:
     """Convert to native byte order; plain msgpack integers have no size of their own and become int64."""
     if plain and values.dtype.kind in "iu":
         return values.astype(np.uint64 if values.dtype.itemsize == 8 and values.dtype.kind == "u" else np.int64)
@@ -315,7 +294,7 @@ def _value_of(value: dict[Any, Any]) -> Any:
     if not isinstance(raw, bytes):
         raise ValueError("an array has no bytes")
     dtype, shape = header_of(value, len(raw))
-    array = _native(np.frombuffer(raw, dtype).reshape(shape), False)
+    array = _native(np.frombuffer(raw, dtype).reshape(shape), plain=False)
     return array[()] if not value[b"nd"] else array
 
 
@@ -353,13 +332,8 @@ def entries(tree: Tree, *, plain: bool = False) -> Entries:
     parts: list[bytes | Entries] = []
     _add(tree, parts, plain)
     rows = next(len(part) for part in parts if not isinstance(part, bytes))
-    out = np.empty((rows, sum(len(p) if isinstance(p, bytes) else p.shape[1] for p in parts)), np.uint8)
-    at = 0
-    for part in parts:
-        size = len(part) if isinstance(part, bytes) else part.shape[1]
-        out[:, at : at + size] = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
-        at += size
-    return out
+    arrays = [np.broadcast_to(np.frombuffer(p, np.uint8), (rows, len(p))) if isinstance(p, bytes) else p for p in parts]
+    return np.concatenate(arrays, axis=1)
 
 
 def list_of(rows: Entries) -> bytes:
@@ -403,13 +377,8 @@ def _add_column(column: NDArray[Any], parts: list[bytes | Entries], plain: bool)
         head |= {b"kind": b"", b"shape": list(column.shape[1:])}
     body = b"".join(packed(key) + packed(value) for key, value in head.items())
     data = _bytes_of(column)
-    parts += [map_header(len(head) + 1) + body + packed(b"data") + _bin_header(data.shape[1]), data]
-
-
-def _bin_header(size: int) -> bytes:
-    if size < 1 << 8:
-        return b"\xc4" + struct.pack(">B", size)
-    return b"\xc5" + struct.pack(">H", size) if size < 1 << 16 else b"\xc6" + struct.pack(">I", size)
+    bin_header = packed(bytes(data.shape[1]))[: -data.shape[1] or None]
+    parts += [map_header(len(head) + 1) + body + packed(b"data") + bin_header, data]
 
 
 def _bytes_of(column: NDArray[Any]) -> Entries:

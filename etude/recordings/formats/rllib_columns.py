@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert RLlib's names, nested values and spaces to Etude's flat columns, with one dtype per column in a recording."""
+"""What RLlib's formats have in common: names, nested values, copies of rows, and spaces.
+
+They become Etude's flat columns, with one dtype per column in a recording.
+"""
 
 import base64
 import io
+import reprlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
+from etude.experience.arrays import hashes_of
 from etude.recordings.action_units import ACTIONS, BY_RLLIB
+from etude.recordings.formats.arrow import numbers as arrow_numbers
+from etude.recordings.formats.arrow import one_array
 from etude.recordings.formats.inferring import Range, fitting, inferred_space
 from etude.recordings.formats.msgpack_numpy import DTYPE
+from etude.recordings.formats.sorting import KeyedRows
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_dtype, leaf_shape
+from etude.spaces import Space, leaf_dtype
 
 NAMES: Final = {
     "action_logp": col.LOGP,
@@ -41,6 +50,7 @@ _RESERVED: Final = (
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
+Ints = NDArray[np.int64]
 Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """The dtype and row shape of each column."""
 
@@ -63,25 +73,22 @@ def flat_columns(values: Sequence[Any], space: Space | None, root: str, *, whole
     first = values[0] if space is None and len(values) else None
     if isinstance(space, spaces.Dict) or isinstance(first, dict):
         keys: Sequence[Any] = list(space.spaces if isinstance(space, spaces.Dict) else values[0])
-        for i, value in enumerate(values):
-            if not isinstance(value, dict) or set(value) != set(keys):
-                raise DataError(f"`{root}`{_at(i, whole)} is not a map with the keys {keys}")
+        kinds: type | tuple[type, ...] = dict
+        wanted = f"a map with the keys {keys}"
     elif isinstance(space, spaces.Tuple) or _is_tuple(first):
         keys = range(len(space.spaces if isinstance(space, spaces.Tuple) else values[0]))
-        for i, value in enumerate(values):
-            if not isinstance(value, list | tuple) or len(value) != len(keys):
-                raise DataError(f"`{root}`{_at(i, whole)} is not a list of {len(keys)} parts")
+        kinds, wanted = (list, tuple), f"a list of {len(keys)} parts"
     else:
         return {root: numbers(values[0], root) if whole else stacked(values, root)}
+    for i, value in enumerate(values):
+        own = range(len(value)) if isinstance(value, list | tuple) else value
+        if not isinstance(value, kinds) or set(own) != set(keys):
+            raise DataError(f"`{root}`{'' if whole else f' at step {i}'} is not {wanted}")
     out: Columns = {}
     for key in keys:
         part = space.spaces[key] if isinstance(space, spaces.Dict | spaces.Tuple) else None
         out |= flat_columns([value[key] for value in values], part, f"{root}/{key}", whole=whole)
     return out
-
-
-def _at(step: int, whole: bool) -> str:
-    return "" if whole else f" at step {step}"
 
 
 def _is_tuple(value: Any) -> bool:
@@ -109,12 +116,9 @@ def numbers(value: Any, name: str, at: str = "") -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"`{name}`{at} is not an array of numbers ({error})") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"`{name}`{at} holds {_word(array)}, not numbers")
+        what = "text" if array.dtype.kind in "SU" else f"values of type {array.dtype}"
+        raise DataError(f"`{name}`{at} holds {what}, not numbers")
     return array
-
-
-def _word(array: NDArray[Any]) -> str:
-    return "text" if array.dtype.kind in "SU" else f"values of type {array.dtype}"
 
 
 def described(
@@ -143,9 +147,7 @@ def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtyp
     if leaf is not None:
         is_choice = found.kind in "biu" and not isinstance(leaf, spaces.Box)  # `cast` checks that it fits
         return leaf_dtype(leaf) if is_choice else fitting(leaf, found)
-    if name == col.REWARD:
-        return np.dtype(np.float32 if found == np.float32 else np.float64)
-    if col.is_under(name, col.INFO):
+    if name == col.REWARD or col.is_under(name, col.INFO):
         return np.dtype(np.float32 if found == np.float32 else np.float64)
     if any(col.is_under(name, root) for root in _FLOATS) and found.kind in "biu":
         return np.dtype(np.float32)
@@ -170,15 +172,60 @@ def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], nam
     return out
 
 
-def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
-    """Raise a DataError if a column does not have the shape of its space."""
-    if column.shape[1:] != leaf_shape(leaf):
-        raise DataError(f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}")
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+def without_copies(track: Ints, content: NDArray[np.uint64], times: Ints | None = None) -> NDArray[np.bool_]:
+    """Return which rows to keep, so that none is a copy of another one: bool ``[rows]``.
+
+    Args:
+        track: The agent and episode of each row, as a number.
+        content: A hash of each row.
+        times: How often each row's episode is stored, if equal rows of it may be different steps: the share is kept
+            that one of these episodes has. By default, equal rows are copies.
+    """
+    order = np.lexsort((content, track))
+    is_new = np.append(True, (np.diff(track[order]) != 0) | (content[order][1:] != content[order][:-1]))
+    starts = np.flatnonzero(is_new)
+    count = np.diff(starts, append=len(order))
+    most = np.ones(len(order), np.int64) if times is None else -(-np.repeat(count, count) // times[order])
+    keep = np.empty(len(order), bool)
+    keep[order] = np.arange(len(order)) - np.repeat(starts, count) < most
+    return keep
+
+
+def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
+    """Return where a row is not a copy of the same step of a trajectory with the same content: bool ``[rows]``.
+
+    Rows of the same step with different content are kept: they can't both be right, and the reader of the episodes
+    checks for duplicate steps.
+
+    Args:
+        rows: Sorted rows, with Etude's column names.
+    """
+    same = (rows.track[1:] == rows.track[:-1]) & (rows.when[1:] == rows.when[:-1])
+    twice = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    keep = np.ones(len(rows.track), bool)
+    if len(twice):
+        content = _contents(rows.table.take(pa.array(twice))) | {col.T_INDEX: rows.when[twice]}
+        keep[twice] = without_copies(rows.track[twice], hashes_of(content))
+    return keep
+
+
+def _contents(table: pa.Table) -> Columns:
+    """What distinguishes steps: observations, actions, rewards and flags."""
+    roots = (col.OBS, col.ACTION, col.REWARD, col.TERMINATED, col.TRUNCATED)
+    names = [name for name in table.schema.names if any(col.is_under(name, root) for root in roots)]
+    return {name: arrow_numbers(one_array(table[name]), name, str) for name in names}
 
 
 # -- spaces: their arrays are .npy files, compressed by zlib and encoded as base64 -----------------------------------
 
 
+_BROKEN: Final = (
+    *(LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, MemoryError, RecursionError),
+    zlib.error,
+)
 _MAX_BYTES: Final = 1 << 28
 """The most memory in bytes for the bounds of one space."""
 
@@ -191,10 +238,8 @@ def space_of(data: Any) -> Space:
     """
     try:
         return _space_of(data)
-    except RecursionError as error:  # nor can such a deep value be shown
-        raise DataError("a space can't be read: its spaces are nested too deep") from error
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, MemoryError) as error:
-        raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
+    except _BROKEN as error:
+        raise DataError(f"a space can't be read: {reprlib.repr(data)} ({type(error).__name__}: {error})") from error
 
 
 def _space_of(data: Any) -> Space:
@@ -215,10 +260,7 @@ def _space_of(data: Any) -> Space:
         return spaces.Tuple([_space_of(part) for part in data["spaces"]])
     if kind == "dict":
         return spaces.Dict([(key, _space_of(part)) for key, part in data["spaces"].items()])
-    raise DataError(
-        f"a space is of the kind {str(kind)[:40]!r}; Etude reads box, discrete, multi-discrete, "
-        "multi-binary, tuple and dict"
-    )
+    raise DataError(f"a space is of the kind {str(kind)[:40]!r}, which Etude does not read")
 
 
 def _dtype_of(name: Any) -> np.dtype[Any]:
@@ -229,14 +271,10 @@ def _dtype_of(name: Any) -> np.dtype[Any]:
 
 def _array_of(text: Any) -> NDArray[Any]:
     """The array in an encoded string; plain lists and numbers are converted directly."""
-    if not isinstance(text, str):
-        array = np.asarray(text)
-    else:
-        try:
-            unzip = zlib.decompressobj()
-            raw = unzip.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
-        except zlib.error as error:
-            raise ValueError(f"its bounds are not zlib data ({error})") from error
+    array = np.asarray(text)
+    if isinstance(text, str):
+        unzip = zlib.decompressobj()
+        raw = unzip.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         if unzip.unconsumed_tail:
             raise ValueError(f"its bounds take more than {_MAX_BYTES:,} bytes")
         array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)

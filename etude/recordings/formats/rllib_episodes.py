@@ -27,11 +27,20 @@ from etude.recordings.action_units import ACTIONS, BY_RLLIB
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
-from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, decoded, unpack, well_formed
+from etude.recordings.formats.msgpack_numpy import (
+    LISTS,
+    MAPS,
+    MsgpackReader,
+    Path,
+    Template,
+    decoded,
+    unpack,
+    well_formed,
+)
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.formats.rllib_columns import Schema, space_of
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaves
+from etude.spaces import Space, leaf_shape, leaves
 
 # -- one document ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +126,7 @@ class DocumentReader:
         """
         with well_formed():
             reader = MsgpackReader(data)
-            if not reader.next_is_map():
+            if not data or not reader.next_is(MAPS):
                 raise DataError("the document is not a map, as RLlib's episodes are")
             episodes = self._document(reader)
         rest = len(data) - reader.place
@@ -129,13 +138,11 @@ class DocumentReader:
         episode = AgentEpisode({}, {})
         many: dict[str, Any] = {}
         agents: list[AgentEpisode] = []
-        for _ in range(reader.map_size()):
-            key = str(reader.key())
+        for key in map(str, reader.keys()):
             if key in _OWN_BUFFERS:
                 episode.buffers[_OWN_BUFFERS[key]] = self._buffer(reader, _OWN_BUFFERS[key])
-            elif key == _EXTRAS and reader.next_is_map():
-                for _ in range(reader.map_size()):
-                    name = words.own_name(str(reader.key()))
+            elif key == _EXTRAS and reader.next_is(MAPS):
+                for name in map(words.own_name, map(str, reader.keys())):
                     episode.buffers[name] = self._buffer(reader, name)
             elif key in _PLAIN:
                 episode.plain[key] = reader.scalar()
@@ -147,29 +154,32 @@ class DocumentReader:
                 many[key] = reader.value()
             else:
                 reader.skip()
-        if "env_t_to_agent_t" not in many:
-            return [episode]
-        return _of_many(episode, agents, many)
+        return _of_many(episode, agents, many) if "env_t_to_agent_t" in many else [episode]
 
     def _agents(self, reader: MsgpackReader) -> list[AgentEpisode]:
         agents = []
         for _ in range(reader.list_size()):
             if reader.list_size() != 2:
                 raise DataError("`agent_episodes` does not hold pairs of an agent and its episode")
-            agent = reader.key()
+            agent = reader.scalar()
             (episode,) = self._document(reader)
             episode.plain["agent_id"] = agent
             agents.append(episode)
         return agents
 
     def _buffer(self, reader: MsgpackReader, name: str) -> Buffer:
-        if not reader.next_is_map():
+        if not reader.next_is(MAPS):
             raise DataError(f"`{name}` is not a buffer with the keys data, lookback, finalized, space")
         buffer = Buffer()
-        for _ in range(reader.map_size()):
-            key = reader.key()
+        for key in reader.keys():  # noqa: SIM118 - not a dict
             if key == "data":
-                self._data(reader, name, buffer)
+                start = reader.place
+                if reader.next_is(LISTS):
+                    buffer.columns, template = reader.entries(self._templates.get(name))
+                    self._templates |= {name: template} if template else {}
+                else:
+                    reader.skip()
+                buffer.raw = memoryview(reader.data)[start : reader.place]  # rarely decoded, so not copied
             elif key == "lookback":
                 buffer.lookback = reader.scalar()
             elif key == "finalized":
@@ -180,61 +190,43 @@ class DocumentReader:
             raise DataError(f"`{name}` has the lookback {str(buffer.lookback)[:40]!r}")
         return buffer
 
-    def _data(self, reader: MsgpackReader, name: str, buffer: Buffer) -> None:
-        start, template = reader.place, None
-        if reader.next_is_list():
-            buffer.columns, template = reader.entries(self._templates.get(name))
-        else:
-            reader.skip()
-        buffer.raw = memoryview(reader.data)[start : reader.place]  # rarely decoded, so not copied
-        if template is not None:
-            self._templates[name] = template
-
 
 def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, Any]) -> list[AgentEpisode]:
-    """Complete the agents' episodes with what their common episode says about them."""
+    """Complete the agents' episodes with what their common episode says about them.
+
+    Raises:
+        DataError: it names an agent whose steps are missing, or is not as RLlib writes it.
+    """
     clocks, first = many["env_t_to_agent_t"], many.get("env_t_started", 0)
     modules = many.get("_agent_to_module_mapping") or {}
-    hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
     if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
         raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
-    observed = {agent: _own_steps(buffer) for agent, buffer in clocks.items()}
+    hung = {
+        key: set(map(str, held)) for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)
+    }
+    hanging = set().union(*(names for key, names in hung.items() if "_end" in key))
+    observed = {str(agent): _own_steps(buffer) for agent, buffer in clocks.items()}
     acted = [agent for agent, steps in observed.items() if steps is not None and len(steps) > 1]
-    named = [*acted, *(modules if first == 0 else ())]
-    _check_all_there(named, {str(a.plain["agent_id"]) for a in agents}, many)
+    # In a chunk, the mapping also names agents that ended earlier; and steps of those that hang are in the next chunk.
+    there = {str(agent.plain["agent_id"]) for agent in agents}.union(*hung.values())
+    for name in [*acted, *map(str, modules if first == 0 else ())]:
+        if name not in there:
+            raise DataError(f"it names agent {name[:40]!r} in its maps, but has no steps of it: they were lost")
+    last = first
     for agent in agents:
-        name = agent.plain["agent_id"]
-        steps = observed.get(name)
-        if steps is None:
-            raise DataError(f"`env_t_to_agent_t` has no list for agent {str(name)[:40]!r}")
+        name = str(agent.plain["agent_id"])
+        if (steps := observed.get(name)) is None:
+            raise DataError(f"`env_t_to_agent_t` has no list for agent {name[:40]!r}")
         agent.env_t = first + steps
+        last = max([last, *agent.env_t[-1:].tolist()])
         agent.plain["multi_agent_episode_id"] = whole.plain.get("id_")
         if agent.plain.get("module_id") is None:
-            agent.plain["module_id"] = modules.get(name)
-        agent.plain["hanging"] = str(name) in hanging
-        agent.plain["is_whole"] = first == 0 and not hanging
-    last = max(
-        (int(agent.env_t[-1]) for agent in agents if agent.env_t is not None and len(agent.env_t)), default=first
-    )
+            agent.plain["module_id"] = modules.get(agent.plain["agent_id"])
+        agent.plain |= {"hanging": name in hanging, "is_whole": first == 0 and not hanging}
     if agents and first == 0 and not hanging and many.get("env_t", last) != last:
-        said = str(many["env_t"])[:20]
-        agents[0].notes.append(
-            ("other_t", f"the episode says that it ends at env_t {said}, but its agents' end at {last}")
-        )
+        said = f"the episode says that it ends at env_t {str(many['env_t'])[:20]}, but its agents' end at {last}"
+        agents[0].notes.append(("other_t", said))
     return agents
-
-
-def _check_all_there(named: Sequence[Any], there: set[str], many: dict[str, Any]) -> None:
-    """Raise a DataError if the maps of an episode name an agent whose steps are missing.
-
-    In a chunk, `_agent_to_module_mapping` also names agents that ended earlier, which are not among ``named`` then; and
-    the ``_hanging`` maps name those whose steps are in the next chunk.
-    """
-    hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
-    hanging = {str(agent) for held in hung for agent in held}
-    for agent in named:
-        if str(agent) not in there | hanging:
-            raise DataError(f"it names agent {str(agent)[:40]!r} in its maps, but has no steps of it: they were lost")
 
 
 def _own_steps(buffer: Any) -> NDArray[np.int64] | None:
@@ -252,7 +244,8 @@ def flat(buffer: Buffer, root: str, space: Space | None) -> Columns:
     """
     if buffer.columns is not None and not buffer.finalized:  # else a Tuple's list of whole columns
         columns = {"/".join((root, *path)): column for path, column in buffer.columns.items()}
-        if columns.keys() == leaves(space, root).keys() if space is not None else not _has_list(columns):
+        has_list = any(part.isdigit() for path in buffer.columns for part in path)
+        if columns.keys() == leaves(space, root).keys() if space is not None else not has_list:
             return _without(columns, buffer.lookback)
     data = buffer.data
     if data is None or isinstance(data, bool | int | float | str | bytes):
@@ -262,10 +255,6 @@ def flat(buffer: Buffer, root: str, space: Space | None) -> Columns:
     return _without(words.flat_columns(values, space, root, whole=whole), buffer.lookback)
 
 
-def _has_list(columns: Columns) -> bool:
-    return any(part.isdigit() for name in columns for part in name.split(col.SEPARATOR)[1:])
-
-
 def _without(columns: Columns, lookback: int) -> Columns:
     for name, column in columns.items():
         if column.ndim == 0 or len(column) < lookback:
@@ -273,53 +262,43 @@ def _without(columns: Columns, lookback: int) -> Columns:
     return {name: column[lookback:] for name, column in columns.items()} if lookback else columns
 
 
-def info_columns(buffer: Buffer | None) -> Columns:
-    """The numbers among the infos after each step that are present at every step, under ``info``."""
+def info_columns(buffer: Buffer | None, dropped: set[str] | None = None) -> Columns:
+    """The numbers among the infos after each step that are present at every step, under ``info``.
+
+    The names of the others are added to ``dropped``.
+    """
     if buffer is None:
         return {}
     if buffer.columns is not None:
         return {"/".join((col.INFO, *p)): c[buffer.lookback + 1 :] for p, c in buffer.columns.items()}
-    data = buffer.data
-    return _infos_of(data[buffer.lookback + 1 :], col.INFO) if isinstance(data, list) else {}
+    infos = buffer.data[buffer.lookback + 1 :] if isinstance(buffer.data, list) else []
+    return _infos_of(infos, col.INFO, set() if dropped is None else dropped)
 
 
-def _infos_of(infos: list[Any], root: str) -> Columns:
-    if not infos or not all(isinstance(info, dict) for info in infos):
-        return {}
+def _infos_of(infos: list[Any], root: str, dropped: set[str]) -> Columns:
     columns: Columns = {}
-    for key in infos[0]:
-        values = [info.get(key) for info in infos]
-        name = f"{root}/{key}"
-        if isinstance(values[0], dict):
-            columns |= _infos_of(values, name)
+    for key in dict.fromkeys(key for info in infos if isinstance(info, dict) for key in info):
+        name, values = f"{root}/{key}", [info.get(key) if isinstance(info, dict) else None for info in infos]
+        if all(isinstance(value, dict) for value in values):
+            columns |= _infos_of(values, name, dropped)
             continue
         try:
             columns[name] = words.stacked(values, name)
         except DataError:
-            continue
+            dropped.add(name)
     return columns
-
-
-def info_names(buffer: Buffer | None) -> set[str]:
-    """The names of all infos after the steps, whatever their type."""
-    if buffer is None or buffer.columns is not None or not isinstance(data := buffer.data, list):
-        return set(info_columns(buffer))
-    own = [info for info in data[buffer.lookback + 1 :] if isinstance(info, dict)]
-    return {f"{col.INFO}/{key}" for info in own for key in info}
 
 
 # -- one agent's episode as flat columns -----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The flat columns of one agent's episode."""
 
     episode: AgentEpisode
     num: int
-    steps: Columns
-    final: Columns
-    t_start: int
+    columns: Columns
+    """Observations have one more row than the others."""
     ends: tuple[bool, bool]
     """Terminated, truncated."""
 
@@ -333,30 +312,23 @@ def piece_of(episode: AgentEpisode, names: Sequence[str], header: Header, schema
     num = num_steps(episode)
     check_clock(episode, num)
     found = step_columns(episode, header, {name.split(col.SEPARATOR)[0] for name in names})
-    infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
-    final: Columns = {}
-    steps: Columns = {}
+    if any(col.is_under(name, col.INFO) for name in names):
+        found |= info_columns(episode.buffers.get(col.INFO))
+    if episode.env_t is not None:
+        found[col.ENV_T] = episode.env_t[:num]
+    columns: Columns = {}
     for name in names:
         dtype, shape = schema[name]
-        if col.is_under(name, col.INFO):
-            column = infos.get(name)
-            if column is None or len(column) != num or column.shape[1:] != shape:
-                column = np.full((num, *shape), np.nan, dtype)
-        elif name == col.ENV_T:
-            column = _clock(episode, num)
-        elif name in found:
-            column = found[name]
-        else:
+        column, wanted = found.get(name), num + col.is_under(name, col.OBS)
+        if col.is_under(name, col.INFO) and (column is None or column.shape != (num, *shape)):
+            column = np.full((num, *shape), np.nan, dtype)
+        if column is None:
             raise DataError(f"it has no `{name}`, which other episodes have; read without that column")
-        if col.is_under(name, col.OBS):
-            _check_length(name, len(column), num + 1, num)
-            column = words.cast(column, dtype, shape, name)
-            steps[name], final[name] = column[:-1], column[-1:]
-            continue
-        _check_length(name, len(column), num, num)
-        steps[name] = words.cast(column, dtype, shape, name)
-    ends = (episode.flag("is_terminated"), episode.flag("is_truncated"))
-    return Piece(episode, num, steps, final, episode.t_started, ends)
+        if len(column) != wanted:
+            raise DataError(f"`{name}` has {len(column)} entries, but with {num} actions it needs {wanted}")
+        columns[name] = words.cast(column, dtype, shape, name)
+    _ = episode.t_started  # checks it
+    return Piece(episode, num, columns, (episode.flag("is_terminated"), episode.flag("is_truncated")))
 
 
 def check_clock(episode: AgentEpisode, num: int) -> None:
@@ -374,13 +346,7 @@ def num_steps(episode: AgentEpisode) -> int:
         raise DataError("it has no `actions`")
     if buffer.columns and not buffer.finalized:
         return max(0, len(next(iter(buffer.columns.values()))) - buffer.lookback)
-    data: Any = buffer.data
-    whole = buffer.finalized or not isinstance(data, list)
-    while whole and isinstance(data, dict | list | tuple) and len(data):
-        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
-    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
-        raise DataError("its `actions` are not a list")
-    return max(0, len(data) - buffer.lookback)
+    return min((len(column) for column in flat(buffer, col.ACTION, None).values()), default=0)
 
 
 def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None = None) -> Columns:
@@ -393,21 +359,10 @@ def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None =
         if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
             columns |= flat(buffer, root, header.spaces.get(root))
     for name, leaf in header.leaves().items():
-        if name in columns:
-            words.check_leaf(columns[name], leaf, name)
+        if name in columns and columns[name].shape[1:] != leaf_shape(leaf):
+            found = list(columns[name].shape[1:])
+            raise DataError(f"`{name}` has the shape {found} at each step, but its space is {leaf}")
     return columns
-
-
-def _check_length(name: str, found: int, wanted: int, num: int) -> None:
-    if found != wanted:
-        raise DataError(f"`{name}` has {found} entries, but with {num} actions it needs {wanted}")
-
-
-def _clock(episode: AgentEpisode, num: int) -> NDArray[np.int64]:
-    clock = episode.env_t
-    if clock is None or len(clock) < num:
-        raise DataError(f"`env_t_to_agent_t` lists {0 if clock is None else len(clock)} of its {num} steps")
-    return clock[:num].astype(np.int64)
 
 
 # -- the recording ---------------------------------------------------------------------------------------------------
@@ -431,35 +386,56 @@ def is_episodes(schema: pa.Schema) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-class EpisodeFiles:
-    """The files of one recording, and what all of its episodes share.
+class RLlibEpisodes(FileFormat):
+    """A recording of RLlib's episodes; `describe` finds what all of them share.
 
     Raises:
         DataError: a file is broken or of another format.
     """
 
+    name = "rllib-episodes"
     header: Header
     schema: Schema
 
-    def __init__(self, paths: Sequence[AnyPath]) -> None:
-        self.parquet = ParquetFiles(paths)
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether a Parquet file is of this format, by its schema."""
+        try:
+            return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
+        except DataError:
+            return False
+
+    def __init__(self, files: Sequence[AnyPath]) -> None:
+        super().__init__(files)
+        self.parquet = ParquetFiles(files)
         self._reader = DocumentReader()
-        for i, path in enumerate(paths):
+        for i, path in enumerate(files):
             if not is_episodes(self.parquet.schema(i)):
                 names = ", ".join(self.parquet.schema(i).names[:8])
                 raise DataError(f"{path}: is not an RLlib episode recording: its columns are {names}, not `{ITEM}`.")
 
-    def units(self, copies: list[Problem]) -> Iterator[list[At]]:
+    def describe(self) -> Contents:
+        """Return the contents. The bytes of all documents are read once, to find copies.
+
+        Raises:
+            DataError: no episode can be read.
+        """
+        copies: list[Problem] = []
+        documents = list(self._units(copies))
+        if not documents:
+            raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
+        self._describe(list(itertools.chain(*documents)), len(copies))
+        units = [Unit(k, None, data=own) for k, own in enumerate(documents)]
+        return Contents(self.header, list(self.schema), units, self.files, copies)
+
+    def _units(self, copies: list[Problem]) -> Iterator[list[At]]:
         """Yield the documents in units, without copies, which are added to ``copies``."""
         seen: dict[tuple[int, int], At] = {}
         unit: list[At] = []
         size = 0
         for group in range(len(self.parquet.groups)):
             items = self.parquet.read(group, [ITEM])[ITEM]
-            is_whole = items.nbytes <= _MOST_BYTES
-            if unit and size + items.nbytes > UNIT_BYTES:
-                yield unit
-                unit, size = [], 0
+            is_large = items.nbytes > _MOST_BYTES
             for row, value in enumerate(items):
                 item = value.as_py() or b""
                 first = seen.setdefault((len(item), hash(item)), (group, row))
@@ -467,7 +443,8 @@ class EpisodeFiles:
                     what = f"repeats the episode in {self.parquet.place(*first).words}, byte by byte; it is read once"
                     copies.append(self.parquet.note("duplicate", f"{what}. Nothing needs to be done", group, row, ITEM))
                     continue
-                if unit and not is_whole and size + len(item) > UNIT_BYTES:
+                may_cut = unit and (is_large or unit[-1][0] != group)
+                if may_cut and size + (len(item) if is_large else items.nbytes) > UNIT_BYTES:
                     yield unit
                     unit, size = [], 0
                 unit.append((group, row))
@@ -475,12 +452,12 @@ class EpisodeFiles:
         if unit:
             yield unit
 
-    def describe(self, documents: Sequence[At], num_copies: int) -> None:
+    def _describe(self, documents: Sequence[At], num_copies: int) -> None:
         """Find spaces and columns from the first readable episode with steps."""
         error: DataError | None = None
         for at in documents:
             try:
-                episodes = [episode for episode in self.read(at) if num_steps(episode)]
+                episodes = [episode for episode in self._episodes(at) if num_steps(episode)]
             except DataError as failed:
                 error = error or failed
                 continue
@@ -490,7 +467,7 @@ class EpisodeFiles:
                 return self._describe_from(episodes, documents, num_copies)
             except (DataError, SpaceError) as failed:
                 raise DataError(f"{self.parquet.place(*at).words}: {failed}") from failed
-        where = self.parquet.paths[0]
+        where = self.files[0]
         raise error or DataError(f"{where}: holds no episode with steps. Record some, or give another folder.")
 
     def _describe_from(self, episodes: list[AgentEpisode], documents: Sequence[At], num_copies: int) -> None:
@@ -504,17 +481,17 @@ class EpisodeFiles:
                 given[root] = self._inferred(documents, root)
                 inferred.append(root)
         said = Header(given[col.OBS], given[col.ACTION])
-        infos = first.buffers.get(col.INFO)
-        columns, known = {**step_columns(first, said), **info_columns(infos)}, said.leaves()
+        dropped = set[str]()
+        columns = step_columns(first, said) | info_columns(first.buffers.get(col.INFO), dropped)
+        known = said.leaves()
         dtypes = {name: words.schema_dtype(name, own.dtype, known.get(name)) for name, own in columns.items()}
         inferred += [name for name, leaf in known.items() if dtypes[name] != leaf.dtype]
         self.schema = {name: (dtypes[name], column.shape[1:]) for name, column in columns.items()}
         if first.env_t is not None:
             self.schema = {**self.schema, col.ENV_T: (np.dtype(np.int64), ())}
         meta: dict[str, Any] = {"format": RLlibEpisodes.name, ACTIONS: BY_RLLIB, "duplicates": num_copies}
-        dropped = sorted(info_names(infos) - set(self.schema))
         meta |= {"inferred": inferred} if inferred else {}
-        meta |= {"dropped": dropped} if dropped else {}
+        meta |= {"dropped": sorted(dropped)} if dropped else {}
         obs, action = (widened(space, root, dtypes) for root, space in given.items())
         self.header = Header(obs, action, None, meta)
 
@@ -522,7 +499,7 @@ class EpisodeFiles:
         """Infer a space from the data of all episodes, if they store none."""
         columns: Columns = {}
         ranges: dict[str, Range] = {}
-        for episode in (episode for at in documents for episode in self.read(at)):
+        for episode in (episode for at in documents for episode in self._episodes(at)):
             if root not in episode.buffers:
                 raise DataError(f"it has no `{root}`")
             if num_steps(episode):
@@ -530,7 +507,7 @@ class EpisodeFiles:
                 widen(ranges, columns)
         return inferred_space(described(columns), root, ranges)
 
-    def read(self, at: At) -> list[AgentEpisode]:
+    def _episodes(self, at: At) -> list[AgentEpisode]:
         """Return the agents' episodes in a document."""
         group, row = at
         try:
@@ -538,7 +515,7 @@ class EpisodeFiles:
         except DataError as error:
             raise DataError(f"{self.parquet.place(*at).words}, column `{ITEM}`: {error}. {_REMEDY}") from error
 
-    def piece(self, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
+    def _piece(self, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
         """Return an episode's columns; None if it has no steps."""
         try:
             if not num_steps(episode):
@@ -549,119 +526,81 @@ class EpisodeFiles:
             where = f"{self.parquet.place(*at).words}, column `{ITEM}`, episode {episode.id!r}"
             raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
-
-class _EpisodesUnit(NamedTuple):
-    documents: Sequence[At]
-    files: EpisodeFiles
-
-
-class RLlibEpisodes(FileFormat):
-    """A recording of RLlib's episodes."""
-
-    name = "rllib-episodes"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether a Parquet file is of this format, by its schema."""
-        try:
-            return path.suffix == ".parquet" and is_episodes(footers.schema_of(path))
-        except DataError:
-            return False
-
-    def describe(self) -> Contents:
-        """Return the contents. The bytes of all documents are read once, to find copies.
-
-        Raises:
-            DataError: a file is broken or of another format, or no episode can be read.
-        """
-        files, copies = EpisodeFiles(self.files), list[Problem]()
-        documents = list(files.units(copies))
-        if not documents:
-            raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
-        files.describe(list(itertools.chain(*documents)), len(copies))
-        units = [Unit(k, None, data=_EpisodesUnit(own, files)) for k, own in enumerate(documents)]
-        return Contents(files.header, list(files.schema), units, self.files, copies)
-
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read one segment for each agent's episode or chunk."""
-        documents: Sequence[At]
-        files: EpisodeFiles
-        documents, files = unit.data
+        documents: Sequence[At] = unit.data
         pieces: list[Piece] = []
         for at in documents:
             try:
-                episodes = files.read(at)
-                found = [files.piece(episode, columns, at) for episode in episodes]
+                episodes = self._episodes(at)
+                found = [self._piece(episode, columns, at) for episode in episodes]
             except DataError as error:
                 if problems is None:
                     raise
-                _, file, row, _ = files.parquet.place(*at)
+                _, file, row, _ = self.parquet.place(*at)
                 problems.append(Problem("unreadable", str(error), file, row, ITEM, 1, True))
                 continue
             pieces += [piece for piece in found if piece is not None]
             if problems is not None:
                 for episode, piece in zip(episodes, found, strict=True):
-                    problems += _notes(files.parquet, episode, piece, at)
-        return _joined(pieces, columns, files.schema)
+                    problems += [self.parquet.note(kind, what, *at, ITEM) for kind, what in _notes(episode, piece)]
+        return _joined(pieces, columns, self.schema)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row: its document, agent, and step."""
-        files: EpisodeFiles = unit.data.files
-        for at in unit.data.documents:
+        for at in unit.data:
             try:
-                episodes = files.read(at)
+                episodes = self._episodes(at)
             except DataError:
                 continue  # such rows are not counted
             for episode in episodes:
                 num = num_steps(episode)
                 if row < num:
-                    place = files.parquet.place(*at)
+                    place = self.parquet.place(*at)
                     return place._replace(words=f"{place.words}, {_who(episode)}, step {row}")
                 row -= num
         return Place(str(self.files[0]), str(self.files[0]))
 
 
 def _joined(pieces: list[Piece], names: Sequence[str], schema: Schema) -> Experience:
-    def column(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+    def column(name: str, rows: slice) -> NDArray[Any]:
         dtype, shape = schema[name]
-        return np.concatenate(parts) if parts else np.zeros((0, *shape), dtype)
+        return np.concatenate([piece.columns[name][rows] for piece in pieces] or [np.zeros((0, *shape), dtype)])
 
-    episodes = [piece.episode for piece in pieces]
+    episodes, obs = [piece.episode for piece in pieces], col.under(names, col.OBS)
     segments = Segments.of(
         len(pieces),
         episode_id=[episode.id for episode in episodes],
         agent_id=[_text(episode.plain.get("agent_id")) for episode in episodes],
         module_id=[_text(episode.plain.get("module_id")) for episode in episodes],
-        t_start=np.array([piece.t_start for piece in pieces], np.int64),
+        t_start=np.array([episode.t_started for episode in episodes], np.int64),
         terminated=np.array([piece.ends[0] for piece in pieces], bool),
         truncated=np.array([piece.ends[1] for piece in pieces], bool),
     )
     return Experience(
-        {name: column(name, [piece.steps[name] for piece in pieces]) for name in names},
+        {name: column(name, slice(-1 if name in obs else None)) for name in names},
         offsets_of(np.array([piece.num for piece in pieces], np.int64)),
         segments,
-        {n: column(n, [p.final[n] for p in pieces]) for n in names if col.is_under(n, col.OBS)},
+        {name: column(name, slice(-1, None)) for name in obs},
     )
 
 
 # -- problems --------------------------------------------------------------------------------------------------
 
 
-def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at: At) -> Iterator[Problem]:
-    """Yield the harmless oddities of an agent's episode."""
+def _notes(episode: AgentEpisode, piece: Piece | None) -> Iterator[tuple[str, str]]:
+    """Yield the harmless oddities of an agent's episode: their kind, and a description."""
+    yield from episode.notes
     who = _who(episode)
-    for kind, what in episode.notes:
-        yield parquet.note(kind, what, *at, ITEM)
     if piece is None:
-        yield parquet.note("no_steps", f"{who} has no steps; it is left out", *at, ITEM)
+        yield "no_steps", f"{who} has no steps; it is left out"
         return
-    last = piece.t_start + piece.num
+    first, last = episode.t_started, episode.t_started + piece.num
     if episode.plain.get("t", last) != last:
         said = str(episode.plain["t"])[:20]
-        what = f"{who} states that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
-        yield parquet.note("other_t", what, *at, ITEM)
+        yield "other_t", f"{who} states that it ends at t {said}, but its steps go from {first} to {last}"
     if episode.plain.get("hanging"):
-        yield parquet.note("hanging", f"{who} acted at the end and observed nothing more; that is left out", *at, ITEM)
+        yield "hanging", f"{who} acted at the end and observed nothing more; that is left out"
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

@@ -8,6 +8,7 @@ into the cache. Rows of an agent that are repeated on a later line are read once
 """
 
 import dataclasses
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,15 @@ from etude.recordings.formats import sorting
 from etude.recordings.formats.arrow import list_array
 from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.packed import PACKED, unpack
-from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns, numbers, own_name
-from etude.recordings.formats.rllib_rows import Ints, unlike_before
+from etude.recordings.formats.rllib_columns import (
+    ENDS,
+    Ints,
+    Schema,
+    flat_columns,
+    numbers,
+    own_name,
+    unlike_before,
+)
 from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import TableRows, contents_of
@@ -45,8 +53,8 @@ from etude.recordings.layout import Header, loads
 KEYS: Final = ("eps_id", "agent_index", "t")
 SEQUENCES: Final = "seq_lens"
 _OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
-_REQUIRED: Final = ("obs", "actions", "rewards")
-_LEFT_OUT: Final = ("type", "count", "infos", *KEYS, *ENDS)
+_KNOWN: Final = ("type", "count", *KEYS, *ENDS)
+"""What is not a column of a step."""
 
 
 class LineBatch(NamedTuple):
@@ -82,8 +90,7 @@ def batches_of(line: bytes) -> list[LineBatch]:
         policies = data.get("policy_batches")
         if not isinstance(policies, dict):
             raise DataError("is a MultiAgentBatch without `policy_batches`")
-        named = [(None if policy == "default_policy" else str(policy), batch) for policy, batch in policies.items()]
-        return [_batch(policy, batch) for policy, batch in named]
+        return [_batch(None if name == "default_policy" else str(name), batch) for name, batch in policies.items()]
     if data.get("type") not in (None, "SampleBatch"):
         raise DataError(f"is of the type {str(data['type'])[:40]!r}, not SampleBatch or MultiAgentBatch")
     if data.get("type") is None and not isinstance(data.get("rewards"), list | str):
@@ -94,11 +101,9 @@ def batches_of(line: bytes) -> list[LineBatch]:
 def _batch(policy: str | None, columns: Any) -> LineBatch:
     if not isinstance(columns, dict):
         raise DataError("holds a batch that is not an object of columns")
-    missing = [name for name in _REQUIRED if name not in columns]
-    if missing:
-        raise DataError(f"has no column `{missing[0]}`; it has {', '.join(list(columns)[:20])}")
-    if not any(name in columns for name in ENDS):
-        raise DataError("has no `terminateds`, `truncateds` or `dones`, one of which tells where episodes end")
+    for needed in (("obs",), ("actions",), ("rewards",), ENDS):
+        if not columns.keys() & {*needed}:
+            raise DataError(f"has no column `{'` or `'.join(needed)}`; it has {', '.join(list(columns)[:20])}")
     rewards = column(columns["rewards"], col.REWARD).get(col.REWARD, np.zeros(()))
     if rewards.ndim != 1:
         raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
@@ -128,7 +133,7 @@ def _vector(value: Any, name: str, num: int) -> NDArray[Any]:
 
 def roots(columns: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns of a batch that become step columns, with Etude's names."""
-    out = {name: _OWN.get(name) or own_name(name) for name in columns if name not in _LEFT_OUT}
+    out = {name: _OWN.get(name) or own_name(name) for name in columns if name not in (*_KNOWN, "infos")}
     if SEQUENCES in columns:  # then these have a row for each sequence, and not for each step
         out = {name: root for name, root in out.items() if name != SEQUENCES and not name.startswith("state_in_")}
     return out
@@ -177,8 +182,8 @@ class Trajectories:
         self.names: list[tuple[str, str | None, str | None]] = []
         """The episode, agent and module of each code."""
         self._codes: dict[tuple[str, int, str | None], int] = {}
-        self._next: list[int] = []  # by code, the step after the last rows
-        self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps has ended
+        self._next = Counter[int]()  # by code, the step after the last rows
+        self._lives = Counter[tuple[str, int, str | None]]()  # how often an id without steps has ended
 
     def rows_of(self, batch: LineBatch, place: str) -> tuple[Ints, Ints]:
         """Return the code and step of each row of a batch.
@@ -197,26 +202,23 @@ class Trajectories:
             new[1:] |= t[1:] != t[:-1] + 1
         code, steps = np.zeros(batch.num, np.int64), np.zeros(batch.num, np.int64)
         starts = np.flatnonzero(new)
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), batch.num], strict=True):
+        for start, stop in itertools.pairwise([*starts.tolist(), batch.num]):
             key = (str(episodes[start]), int(agents[start]), batch.policy)
-            own = self._code_of(key, t is not None)
+            own = self._code_of(*key, life=0 if t is not None else self._lives[key])
             first = int(t[start]) if t is not None else self._next[own]
             code[start:stop] = own
             self._next[own] = first + stop - start
             steps[start:stop] = np.arange(first, self._next[own])
             if t is None and done[stop - 1]:
-                self._lives[key] = self._lives.get(key, 0) + 1
+                self._lives[key] += 1
         return code, steps
 
-    def _code_of(self, key: tuple[str, int, str | None], has_t: bool) -> int:
-        life = 0 if has_t else self._lives.get(key, 0)
-        episode, agent, policy = key
+    def _code_of(self, episode: str, agent: int, policy: str | None, life: int) -> int:
         named = f"{episode}-{life}" if life else episode
         code = self._codes.setdefault((named, agent, policy), len(self._codes))
         if code == len(self.names):
             is_many = policy is not None or agent != 0
             self.names.append((named, str(agent) if is_many else None, policy))
-            self._next.append(0)
         return code
 
 
@@ -266,10 +268,7 @@ class RLlibJson(TableRows, FileFormat):
 
 @dataclasses.dataclass(frozen=True)
 class _FileLines(Group):
-    """The lines of a file, where rows came from."""
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        raise NotImplementedError  # rows are read from the sorted table
+    """The lines of a file, where rows came from; the rows themselves are read from the sorted table."""
 
     def place(self, row: int) -> str:
         return f"{self.file}: line {row + 1}"
@@ -292,51 +291,34 @@ class _Scan:
         self.dropped: set[str] = set()
         """RLlib's names of columns that can't be read."""
         self._counts: Counter[str] = Counter()  # in how many batches each column is, and "" for all of them
-        self._has_begun = False
 
     def looked_through(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield the trajectory and the step of each row, line by line over all files."""
         for path in self.files:
             at = 0
-            try:
-                for at, line in _lines_of(path):
-                    try:
-                        yield from self._look_at(line, f"{path.stem}-{at}")
-                    except DataError as error:
-                        text = f"{path}: line {at}: {error}. {_REMEDY}."
-                        self.problems.append(Problem("unreadable", text, str(path), at - 1, repairable=True))
-            except DataError as error:
-                self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
+            for at, line in _lines_of(path):
+                try:
+                    yield from self._look_at(line, f"{path.stem}-{at}")
+                except DataError as error:
+                    text = f"{path}: line {at}: {error}. {_REMEDY}."
+                    self.problems.append(Problem("unreadable", text, str(path), at - 1, repairable=True))
             self.num_lines.append(at)
 
     def check(self) -> None:
         """Raise a DataError if no line has rows."""
-        if not self._has_begun and self.problems:
+        if not self._counts[""] and self.problems:
             raise UnreadableError(self.problems[0])
-        if not self._has_begun:
+        if not self._counts[""]:
             raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
 
     def _look_at(self, line: bytes, place: str) -> Iterator[tuple[Ints, Ints]]:
         batches = batches_of(line)
-        columns = [self._columns(batch) for batch in batches]  # first, so that a line that fails has no effect
-        self._check_spaces(columns)
+        is_first = not self._counts[""]
+        columns = [step_columns(batch, self.dropped, may_drop=is_first) for batch in batches]
+        self._check_spaces(columns)  # before the rest, so that a line that fails has no effect
         for own in columns:
             self._widen(own)
-        self._has_begun |= any(batch.num for batch in batches)
         yield from [self.trajectories.rows_of(batch, place) for batch in batches]
-
-    def _columns(self, batch: LineBatch) -> Columns:
-        """The step columns and ``next_obs`` of a batch, without those that are not numeric on the first line."""
-        others = [name for name in batch.columns if name not in _LEFT_OUT and name not in roots(batch.columns)]
-        self.dropped |= {*others, *(["infos"] if "infos" in batch.columns else [])}
-        if not self._has_begun:
-            for name, root in roots(batch.columns).items():
-                if root not in (col.OBS, col.ACTION, col.REWARD):
-                    try:
-                        column(batch.columns[name], root)
-                    except DataError:
-                        self.dropped.add(name)
-        return _columns(batch, self.dropped)
 
     def _check_spaces(self, columns: Sequence[Columns]) -> None:
         """Raise a DataError if observations or actions differ from those of earlier batches in names or shapes."""
@@ -377,14 +359,6 @@ class _Scan:
         return {**schema, **{name: schema[col.as_obs(name)] for name in nexts}}, header
 
 
-def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
-    """Problems for repeated rows: their number, by file and line."""
-    for (file, number), again in sorted(lines.items()):
-        path = files[file]
-        text = f"{path}: line {number}: {again} rows are copies of rows on an earlier line; they are read once."
-        yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
-
-
 def _lines_of(path: AnyPath) -> Iterator[tuple[int, bytes]]:
     """Yield the non-empty lines of a file with their numbers."""
     try:
@@ -396,13 +370,31 @@ def _lines_of(path: AnyPath) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}: can't be read ({error}).") from error
 
 
-def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
-    """The step columns and ``next_obs`` of a batch."""
+def step_columns(batch: LineBatch, dropped: set[str], *, may_drop: bool = False) -> Columns:
+    """The step columns and ``next_obs`` of a batch.
+
+    Args:
+        batch: The rows.
+        dropped: RLlib's names of columns to leave out; those that no rows are read from are added.
+        may_drop: Also add to them what does not hold numbers, and is not an observation, action or reward.
+
+    Raises:
+        DataError: a column does not hold numbers, or has other rows than the rewards.
+    """
     out: Columns = {}
-    for name, root in roots(batch.columns).items():
+    names = roots(batch.columns)
+    dropped |= batch.columns.keys() - names.keys() - set(_KNOWN)
+    for name, root in names.items():
         if name in dropped:
             continue
-        for key, values in column(batch.columns[name], root).items():
+        try:
+            found = column(batch.columns[name], root)
+        except DataError:
+            if not may_drop or root in (col.OBS, col.ACTION, col.REWARD):
+                raise
+            dropped.add(name)
+            continue
+        for key, values in found.items():
             if values.ndim == 0 or len(values) != batch.num:
                 raise DataError(f"`{name}` has {len(values) if values.ndim else 'no'} entries for {batch.num} rewards")
             plain = values.dtype == np.float64 and not isinstance(batch.columns[name], str)
@@ -416,9 +408,8 @@ def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
 _VERSION: Final = 2
 """Version of the sorted files; changing it invalidates cache entries."""
 _CONTENTS: Final = "contents.json"
-_BATCH_ROWS: Final = 16_384
-"""Rows that are passed on together, unless they are large."""
-_BATCH_BYTES: Final = 8 * 2**20
+_BATCH_BYTES: Final = 2 * 2**20
+"""The size of rows that are passed on together."""
 
 
 def _convert(files: Sequence[AnyPath], folder: Path) -> None:
@@ -427,25 +418,23 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
         tracks.add(code, t)
     scan.check()
     schema, _ = scan.described(0)
-    repeated: dict[tuple[int, int], int] = {}
     first = np.append(0, np.cumsum(scan.num_lines))
+    copies = Counter[int]()  # by line of all files
 
     def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
         keep = unlike_before(rows)
-        line, again = np.unique(np.asarray(rows.table[sorting.ROW])[~keep], return_counts=True)
-        file = np.searchsorted(first, line, side="right") - 1
-        for where, number, count in zip(file.tolist(), (line - first[file] + 1).tolist(), again.tolist(), strict=True):
-            repeated[where, number] = repeated.get((where, number), 0) + count
+        copies.update(np.asarray(rows.table[sorting.ROW])[~keep].tolist())
         return rows if keep.all() else rows.filtered(keep)
 
     sorting.write_sorted(tracks, _decoded_rows(scan, schema, first), folder / sorting.TABLE, kept)
-    _, header = scan.described(sum(repeated.values()))
-    problems = [*scan.problems, *_repeated(files, repeated)]
-    found = {
-        "header": header.to_json(),
-        "lines": scan.num_lines,
-        "problems": [dataclasses.asdict(problem) for problem in problems],
-    }
+    _, header = scan.described(copies.total())
+    for line, count in sorted(copies.items()):
+        file = int(np.searchsorted(first, line, side="right")) - 1
+        row = line - int(first[file])
+        text = f"{files[file]}: line {row + 1}: {count} rows are copies of rows on an earlier line; they are read once."
+        scan.problems.append(Problem("duplicate", text, str(files[file]), row, "eps_id", count, True, harmless=True))
+    problems = [dataclasses.asdict(problem) for problem in scan.problems]
+    found = {"header": header.to_json(), "lines": scan.num_lines, "problems": problems}
     (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
 
 
@@ -453,15 +442,15 @@ def _decoded_rows(scan: _Scan, schema: Schema, first: Ints) -> Iterator[sorting.
     """Yield the rows of all readable lines, with their columns."""
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
     waiting: list[sorting.KeyedRows] = []
-    rows = size = 0
+    size = 0
     for file, path in enumerate(scan.files):
         for number, line in _lines_of(path):
             if number > scan.num_lines[file]:
-                break  # the rest could not be read
+                break  # it has grown meanwhile
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
                 if not batch.num:
                     continue
-                own = _columns(batch, scan.dropped)
+                own = step_columns(batch, scan.dropped)
                 code, t = trajectories.rows_of(batch, f"{path.stem}-{number}")
                 try:
                     arrays = {n: list_array(words.cast(own[n], *form, n)) for n, form in schema.items()}
@@ -471,10 +460,10 @@ def _decoded_rows(scan: _Scan, schema: Schema, first: Ints) -> Iterator[sorting.
                 line_index = np.full(batch.num, first[file] + number - 1)
                 table = pa.table({**arrays, col.T_INDEX: t, sorting.ROW: line_index})
                 waiting.append(sorting.KeyedRows(code, t, table))
-                rows, size = rows + table.num_rows, size + table.nbytes
-            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                size += table.nbytes
+            if size >= _BATCH_BYTES:
                 yield _together(waiting, trajectories)
-                waiting, rows, size = [], 0, 0
+                waiting, size = [], 0
     if waiting:
         yield _together(waiting, trajectories)
 

@@ -30,15 +30,14 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import hashes_of, ranges
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, grouped, most_rows, not_chained
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, follow, grouped, most_rows, not_chained
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.arrow import Place as RowPlace
 from etude.recordings.formats.arrow import check_nulls, is_bytes, is_text, numbers, one_array
 from etude.recordings.formats.inferring import Range, needs_range, widen
 from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.parquet_files import ParquetFiles
-from etude.recordings.formats.rllib_columns import ENDS, Schema, flat_columns
-from etude.recordings.formats.rllib_rows import in_time, without_copies
+from etude.recordings.formats.rllib_columns import ENDS, Ints, Schema, flat_columns, without_copies
 from etude.recordings.formats.source import FLAGS
 from etude.recordings.formats.table_index import ends_by, key_codes
 from etude.recordings.layout import Header
@@ -46,9 +45,10 @@ from etude.recordings.layout import Header
 # -- the encodings of a column ---------------------------------------------------------------------------------------
 
 
-_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE: Final = "ray.data.arrow_variable_shaped_tensor"
 _PICKLED: Final = "ray.data.arrow_pickled_object"
+_OF_RAY: Final = (*_TENSORS, _VARIABLE, _PICKLED)
 
 
 def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> Columns:
@@ -58,13 +58,13 @@ def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> 
         DataError: it does not hold numbers, or has rows of different shapes; the message names the row.
     """
     name, shape = _extension(field)
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    array = array.storage if isinstance(array, pa.ExtensionArray) and name in _OF_RAY else array
     check_nulls(array, root, place)
     is_struct = pa.types.is_struct(array.type)
     if name == _VARIABLE and is_struct and {"data", "shape"} <= {own.name for own in array.type} and len(array):
         shapes = numbers(array.field("shape"), root, place)
-        if (shapes != shapes[0]).any():
-            row = int((shapes != shapes[0]).any(axis=1).argmax())
+        if (other := (shapes != shapes[0]).any(axis=1)).any():
+            row = int(other.argmax())
             raise DataError(f"{place(row)}: `{root}` has the shape {shapes[row]}, but {shapes[0]} before. {REMEDY}.")
         array, shape = array.field("data"), shapes[0].tolist()
     elif is_struct:
@@ -86,29 +86,25 @@ def columns_of(array: pa.Array, field: pa.Field, root: str, place: RowPlace) -> 
 
 def _extension(field: pa.Field) -> tuple[str, list[int] | None]:
     """The name of a field's extension type, and the shape of one row; None if the metadata is not JSON."""
-    if isinstance(field.type, pa.FixedShapeTensorType):
-        return field.type.extension_name, field.type.shape
-    if isinstance(field.type, pa.ExtensionType):
+    metadata = field.metadata or {}
+    name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
+    about = metadata.get(b"ARROW:extension:metadata", b"")
+    if isinstance(field.type, pa.ExtensionType):  # where Ray was imported
         name, about = field.type.extension_name, field.type.__arrow_ext_serialize__()
-    else:
-        metadata = field.metadata or {}
-        name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
-        about = metadata.get(b"ARROW:extension:metadata", b"")
     try:
-        data = json.loads(about)
-    except (ValueError, UnicodeDecodeError, RecursionError):
+        shape = json.loads(about)
+    except (ValueError, RecursionError):
         return name, None
-    shape = data.get("shape") if isinstance(data, dict) else data
     is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     return name, shape if is_shape and name in _TENSORS else None
 
 
 def _unpacked(array: pa.Array, decode: Callable[[Any], Any], root: str, place: RowPlace) -> list[Any]:
+    texts, values = array.to_pylist(), []
     if decode is unpack:
         with contextlib.suppress(DataError):
-            return unpack_rows(array.to_pylist())
-    values = []
-    for row, value in enumerate(array.to_pylist()):
+            return unpack_rows(texts)
+    for row, value in enumerate(texts):
         try:
             values.append(decode(value))
         except DataError as error:
@@ -167,16 +163,52 @@ class Trajectory(NamedTuple):
         return any(later < stop for (_, stop), (later, _) in itertools.pairwise(spans))
 
 
-class TableFiles:
-    """The files of one recording.
+class TableUnit(NamedTuple):
+    """Some trajectories, which are read together."""
+
+    trajectories: Sequence[Trajectory]
+    may_have_copies: bool
+
+    def runs(self) -> list[tuple[int, Run]]:
+        """The rows in the order of the files, with the index of their trajectory."""
+        runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
+        return sorted(runs, key=lambda pair: pair[1])
+
+    def at(self, row: int) -> tuple[int, int]:
+        """Locate a row, counted in the order of the files: its row group, and its index in it."""
+        for _, run in self.runs():
+            if row < run.num_rows:
+                break
+            row -= run.num_rows
+        return run.group, run.start + row
+
+
+def is_table(schema: pa.Schema) -> bool:
+    """Return whether a Parquet file with this schema is of this format."""
+    names = set(schema.names)
+    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
+
+
+class RLlibTable(FileFormat):
+    """A recording in RLlib's tables.
 
     Raises:
         DataError: a file is not complete, or lacks a required column, or one that the first file has.
     """
 
-    def __init__(self, paths: Sequence[AnyPath]) -> None:
-        self.paths = list(paths)
-        self.parquet = ParquetFiles(paths)
+    name = "rllib-table"
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Return whether a Parquet file is of this format, by its schema."""
+        try:
+            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
+        except DataError:
+            return False
+
+    def __init__(self, files: Sequence[AnyPath]) -> None:
+        super().__init__(files)
+        self.parquet = ParquetFiles(files)
         self.fields = self._checked_fields()
         """The columns of the first file, by their names in it."""
         self.has_t = "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
@@ -187,31 +219,23 @@ class TableFiles:
 
     def _checked_fields(self) -> dict[str, pa.Field]:
         first = self.parquet.schema(0)
-        for i, path in enumerate(self.paths):
+        for i, path in enumerate(self.files):
             names = self.parquet.schema(i).names
-            missing = [name for name in REQUIRED if name not in names]
-            if missing:
-                listed = ", ".join(names[:20])
-                raise DataError(
-                    f"{path}: has no column `{missing[0]}`, which a table of steps needs; it has {listed}. If another "
-                    "column holds it, read the file as a table with a schema of your own."
-                )
-            lost = [name for name in first.names if name not in names]
-            if lost:
-                raise DataError(
-                    f"{path}: has no column `{lost[0]}`, but {self.paths[0]} has. A recording has the same columns "
-                    "everywhere: move one of them to a folder of its own."
-                )
+            for name in (*REQUIRED, *first.names):
+                if name not in names:
+                    why = "which a table of steps needs" if name in REQUIRED else f"but {self.files[0]} has"
+                    remedy = "Read the file as a table with a schema of your own, or move it away"
+                    raise DataError(f"{path}: has no column `{name}`, {why}; it has {', '.join(names[:20])}. {remedy}.")
         twice = [name for name in first.names if first.names.count(name) > 1]
         if twice:
-            raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
+            raise DataError(f"{self.files[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
         return {name: first.field(name) for name in first.names}
 
     def _described(self) -> tuple[Header, Schema]:
         """Return the header and schema, from the first rows, and from all rows where spaces depend on them."""
         group = next((group for group, rows in enumerate(self.parquet.group_rows) if rows), None)
         if group is None:
-            raise DataError(f"{self.paths[0]}: holds no rows. Record some, or give another folder.")
+            raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
         names = sorted(name for name in self.fields if name not in KEYS)  # the same as for `rows`, because it is cached
         sample = self.parquet.read(group, names).slice(0, _SAMPLE_ROWS)
         found: Columns = {}
@@ -248,13 +272,9 @@ class TableFiles:
         for group, rows in enumerate(self.parquet.group_rows):
             table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
             ids = [self._ids(table, name, group) for name in KEYS[:3]]
-            done, t = np.zeros(rows, bool), np.zeros(rows, np.int64)
-            for name in ENDS:
-                if name in wanted:
-                    done |= self.column(table, name, group)[name].astype(bool)
-            is_new = done[:-1].copy()
-            for codes, _ in ids:
-                is_new |= codes[1:] != codes[:-1]
+            flags = [self.column(table, name, group)[name].astype(bool) for name in ENDS if name in wanted]
+            done, t = np.any([np.zeros(rows, bool), *flags], axis=0), np.zeros(rows, np.int64)
+            is_new = done[:-1] | np.any([codes[1:] != codes[:-1] for codes, _ in ids], axis=0)
             if self.has_t:
                 t = self.column(table, "t", group)["t"].astype(np.int64)
                 is_new |= np.diff(t) != 1
@@ -265,11 +285,11 @@ class TableFiles:
                 own.runs.append(Run(group, start, stop, bool(done[stop - 1]), int(t[start])))
         return list(found.values())
 
-    def _ids(self, table: pa.Table, name: str, group: int) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    def _ids(self, table: pa.Table, name: str, group: int) -> tuple[Ints, NDArray[np.object_]]:
         """The codes of the rows in a column of ids, and the text of each code."""
         if name not in table.schema.names:
             return np.zeros(table.num_rows, np.int64), np.array([None], object)
-        own = {"eps_id": col.EPISODE_ID}.get(name, name)
+        own = col.EPISODE_ID if name == "eps_id" else name
         return key_codes(table[name], own, partial(self._row_place, name, group))
 
     def rows(self, runs: Sequence[Run], names: Sequence[str]) -> Columns:
@@ -294,7 +314,7 @@ class TableFiles:
             where = self.parquet.file_of(group)
             raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
 
-    def column(self, table: pa.Table, name: str, group: int, index: NDArray[np.int64] | None = None) -> Columns:
+    def column(self, table: pa.Table, name: str, group: int, index: Ints | None = None) -> Columns:
         """Decode a column of some rows of a row group, flat and with Etude's name.
 
         Args:
@@ -320,181 +340,193 @@ class TableFiles:
     def _row_place(self, name: str, group: int, row: int) -> str:
         return f"{self.parquet.place(group, row).words}, column `{name}`"
 
-
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def is_table(schema: pa.Schema) -> bool:
-    """Return whether a Parquet file with this schema is of this format."""
-    names = set(schema.names)
-    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
-
-
-class _TableUnit(NamedTuple):
-    trajectories: Sequence[Trajectory]
-    may_have_copies: bool
-    table: TableFiles
-
-    def runs(self) -> list[tuple[int, Run]]:
-        """The rows in the order of the files, with the index of their trajectory."""
-        runs = [(i, run) for i, own in enumerate(self.trajectories) for run in own.runs]
-        return sorted(runs, key=lambda pair: pair[1])
-
-    def at(self, row: int) -> tuple[int, int]:
-        """Locate a row, counted in the order of the files: its row group, and its index in it."""
-        for _, run in self.runs():
-            if row < run.num_rows:
-                break
-            row -= run.num_rows
-        return run.group, run.start + row
-
-
-class RLlibTable(FileFormat):
-    """A recording in RLlib's tables."""
-
-    name = "rllib-table"
-
-    @staticmethod
-    def detect(path: AnyPath) -> bool:
-        """Return whether a Parquet file is of this format, by its schema."""
-        try:
-            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
-        except DataError:
-            return False
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def describe(self) -> Contents:
-        """Return the contents, reading the columns that identify episodes.
-
-        Raises:
-            DataError: a file is broken, has other columns than the rest, or lacks a required one.
-        """
-        table = TableFiles(self.files)
-        most = most_rows(sum(math.prod(shape) * dtype.itemsize for dtype, shape in table.schema.values()))
-        found = table.trajectories(most)
+        """Return the contents, reading the columns that identify episodes."""
+        most = most_rows(sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.schema.values()))
+        found = self.trajectories(most)
         bounds = np.arange(len(found) + 1)
-        if "eps_id" in table.fields:
+        if "eps_id" in self.fields:
             bounds = grouped(np.array([own.num_rows for own in found]), most)
         units, duplicates = list[Unit](), 0
         for k, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
-            copied = [own for own in found[start:stop] if own.may_have_copies(table.has_t)]
+            copied = [own for own in found[start:stop] if own.may_have_copies(self.has_t)]
             for own in copied:
-                duplicates += max(sum(run.done for run in own.runs) - 1, int(table.has_t))
+                duplicates += max(sum(run.done for run in own.runs) - 1, int(self.has_t))
             rows = None if copied else sum(own.num_rows for own in found[start:stop])
             group, row = found[start].runs[0][:2]
-            data = _TableUnit(found[start:stop], bool(copied), table)
-            units.append(Unit(k, rows, table.parquet.file_of(group), table.parquet.file_row(group, row), data))
-        header = dataclasses.replace(table.header, meta={**table.header.meta, "duplicates": duplicates})
-        return Contents(header, list(table.schema), units, self.files)
+            data = TableUnit(found[start:stop], bool(copied))
+            units.append(Unit(k, rows, self.parquet.file_of(group), self.parquet.file_row(group, row), data))
+        header = dataclasses.replace(self.header, meta={**self.header.meta, "duplicates": duplicates})
+        return Contents(header, list(self.schema), units, self.files)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Read a segment for each episode, or for each piece of it if rows are missing."""
-        return _loaded(unit.data, columns, problems)[0]
+        return self._loaded(unit.data, columns, problems)[0]
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Locate a row, by the row count of its file."""
-        own: _TableUnit = unit.data
-        place: Place = own.table.parquet.place(*own.at(int(_loaded(own, ())[1][row])))
-        return place
+        _, kept = self._loaded(unit.data, ())
+        return self.parquet.place(*unit.data.at(int(kept[row])))
+
+    def _loaded(
+        self, unit: TableUnit, names: Sequence[str], problems: list[Problem] | None = None
+    ) -> tuple[Experience, Ints]:
+        """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
+        runs = unit.runs()
+        has_episodes, has_next = "eps_id" in self.fields, "new_obs" in self.fields
+        is_chained = has_episodes and has_next and not self.has_t
+        wanted = {*ENDS, *(self.sources[name] for name in names), *(CONTENT if unit.may_have_copies else ())}
+        if is_chained or col.under(names, col.OBS):
+            wanted |= {"obs", "new_obs"}
+        found = self.rows([run for _, run in runs], [name for name in self.fields if name in wanted])
+        next_obs = col.renamed(found, col.NEXT_OBS, col.OBS)
+
+        lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
+        track = np.repeat([i for i, _ in runs], lengths)
+        t = ranges(np.array([run.t for _, run in runs]), lengths)
+        flags = {flag: found.pop(name).astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in found}
+        terminated, truncated = ends_by(flags, len(t))
+        done = terminated | truncated
+
+        kept = (
+            _without_copies(found, track, done, t if self.has_t else None)
+            if unit.may_have_copies
+            else np.arange(len(t))
+        )
+        if not has_episodes:  # their order in time, and the step of each
+            t = np.zeros(len(t), np.int64)  # each row is a segment
+        elif self.has_t:
+            kept = kept[np.lexsort((t[kept], track[kept]))]
+            t = t[kept]
+        else:
+            kept = kept[np.argsort(track[kept], kind="stable")]
+            seen, after = (_at(col.subtree(c, col.OBS) if is_chained else {}, kept) for c in (found, next_obs))
+            order, t = in_time(track[kept], done[kept], seen, after)
+            kept = kept[order]
+
+        track = track[kept]  # the segments
+        is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
+        offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
+        steps, last = _at({name: found[name] for name in names}, kept), kept[offsets[1:] - 1]
+        owners, obs = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()], col.under(names, col.OBS)
+        ids = [own.episode for own in owners]
+        if not has_episodes:
+            first = self.parquet.file_row(*owners[0].runs[0][:2])
+            ids = [f"{name}-{first + i}" for i, name in enumerate(ids)]
+        segments = Segments.of(
+            len(owners),
+            episode_id=ids,
+            agent_id=[own.agent for own in owners],
+            module_id=[own.module for own in owners],
+            t_start=t[offsets[:-1]],
+            terminated=terminated[last],
+            truncated=truncated[last],
+            has_final_obs=has_next,
+        )
+        finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
+        exp = Experience(steps, offsets, segments, finals)
+        if problems is not None:
+            problems += self._notes(
+                unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept)
+            )
+        return exp, kept
+
+    def _notes(
+        self, unit: TableUnit, exp: Experience, kept: Ints, num_rows: int, next_obs: Columns
+    ) -> Iterator[Problem]:
+        """Yield the harmless oddities of a unit."""
+
+        def place(row: int) -> Place:
+            return self.parquet.place(*unit.at(int(kept[row])))
+
+        for name, after in next_obs.items():
+            yield from not_chained(place, name, exp.steps[name], after, exp.offsets)
+        copies = np.delete(np.arange(num_rows), kept)
+        if len(copies):
+            what = f"{len(copies)} rows are copies of others; they are read once"
+            yield self.parquet.note("duplicate", what, *unit.at(int(copies[0])), "eps_id", len(copies))
 
 
-def _loaded(
-    unit: _TableUnit, names: Sequence[str], problems: list[Problem] | None = None
-) -> tuple[Experience, NDArray[np.int64]]:
-    """Return the segments of a unit, and where each of their rows is among its rows in the order of the files."""
-    table, fields, runs = unit.table, unit.table.fields, unit.runs()
-    has_episodes, has_next = "eps_id" in fields, "new_obs" in fields
-    is_chained = has_episodes and has_next and not table.has_t
-    wanted = {table.sources[name] for name in names}
-    if is_chained or col.under(names, col.OBS):
-        wanted |= {"obs", "new_obs"}
-    wanted |= {*ENDS, *(CONTENT if unit.may_have_copies else ())}
-    found = table.rows([run for _, run in runs], [name for name in fields if name in wanted])
-
-    lengths = np.array([run.num_rows for _, run in runs])  # the rows in the order of the files
-    track = np.repeat([i for i, _ in runs], lengths)
-    t = ranges(np.array([run.t for _, run in runs]), lengths)
-    flags = {flag: found.pop(name).astype(bool) for flag, name in zip(FLAGS, ENDS, strict=True) if name in found}
-    terminated, truncated = ends_by(flags, len(t))
-    done = terminated | truncated
-
-    kept = _without_copies(unit, found, track, t, done) if unit.may_have_copies else np.arange(len(t))
-    if not has_episodes:  # their order in time, and the step of each
-        t = np.zeros(len(t), np.int64)  # each row is a segment
-    elif table.has_t:
-        kept = kept[np.lexsort((t[kept], track[kept]))]
-        t = t[kept]
-    else:
-        kept = kept[np.argsort(track[kept], kind="stable")]
-        seen, after = (col.subtree(found, col.OBS), _next_obs(found)) if is_chained else ({}, {})
-        order, t = in_time(track[kept], done[kept], _at(seen, kept), _at(after, kept))
-        kept = kept[order]
-
-    track = track[kept]  # the segments
-    is_new = (track[1:] != track[:-1]) | (np.diff(t) != 1) | done[kept][:-1]
-    offsets = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(kept)]])
-    steps, next_obs, last = _at({name: found[name] for name in names}, kept), _next_obs(found), kept[offsets[1:] - 1]
-    owners = [unit.trajectories[i] for i in track[offsets[:-1]].tolist()]
-    segments = Segments.of(
-        len(owners),
-        episode_id=[own.episode for own in owners] if has_episodes else _names_of_rows(unit),
-        agent_id=[own.agent for own in owners],
-        module_id=[own.module for own in owners],
-        t_start=t[offsets[:-1]],
-        terminated=terminated[last],
-        truncated=truncated[last],
-        has_final_obs=has_next,
-    )
-    obs = col.under(names, col.OBS)
-    finals = {name: next_obs[name][last] if has_next else np.zeros_like(steps[name][offsets[:-1]]) for name in obs}
-    exp = Experience(steps, offsets, segments, finals)
-    if problems is not None:
-        problems += _notes(unit, exp, kept, len(done), _at({name: next_obs[name] for name in obs if has_next}, kept))
-    return exp, kept
-
-
-def _without_copies(
-    unit: _TableUnit, found: Columns, track: NDArray[np.int64], t: NDArray[np.int64], done: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """The rows of a unit that are not copies of earlier ones."""
+def _without_copies(found: Columns, track: Ints, done: NDArray[np.bool_], t: Ints | None) -> Ints:
+    """The rows of a unit that are not copies of earlier ones; ``t`` are their steps, if they have them."""
     roots = (col.OBS, col.NEXT_OBS, col.ACTION, col.REWARD)
     content: Columns = {name: c for name, c in found.items() if any(col.is_under(name, root) for root in roots)}
-    content |= {"done": done, "t": t} if unit.table.has_t else {"done": done}
+    content |= {"done": done} | ({} if t is None else {"t": t})
     times = None
-    if not unit.table.has_t:  # an episode is stored as often as it ends, or has rows after its end
-        last = np.zeros(len(unit.trajectories), np.int64)
+    if t is None:  # an episode is stored as often as it ends, or has rows after its end
+        last = np.zeros(track.max() + 1, np.int64)
         last[track] = np.arange(len(track))
         times = (np.bincount(track, done).astype(np.int64) + ~done[last])[track]
     return np.flatnonzero(without_copies(track, hashes_of(content), times))
 
 
-def _next_obs(found: Columns) -> Columns:
-    return col.renamed(found, col.NEXT_OBS, col.OBS)
-
-
-def _at(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+def _at(columns: Columns, rows: Ints) -> Columns:
     """Some rows of columns, which are not copied if they are all rows in order."""
     is_all = bool((np.diff(rows) == 1).all())
     return {name: c if is_all and len(c) == len(rows) else c[rows] for name, c in columns.items()}
 
 
-def _names_of_rows(unit: _TableUnit) -> list[str]:
-    """The names of rows that stand alone."""
-    (own,) = unit.trajectories
-    first = unit.table.parquet.file_row(*own.runs[0][:2])
-    return [f"{own.episode}-{first + i}" for i in range(own.num_rows)]
+# -- order -----------------------------------------------------------------------------------------------------------
 
 
-def _notes(
-    unit: _TableUnit, exp: Experience, kept: NDArray[np.int64], num_rows: int, next_obs: Columns
-) -> Iterator[Problem]:
-    """Yield the harmless oddities of a unit."""
-    parquet = unit.table.parquet
-    for name, after in next_obs.items():
-        yield from not_chained(
-            lambda row: parquet.place(*unit.at(int(kept[row]))), name, exp.steps[name], after, exp.offsets
-        )
-    if len(kept) < num_rows:
-        is_copy = np.ones(num_rows, bool)
-        is_copy[kept] = False
-        what = f"{num_rows - len(kept)} rows are copies of others; they are read once"
-        yield parquet.note("duplicate", what, *unit.at(int(is_copy.argmax())), "eps_id", num_rows - len(kept))
+def in_time(track: Ints, done: NDArray[np.bool_], obs: Columns, next_obs: Columns) -> tuple[Ints, Ints]:
+    """Return the rows in order of time, by chaining observations, and the step of each row in this order.
+
+    Args:
+        track: The agent and episode of each row; equal ones are adjacent.
+        done: Whether the episode ends with each row.
+        obs: The observation of each row.
+        next_obs: The next observation of each row; if both are empty, the rows of an episode are in order.
+    """
+    other = track[1:] != track[:-1]
+    bounds = np.concatenate([[0], np.flatnonzero(other) + 1, [len(track)]])
+    order, t = np.arange(len(track)), np.arange(len(track)) - np.repeat(bounds[:-1], np.diff(bounds))
+    linked = np.all([follow(values, next_obs[name]) for name, values in obs.items()], axis=0)
+    broken = np.flatnonzero(~other & (~linked | done[:-1])) if obs else ()
+    for i in np.unique(np.searchsorted(bounds, broken, side="right") - 1).tolist():
+        own = slice(int(bounds[i]), int(bounds[i + 1]))
+        keys, following = (_keys_of({name: values[own] for name, values in c.items()}) for c in (obs, next_obs))
+        chains = _chained(keys, following, done[own])
+        order[own] = own.start + np.concatenate(chains)
+        t[own] += np.repeat(np.arange(len(chains)), [len(chain) for chain in chains])  # a row is missing between chains
+    return order, t
+
+
+def _keys_of(columns: Columns) -> list[bytes]:
+    """Return the bytes of each row over all columns."""
+    parts = [np.ascontiguousarray(c).reshape(len(c), -1).view(np.uint8) for _, c in sorted(columns.items())]
+    joined = np.concatenate(parts, axis=1)
+    return [row.tobytes() for row in joined]
+
+
+def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -> list[list[int]]:
+    """Chain the rows of one episode, so that each row's observation is the next observation of the row before.
+
+    Of several rows with this observation, the following one in the file is taken, else the first unused one.
+
+    Args:
+        obs: The bytes of each row's observation.
+        next_obs: The bytes of each row's next observation.
+        done: Whether the episode ends with this row.
+
+    Returns:
+        Chains of row indices. Those that no row leads to come first, in the order of the rows.
+    """
+    waiting: dict[bytes, dict[int, None]] = {}
+    for i, key in enumerate(obs):
+        waiting.setdefault(key, {})[i] = None
+    reached = {key for i, key in enumerate(next_obs) if not done[i]}
+    chains: list[list[int]] = []
+    for first in [*(i for i, key in enumerate(obs) if key not in reached), *range(len(obs))]:
+        row: int | None = first if first in waiting[obs[first]] else None
+        chain: list[int] = []
+        while row is not None:
+            chain.append(row)
+            del waiting[obs[row]][row]
+            following = {} if done[row] else waiting.get(next_obs[row], {})
+            row = row + 1 if row + 1 in following else next(iter(following), None)
+        if chain:
+            chains.append(chain)
+    return chains

@@ -154,48 +154,51 @@ class RLlibEpisodesWriter:
         obs = entries(self._nesters[col.OBS](_with_finals(exp)))
         actions = entries(self._nesters[col.ACTION](exp.steps))
         rewards = entries(exp.steps[col.REWARD], plain=True)
-        infos = infos_of(exp.steps)
-        after = entries(infos) if infos else None
+        infos, segments = infos_of(exp.steps), exp.segments
+        after = entries(infos) if infos else np.full((exp.num_steps, 1), _NO_INFO[0], np.uint8)
         more = {name: entries(tree) for name, tree in outputs(exp, self._names).items()}
         for i in range(exp.num_segments):
-            start, stop = int(exp.offsets[i]), int(exp.offsets[i + 1])
-            own = slice(start, stop)
-            extra = map_header(len(more)) + b"".join(
-                packed(name) + _buffer(list_of(rows[own]), _NOTHING) for name, rows in more.items()
+            start, stop = exp.offsets[i : i + 2].tolist()
+            own, t_start = slice(start, stop), int(segments.t_start[i])
+            extra = {name: _buffer(list_of(rows[own])) for name, rows in more.items()}
+            yield _map_of(
+                {
+                    "id_": packed(segments.episode_id[i]),
+                    "agent_id": packed(segments.agent_id[i]),
+                    "module_id": packed(segments.module_id[i]),
+                    "multi_agent_episode_id": _NOTHING,
+                    "observations": _buffer(list_of(obs[start + i : stop + i + 1]), self._spaces[col.OBS]),
+                    "actions": _buffer(list_of(actions[own]), self._spaces[col.ACTION]),
+                    "rewards": _buffer(list_of(rewards[own]), self._reward_space),
+                    "infos": _buffer(list_header(stop - start + 1) + _NO_INFO + after[own].tobytes()),
+                    "extra_model_outputs": _map_of(extra) if extra else _NOTHING,
+                    "is_terminated": packed(segments.terminated[i]),
+                    "is_truncated": packed(segments.truncated[i]),
+                    "t_started": packed(t_start),
+                    "t": packed(t_start + stop - start),
+                    "_observation_space": self._spaces[col.OBS],
+                    "_action_space": self._spaces[col.ACTION],
+                    "_start_time": packed(0.0),
+                    "_last_step_time": packed(0.0),
+                    "custom_data": packed({}),
+                }
             )
-            said = [b"\x80"] * (stop - start) if after is None else [after[own].tobytes()]
-            ids = {name: getattr(exp.segments, name)[i] for name in (col.AGENT_ID, col.MODULE_ID)}
-            t_start = int(exp.segments.t_start[i])
-            ends = {f"is_{end}": getattr(exp.segments, end)[i] for end in (col.TERMINATED, col.TRUNCATED)}
-            yield b"".join(
-                [
-                    map_header(18) + _items({"id_": exp.segments.episode_id[i], **ids, "multi_agent_episode_id": None}),
-                    packed("observations") + _buffer(list_of(obs[start + i : stop + i + 1]), self._spaces[col.OBS]),
-                    packed("actions") + _buffer(list_of(actions[own]), self._spaces[col.ACTION]),
-                    packed("rewards") + _buffer(list_of(rewards[own]), self._reward_space),
-                    packed("infos") + _buffer(b"".join([list_header(stop - start + 1), b"\x80", *said]), _NOTHING),
-                    packed("extra_model_outputs") + (extra if more else _NOTHING),
-                    _items({**ends, "t_started": t_start, "t": t_start + stop - start}),
-                    packed("_observation_space") + self._spaces[col.OBS],
-                    packed("_action_space") + self._spaces[col.ACTION],
-                    _CLOSING,
-                ]
-            )
-
-
-def _items(values: dict[str, Any]) -> bytes:
-    return b"".join(packed(key) + packed(value) for key, value in values.items())
 
 
 _NOTHING: Final = packed(None)
-_CLOSING: Final = _items({"_start_time": 0.0, "_last_step_time": 0.0, "custom_data": {}})
+_NO_INFO: Final = packed({})
 _REWARDS: Final = spaces.Box(-np.inf, np.inf, (), np.float32)
 """RLlib's space of rewards."""
 
 
-def _buffer(data: bytes, space: bytes) -> bytes:
+def _map_of(values: Mapping[str, bytes]) -> bytes:
+    """A map; the values are already in msgpack."""
+    return map_header(len(values)) + b"".join(packed(key) + value for key, value in values.items())
+
+
+def _buffer(data: bytes, space: bytes = _NOTHING) -> bytes:
     """A list of an episode in RLlib's layout; ``data`` and ``space`` are already in msgpack."""
-    return map_header(4) + packed("data") + data + _items({"lookback": 0, "finalized": False}) + packed("space") + space
+    return _map_of({"data": data, "lookback": packed(0), "finalized": packed(False), "space": space})
 
 
 def _with_finals(exp: Experience) -> Columns:
@@ -207,7 +210,6 @@ def _with_finals(exp: Experience) -> Columns:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-Fields = dict[str, tuple[pa.Field, pa.Array]]
 _TAKEN: Final = (
     *("eps_id", "agent_id", "module_id", "t", "obs", "actions", "rewards", "new_obs"),
     *("terminateds", "truncateds", "dones", "infos"),
@@ -241,25 +243,23 @@ class RLlibTableWriter:
 
     def write(self, exp: Experience) -> None:
         """Write these steps."""
-        segments = exp.segments
-        fields: Fields = {
-            "eps_id": _text("eps_id", segments.episode_id, exp.lengths),
-            "agent_id": _text("agent_id", segments.agent_id, exp.lengths),
-            "module_id": _text("module_id", segments.module_id, exp.lengths),
-            "t": _column("t", exp.t()),
-            "obs": _column("obs", self._nesters[col.OBS](exp.steps)),
-            "actions": _column("actions", self._nesters[col.ACTION](exp.steps)),
-            "rewards": _column("rewards", exp.steps[col.REWARD]),
-            "new_obs": _column("new_obs", self._nesters[col.OBS](exp.next_obs())),
-            "terminateds": _column("terminateds", exp.at_ends(segments.terminated)),
-            "truncateds": _column("truncateds", exp.at_ends(segments.truncated)),
+        segments, nest_obs = exp.segments, self._nesters[col.OBS]
+        trees: dict[str, Any] = {
+            "eps_id": _texts(segments.episode_id, exp.lengths),
+            "agent_id": _texts(segments.agent_id, exp.lengths),
+            "module_id": _texts(segments.module_id, exp.lengths),
+            "t": exp.t(),
+            "obs": nest_obs(exp.steps),
+            "actions": self._nesters[col.ACTION](exp.steps),
+            "rewards": exp.steps[col.REWARD],
+            "new_obs": nest_obs(exp.next_obs()),
+            "terminateds": exp.at_ends(segments.terminated),
+            "truncateds": exp.at_ends(segments.truncated),
         }
-        infos = self._flat(infos_of(exp.steps), "infos")
-        fields |= {"infos": _column("infos", infos)} if infos else {}
-        for name, tree in outputs(exp, self._names).items():
+        for name, tree in {"infos": infos_of(exp.steps), **outputs(exp, self._names)}.items():
             kept = tree if isinstance(tree, np.ndarray) else self._flat(tree, name)
-            fields |= {name: _column(name, kept)} if len(kept) else {}
-        pairs = list(fields.values())
+            trees |= {name: kept} if len(kept) else {}
+        pairs = [_column(name, tree) for name, tree in trees.items()]
         schema = pa.schema([field for field, _ in pairs])
         self._files.add(pa.Table.from_arrays([array for _, array in pairs], schema=schema))
 
@@ -281,29 +281,27 @@ class RLlibTableWriter:
         self._files.close()
 
 
+_REMEDY: Final = "Write `rllib-episodes` instead."
+
+
 def _check(space: Space, root: str, *, inside: bool = False) -> None:
     """Raise a DataError if RLlib would read something other than what is written."""
     if isinstance(space, spaces.Tuple):
-        raise DataError(
-            f"`{root}` has a Tuple space, {space}: RLlib's tables hold those as pickles, which Ray does not read. "
-            "Write `rllib-episodes` instead."
-        )
+        raise DataError(f"`{root}` has a Tuple space, which Ray does not read in tables. {_REMEDY}")
     if inside and len(space.shape or ()) > 1:
-        raise DataError(
-            f"`{root}` has the shape {list(space.shape or ())} inside of a Dict: Ray does not keep the shape of arrays "
-            "of several axes there. Write `rllib-episodes` instead."
-        )
+        what = f"has the shape {list(space.shape or ())} inside of a Dict, where Ray does not keep it in tables"
+        raise DataError(f"`{root}` {what}. {_REMEDY}")
     for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else ():
         _check(part, f"{root}/{key}", inside=True)
 
 
-def _text(name: str, values: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    return pa.field(name, pa.string()), pa.array(values.repeat(lengths), pa.string())
+def _texts(values: Ids, lengths: NDArray[np.int64]) -> pa.Array:
+    return pa.array(values.repeat(lengths), pa.string())
 
 
-def _column(name: str, tree: NDArray[Any] | Mapping[str, Any]) -> tuple[pa.Field, pa.Array]:
-    if isinstance(tree, Mapping) or tree.ndim == 1:
-        array = _nested(tree)
+def _column(name: str, tree: NDArray[Any] | Mapping[str, Any] | pa.Array) -> tuple[pa.Field, pa.Array]:
+    if not isinstance(tree, np.ndarray) or tree.ndim == 1:
+        array = tree if isinstance(tree, pa.Array) else _nested(tree)
         return pa.field(name, array.type), array
     flat = np.ascontiguousarray(tree).reshape(-1)
     array = pa.LargeListArray.from_arrays(np.arange(len(tree) + 1) * (flat.size // max(1, len(tree))), pa.array(flat))

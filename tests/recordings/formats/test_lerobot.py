@@ -373,7 +373,9 @@ def test_videos_behind_a_url() -> None:
 def test_older_versions_are_refused_with_the_converter(tmp_path: Path, version: str) -> None:
     path = plain(tmp_path / "a", [2])
     change_info(path, lambda info: info.update(codebase_version=version))
-    with pytest.raises(DataError, match=rf"version {version}, but version 3 is read.*convert_dataset_v21_to_v30"):
+    with pytest.raises(
+        DataError, match=rf"`codebase_version` is {version}, but version 3 is read.*convert_dataset_v21_to_v30"
+    ):
         Recording.open(path)
 
 
@@ -447,8 +449,8 @@ def test_lost_rows_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda info: info.update(codebase_version=None), "has no `codebase_version`"),
-        (lambda info: info.update(codebase_version="v4.0"), "version v4.0"),
+        (lambda info: info.update(codebase_version=None), "`codebase_version` is None"),
+        (lambda info: info.update(codebase_version="v4.0"), "`codebase_version` is v4.0"),
         (lambda info: info.update(fps=0), "`fps` is '0'"),
         (lambda info: info.update(features=[]), "`features` is not an object"),
         (lambda info: info["features"].pop("action"), "no feature such as `action`"),
