@@ -24,7 +24,7 @@ import sys
 import types
 import weakref
 import zlib
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     how = "get_state" if capture.used_get_state else "snapshot"
-    return {"how": how, "env": tree, "sums": capture.checksums}
+    return {"how": how, "env": tree, "classes": capture.checksums}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -109,8 +109,8 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
             It must then be reset, or made again.
     """
     try:
-        if "sums" not in state:
-            raise CannotRestoreError("an older version of Etude saved the state, without what all envs share")
+        if "classes" not in state:
+            raise CannotRestoreError("an older version of Etude saved the state")
         restore = _Restore(env, state)
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
@@ -139,11 +139,9 @@ def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | 
 
 def _takes(function: Any, count: int) -> bool:
     """Whether ``function`` accepts ``count`` arguments: the ``set_state(qpos, qvel)`` of MuJoCo's envs needs two."""
-    if not callable(function):
-        return False
     try:
         inspect.signature(function).bind(*[None] * count)
-    except TypeError:
+    except TypeError:  # it takes another number of them, or can't be called
         return False
     except ValueError:  # it has no signature
         return True
@@ -438,7 +436,7 @@ class _Restore:
 
     def __init__(self, env: Any, state: Mapping[str, Any]) -> None:
         self._program = Program(env)
-        self._checksums = dict(state["sums"])  # of the classes that were not compared yet
+        self._checksums = dict(state["classes"])  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
@@ -506,38 +504,33 @@ class _Restore:
             if not is_bare(kind) or hasattr(kind, "__del__") or issubclass(kind, gym.Space):
                 raise CannotRestoreError(f"{path} was a {node['class']}, of which no other can be made")
             current = object.__new__(kind)
-        self._in_new += is_new
-        filled = self._filled_with(current, node, path)
-        self._in_new -= is_new
-        return filled
-
-    def _check_variables(self, kind: type, node: Node, path: str) -> None:
-        """Check that what all objects of a class share is as it was."""
-        stored = self._checksums.pop(node["class"], None)
-        own = {} if stored is None else checksums_of(kind)
-        changed = [] if stored is None else [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
-        if changed:
-            raise CannotRestoreError(
-                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
-                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
-            )
-
-    def _filled_with(self, current: Any, node: Node, path: str) -> Any:
+        elif id(current) in self._filled:  # one object in a new env, but two when captured
+            one = current
+            current = object.__new__(kind)
+            vars(current).update(vars(one))
         if _static(current) is not None:  # such as a module, which the whole program uses
             raise CannotRestoreError(f"{path} is not an object that can hold an env's state")
-        if id(current) in self._filled:  # one object in a new env, but two when captured
-            twin = object.__new__(type(current))
-            vars(twin).update(vars(current))
-            current = twin
-        self._filled[id(current)] = current
-        self._made[node["id"]] = current
+        self._filled[id(current)] = self._made[node["id"]] = current
+        self._in_new += is_new
         attributes = vars(current)
         for name, item in node["object"].items():
             attributes[name] = self.value(attributes.get(name), item, f"{path}.{name}")
         if not isinstance(current, gym.Space):
             for name in attributes.keys() - node["object"].keys():
                 del attributes[name]
+        self._in_new -= is_new
         return current
+
+    def _check_variables(self, kind: type, node: Node, path: str) -> None:
+        """Check that what all objects of a class share is as it was."""
+        if (stored := self._checksums.pop(node["class"], None)) is None:
+            return
+        own = checksums_of(kind)
+        if changed := [name for name in {**own, **stored} if own.get(name) != stored.get(name)]:
+            raise CannotRestoreError(
+                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
+                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
+            )
 
     def _make(self, current: Any, node: Node, path: str) -> Any:
         kind, stored = next((k, v) for k, v in node.items() if k not in _DETAILS)
@@ -649,14 +642,11 @@ class _Restore:
 
     def _dict(self, current: Any, node: Node, path: str) -> Any:
         old = current if isinstance(current, dict) else {}
-        made: dict[Any, Any] = {}
-        if node["class"] == class_name(OrderedDict):
-            made = OrderedDict()
-        elif node["class"] == class_name(defaultdict):
+        kind = next((kind for kind in DICTS if class_name(kind) == node["class"]), dict)
+        made: dict[Any, Any] = kind()
+        if isinstance(made, defaultdict):
             self._check_class(current, node, path)
-            made = defaultdict(current.default_factory)
-        elif node["class"] == class_name(Counter):
-            made = Counter()
+            made.default_factory = current.default_factory
         self._made[node["id"]] = made
         for key, item in node["dict"]:
             made[key] = self.value(old.get(key), item, f"{path}[{key!r}]")
@@ -700,15 +690,12 @@ class _Restore:
 
 def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-    if seeds is not None and seeds["pool_size"] > _LARGEST_POOL:
-        raise CannotRestoreError(f"a random generator has a pool of {seeds['pool_size']} seeds")
+    by_name = {kind.__name__: kind for kind in kinds}
+    name = state["bit_generator"]
+    if name not in by_name or (seeds is not None and seeds["pool_size"] > _LARGEST_POOL):
+        raise CannotRestoreError(f"there is no random generator {name!r} with such seeds")
     _check_position(state)
-    sequence = None if seeds is None else np.random.SeedSequence(**seeds)
-    made: np.random.BitGenerator | None = next(
-        (kind(sequence) for kind in kinds if kind.__name__ == state["bit_generator"]), None
-    )
-    if made is None:
-        raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
+    made: np.random.BitGenerator = by_name[name](None if seeds is None else np.random.SeedSequence(**seeds))
     made.state = state
     return made
 

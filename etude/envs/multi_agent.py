@@ -447,22 +447,20 @@ class ParallelAdapter(ManyAgentsAdapter):
 
     def reset(self, seed: int | None) -> list[AgentStep]:
         """Begin an episode; return the first rows of the agents that are present."""
-        who = self._who
-        obs = self._reset_dicts(seed)
-        rows = [who.show(agent, obs.get(agent)) for agent in self.env.agents]
+        rows = self._rows({}, self._reset_dicts(seed), {}, {})
         if not rows:
-            raise _nobody(who.env_name)
+            raise _nobody(self._who.env_name)
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for all agents that are present; return rows of those that go on, those that ended, and new ones."""
-        who = self._who
-        acting = who.act(actions)
-        obs, terminated, truncated = self._step_dicts(acting)
+        acting = self._who.act(actions)
+        return self._rows(acting, *self._step_dicts(acting))
+
+    def _rows(self, acting: Iterable[Any], obs: Any, terminated: Any, truncated: Any) -> list[AgentStep]:
+        who, there = self._who, dict.fromkeys(self.env.agents)
         rows: list[AgentStep] = []
-        there = dict.fromkeys(self.env.agents)
-        newcomers = [agent for agent in there if agent not in acting]
-        for agent in (*acting, *newcomers):
+        for agent in {**dict.fromkeys(acting), **there}:
             flags = bool(terminated.get(agent)), bool(truncated.get(agent))
             if True in flags:
                 rows += who.end(agent, obs.get(agent), *flags)

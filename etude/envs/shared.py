@@ -235,12 +235,7 @@ class Program:
             self._add(type(value))
             if is_env(value):
                 self._add_file(getattr(type(value), "__module__", ""))
-        inside = [part for _, part in self._inside(value)]
-        if isinstance(value, weakref.ref):
-            inside.append(value())
-        elif isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
-            inside.append(value.__self__)
-        return inside
+        return [value()] if isinstance(value, weakref.ref) else [part for _, part in self._inside(value)]
 
     def _add(self, kind: type) -> None:
         self._kinds[class_name(kind)].add(kind)
@@ -320,8 +315,8 @@ class Program:
             return enumerate(value.flat if value.dtype == object else ())
         if isinstance(value, _CACHE):
             return [*vars(value).items(), *_kept_objects(value)]
-        if isinstance(value, types.FunctionType | functools.partial | types.MethodType):
-            return parts_of(value).items()
+        if parts := parts_of(value):
+            return parts.items()
         if isinstance(value, staticmethod | classmethod | property):
             return enumerate(gc.get_referents(value))
         home = value.__name__ if isinstance(value, types.ModuleType) else None

@@ -22,6 +22,7 @@ from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, war
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
+from etude.experience import arrays
 from etude.spaces import (
     Flattener,
     Nester,
@@ -179,7 +180,7 @@ class VectorArena:
     def _check(self, columns: Columns) -> None:
         """Check that the observations of all copies are in their space."""
         self._unchecked -= 1
-        obs = Nester(self.obs_space, col.OBS)(columns)
+        obs = Nester(self.obs_space, col.OBS)(arrays.host_columns(columns))
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
 
     def _check_flags(self, *flags: NDArray[Any]) -> None:

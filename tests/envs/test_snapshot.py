@@ -796,7 +796,7 @@ def test_which_of_two_classes_of_one_name_it_was_is_not_guessed() -> None:
 
 def test_a_state_that_an_older_version_saved_is_told() -> None:
     state = capture_env(Numbered())
-    del state["sums"]
+    del state["classes"]
     with pytest.raises(CannotRestoreError, match="an older version of Etude saved the state"):
         restore_env(Numbered(), state)
 
