@@ -61,27 +61,21 @@ class Service(Protocol):
         """A context in which requests are answered."""
 
 
-def check_packages() -> None:
-    """Raise a SettingsError where a package is missing."""
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            f"serving takes the packages starlette and uvicorn ({error}): {how_to_install('serve')}."
-        ) from error
-
-
 def make_app(service: Service) -> "Starlette":
     """The ASGI app of a service.
 
     Raises:
         SettingsError: a package is missing.
     """
-    check_packages()
-    from starlette.applications import Starlette
-    from starlette.responses import Response
-    from starlette.routing import Route
+    try:
+        import uvicorn  # noqa: F401
+        from starlette.applications import Starlette
+        from starlette.responses import Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise SettingsError(
+            f"serving takes the packages starlette and uvicorn ({error}): {how_to_install('serve')}."
+        ) from error
 
     def route(path: str, method: str, work: Callable[..., str | dict[str, Any] | Awaitable[dict[str, Any]]]) -> Route:
         """Answers requests by ``work``, which takes the fields, and by name what stands in the path."""
