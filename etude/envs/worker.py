@@ -162,22 +162,22 @@ class EnvWorker:
             note_reset: Called before each reset that follows an episode or the making of an env.
         """
         self._buffers, self._layout, self._note_reset = buffers, buffers.layout, note_reset
-        layout = buffers.layout
+        layout, shown, ended = buffers.layout, buffers.shown, buffers.ended
         self._seat = {agent: seat for seat, agent in enumerate(layout.seated)}
         views = [
             AgentView(group, i, *columns)
-            for group, *columns in zip(layout.groups, buffers.obs, buffers.end_obs, buffers.action, strict=True)
+            for group, *columns in zip(layout.groups, shown.obs, ended.obs, buffers.action, strict=True)
             for i in range(len(group.agents))
         ]
         self._views = [views[self._seat[agent]] for agent in range(len(layout.agents))]
         self._view = views[0]  # the only one if there is one agent
         # Memory views read and write one number faster than arrays.
-        self._reward: Any = buffers.reward.reshape(-1).data
-        self._end_reward: Any = buffers.end_reward.reshape(-1).data
-        self._flags: Any = buffers.flags.reshape(-1).data
-        self._end_flags: Any = buffers.end_flags.reshape(-1).data
-        self._env_t, self._end_t = buffers.env_t.data, buffers.end_t.data
-        self._episode, self._end_episode = buffers.episode.data, buffers.end_episode.data
+        self._reward: Any = shown.reward.reshape(-1).data
+        self._end_reward: Any = ended.reward.reshape(-1).data
+        self._flags: Any = shown.flags.reshape(-1).data
+        self._end_flags: Any = ended.flags.reshape(-1).data
+        self._env_t, self._end_t = shown.env_t.data, ended.env_t.data
+        self._episode, self._end_episode = shown.episode.data, ended.episode.data
         self._has_ends = dict.fromkeys(self.envs, True)  # a worker that died may have left some
 
     def close(self) -> None:
@@ -313,7 +313,7 @@ class EnvWorker:
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
         views = self._views
         if self._has_ends[env]:
-            self._buffers.end_flags[env] = 0
+            self._buffers.ended.flags[env] = 0
             self._has_ends[env] = False
         self._end_episode[env] = self._episode[env]
         try:
@@ -339,7 +339,7 @@ class EnvWorker:
     def _write(self, env: int, adapter: ManyAgentsAdapter, rows: Iterable[AgentStep]) -> int:
         status = 0
         waiting = []
-        self._buffers.flags[env] = 0
+        self._buffers.shown.flags[env] = 0
         first_seat = env * len(self._views)
         for agent, obs, reward, terminated, truncated, first, taken in rows:
             view, seat = self._views[agent], first_seat + self._seat[agent]
