@@ -34,7 +34,7 @@ def refused(match: str, copy: ManyAgentsAdapter, steps: int = 1) -> None:
     with pytest.raises(EnvError, match=match):  # noqa: PT012
         copy.reset(0)
         for _ in range(steps):
-            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+            copy.step(dict.fromkeys(copy.waiting, 0))  # type: ignore[attr-defined]
 
 
 class Broken(ScriptedParallel):
@@ -58,7 +58,7 @@ def played(copy: ManyAgentsAdapter, episodes: int = 2) -> None:
     for _ in range(episodes):
         copy.reset(0)
         while not copy.over:
-            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+            copy.step(dict.fromkeys(copy.waiting, 0))  # type: ignore[attr-defined]
         copy.unheld()
 
 
