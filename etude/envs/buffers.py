@@ -364,21 +364,12 @@ class TurnBuilder:
 
     def __init__(self, buffers: StepBuffers, infos: Infos | None) -> None:
         self._buffers, self._infos = buffers, infos
-        self._slots = buffers.layout.slots(buffers.num_envs)
+        self.slots = buffers.layout.slots(buffers.num_envs)
+        """``[num_envs, num_agents]``: the slot of each agent, by seat."""
         self._rewards = [rows.reward.reshape(-1) for rows in buffers.rows]
         self._is_single = buffers.layout.agents == (None,)
-        self.running = np.zeros(self._slots.shape, bool)
+        self.running = np.zeros(self.slots.shape, bool)
         """``[num_envs, num_agents]``: the seats whose agents are in an episode, bool."""
-
-    def is_running(self, env: int) -> bool:
-        """Whether an agent of an env is in an episode."""
-        return bool(self.running[env].any())
-
-    def lose(self, env: int) -> Ints:
-        """End the running episodes of an env that failed; return all its slots."""
-        self.running[env] = False
-        slots: Ints = self._slots[env]
-        return slots
 
     def shown(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
         """The turns of agents that wait in ``envs``, all of which have some; ``bits`` are all status bits together."""
@@ -444,8 +435,8 @@ class TurnBuilder:
                 turns.append(self._nothing())
             turns[-1].over = over
             if (unheld := envs[(status & UNHELD) != 0]).size:
-                rewards = turns[-1].unheld = np.full(self._slots.size, np.nan)
-                rewards[self._slots[unheld]] = self._buffers.unheld[unheld]
+                rewards = turns[-1].unheld = np.full(self.slots.size, np.nan)
+                rewards[self.slots[unheld]] = self._buffers.unheld[unheld]
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:

@@ -174,14 +174,14 @@ class CopiesArena:
         self._buffers = buffers
         self.num_envs = count = buffers.num_envs
         self.kinds = buffers.layout.kinds(count)
-        slots = buffers.layout.slots(count)
+        self._turn_builder = TurnBuilder(buffers, infos)
+        slots = self._turn_builder.slots
         self.num_slots = slots.size
         self.env_of: NDArray[np.int64] = np.zeros(slots.size, np.int64)
         self.env_of[slots] = np.arange(count)[:, None]
         names = np.empty(slots.size, object)
         names[slots] = [buffers.layout.agents[agent] for agent in buffers.layout.seated]
         self.agents: list[str | None] = names.tolist()
-        self._turn_builder = TurnBuilder(buffers, infos)
         self._values = ValueCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
         self._steps = np.zeros(count, np.int64)  # by env, since the arena was made
@@ -371,14 +371,16 @@ class CopiesArena:
             env: The env.
             bits: Its status bits, without those of bad rows.
         """
-        is_cut = self._turn_builder.is_running(env) and not bits & OVER
+        builder = self._turn_builder
+        is_cut = builder.running[env].any() and not bits & OVER
         if bits & ENDED:
-            self._early_turns += self._turn_builder.ended(np.array([env]), np.array([bits]), bits)
+            self._early_turns += builder.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
         elif not bits & BEGUN:
             self._failures.lost_steps += 1
         if is_cut:
-            self._cut.append(self._turn_builder.lose(env))
+            builder.running[env] = False
+            self._cut.append(builder.slots[env])
             self._faulty += 1
             self._buffers.shown.episode[env] += 1
         self._broken.add(env)
