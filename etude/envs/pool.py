@@ -152,7 +152,7 @@ class PoolArena(CopiesArena):
                 pass
         end = time.monotonic() + self._interval
         while True:
-            done, now = np.flatnonzero(self._shared.done != self._taken), time.monotonic()
+            done, now = self._done(), time.monotonic()
             if len(done) >= need or self._is_overdue(done, now):
                 self._deadline = None
                 return self._choose(done)
@@ -161,6 +161,9 @@ class PoolArena(CopiesArena):
             until = end if self._deadline is None else min(end, self._deadline)
             if self._sleep(need if len(done) or self._workers.max_wait is None else 1, until - now):
                 return None
+
+    def _done(self) -> Ints:
+        return np.flatnonzero(self._shared.done != self._taken)
 
     def _is_overdue(self, done: Ints, now: float) -> bool:
         """Whether the ready envs have waited for others long enough."""
