@@ -22,8 +22,7 @@ from etude.policies.export import state_leaves
 from etude.policies.policy import LARGEST_REWARD
 from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
-from etude.serving.sessions import Session, Sessions
-from etude.serving.web import ServingMetrics, repeating
+from etude.serving.web import ServingMetrics, Session, Sessions, repeating
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Port, settings
 from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS

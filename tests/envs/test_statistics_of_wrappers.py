@@ -38,7 +38,7 @@ def test_wrappers_of_vector_envs_are_named_too(name: str, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("wrap", "told"),
     [
-        (lambda env: gym.wrappers.ClipReward(env, -1, 1), "ClipReward: returns .* connectors=\('clip_reward',\)"),
+        (lambda env: gym.wrappers.ClipReward(env, -1, 1), r"ClipReward: returns .* connectors=\('clip_reward',\)"),
         (lambda env: gym.wrappers.TransformReward(env, abs), "TransformReward: returns .* Use a connector instead"),
     ],
 )
