@@ -162,7 +162,7 @@ def _static(value: Any) -> str | None:
     """A name for a value without state of its own, and for a function of the program, with a checksum of what it
     refers to; None for all others."""
     if isinstance(value, types.FunctionType) and (parts := parts_of(value)) and is_programs(value):
-        return f"{code_of(value)}#{_digest(parts, 'it'):08x}"
+        return f"{code_of(value)}#{_digest(parts, code_of(value)):08x}"
     return static_name(value)
 
 

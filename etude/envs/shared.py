@@ -164,10 +164,8 @@ def static_name(value: Any) -> str | None:
     """A name for a value without state of its own; None for all others."""
     if parts_of(value):
         return None
-    if isinstance(value, types.FunctionType):
-        return code_of(value)
     if isinstance(value, _FUNCTIONS):
-        return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
+        return code_of(value)
     if isinstance(value, types.ModuleType):
         return value.__name__
     kind = type(value)
