@@ -166,13 +166,10 @@ def check_info(info: Any) -> None:
 def check_reward(reward: Any) -> None:
     """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere."""
     number = np.asarray(reward)
-    if number.dtype.kind not in "bifu":
-        raise EnvValueError(f"`reward` is {reward!r}, not a finite number. Return a float from step.")
-    if number.shape:
+    if number.dtype.kind not in "bifu" or number.shape:
         raise EnvValueError(
-            f"`reward` is {reward!r}, not a finite number: it has shape {number.shape}. Return one number, such as "
-            "float(reward[0]), or the weighted sum of several objectives. If these are rewards of several agents, give "
-            "the env PettingZoo's ParallelEnv API, whose observations, actions and rewards are dicts by agent."
+            f"`reward` is {reward!r}, not a finite number. Return one float from step, such as the weighted sum of "
+            "several objectives. The rewards of several agents are a dict by agent, as in PettingZoo's ParallelEnv."
         )
 
 

@@ -446,18 +446,23 @@ def make_vector_env(
             limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
         env = functools.partial(gym.make_vec, spec, **limits)
     made = env if isinstance(env, VectorEnv) else make_one(env_maker(env)[0], name)
-    if not isinstance(made, VectorEnv):
-        raise EnvError(f"{name} gives a {type(made).__name__}, not a VectorEnv: make_arena steps copies of one env.")
-    if not hasattr(made, "single_observation_space"):
+    if not isinstance(made, VectorEnv) or not hasattr(made, "single_observation_space"):
         raise EnvError(
-            f"{name} gives a {type(made).__name__} without single_observation_space, which Gymnasium's VectorEnv has. "
-            "If it is made from a PettingZoo env, give that env itself."
+            f"{name} gives a {type(made).__name__}, not a VectorEnv with single_observation_space: make_arena steps "
+            "copies of one env, of PettingZoo's too."
         )
-    if exact and made.num_envs != num_envs:
-        raise EnvError(
-            f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: set num_envs={made.num_envs}."
-        )
+    if exact:
+        check_count(made, num_envs)
     return made
+
+
+def check_count(envs: Any, num_envs: int) -> None:
+    """Raise an EnvError if a vector env or an arena has not ``num_envs`` envs."""
+    if envs.num_envs != num_envs:
+        raise EnvError(
+            f"the {type(envs).__name__} has {envs.num_envs} envs, but num_envs is {num_envs}: set "
+            f"num_envs={envs.num_envs}."
+        )
 
 
 def vector_spec(name: str, num_envs: int) -> EnvSpec | None:

@@ -284,9 +284,9 @@ class PolicyService:
     def _chosen(self, policy: Policy, jobs: Sequence[_WaitingRows]) -> list[Chosen]:
         rows = sum(job.rows for job in jobs)
         self.metrics.observe("etude_batch_rows", rows)
-        obs, state = (jobs[0].obs, jobs[0].state) if len(jobs) == 1 else (_joined([job.obs for job in jobs]), {})
-        if policy.remembers and len(jobs) > 1:
-            state = _joined([job.state for job in jobs])
+        obs, state = jobs[0].obs, jobs[0].state
+        if len(jobs) > 1:
+            obs, state = _joined([job.obs for job in jobs]), _joined([job.state for job in jobs])
         all_chosen = policy.choose(
             obs,
             state,
