@@ -10,20 +10,8 @@ from typing import Any, Final, Literal, Protocol
 import gymnasium as gym
 
 from etude.columns import ACTION_MASK
-from etude.envs.adapters import (
-    FLAGS,
-    NUMBERS,
-    OFF_POLICY_ACTION,
-    AgentStep,
-    EnvAdapter,
-    EnvValueError,
-    GymAdapter,
-    ReducedEnv,
-    check_flags,
-    check_reward,
-    not_one_env,
-    reduced_spaces,
-)
+from etude.envs import adapters
+from etude.envs.adapters import FLAGS, NUMBERS, OFF_POLICY_ACTION, AgentStep, EnvAdapter, EnvValueError, GymAdapter
 from etude.errors import EnvError
 from etude.settings import foreign_env
 from etude.spaces import Space, find_part
@@ -204,7 +192,7 @@ class ManyAgentsAdapter(EnvAdapter):
         self._paid.update(rewards)
         for agent, reward in rewards.items():
             if reward.__class__ not in NUMBERS:
-                check_reward(reward)
+                adapters.check_reward(reward)
             if reward:
                 i = self._number(agent)
                 if self._state[i] >= _ENDED:
@@ -520,7 +508,7 @@ class AECAdapter(ManyAgentsAdapter):
 
 
 def _check_flags(agent: Any, terminated: Any, truncated: Any) -> None:
-    check_flags(terminated, truncated, allow_numbers=True, of=f" of agent {agent!r}")
+    adapters.check_flags(terminated, truncated, allow_numbers=True, of=f" of agent {agent!r}")
 
 
 def _name(env: Any) -> str:
@@ -548,9 +536,9 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
         EnvError: Etude does not know this kind of env; the message says what it is.
         SpaceError: it is a `ReducedEnv`, and no agent's observation has a part to drop.
     """
-    if isinstance(env, ReducedEnv):
+    if isinstance(env, adapters.ReducedEnv):
         adapter = adapt_env(env.env)
-        adapter.obs_spaces = reduced_spaces(adapter.obs_spaces, env.drop)
+        adapter.obs_spaces = adapters.reduced_spaces(adapter.obs_spaces, env.drop)
         return adapter
     api = api_of(env)
     if api is not None:
@@ -560,7 +548,7 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     if isinstance(env, gym.Env):
         return GymAdapter(env)
     if isinstance(env, gym.vector.VectorEnv):
-        raise not_one_env(env)
+        raise adapters.not_one_env(env)
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if env is None or isinstance(env, type):
