@@ -168,8 +168,9 @@ def check_reward(reward: Any) -> None:
     number = np.asarray(reward)
     if number.dtype.kind not in "bifu" or number.shape:
         raise EnvValueError(
-            f"`reward` is {reward!r}, not a finite number. Return one float from step, such as the weighted sum of "
-            "several objectives. The rewards of several agents are a dict by agent, as in PettingZoo's ParallelEnv."
+            f"`reward` is {reward!r}, not a finite number. Return one float from step, such as float(reward[0]) or "
+            "the weighted sum of several objectives. The rewards of several agents are a dict by agent, as in "
+            "PettingZoo's ParallelEnv."
         )
 
 
