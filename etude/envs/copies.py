@@ -432,6 +432,7 @@ class FailurePolicy:
         self._furthest = 0  # the most steps of an env between two failures
         self._broke_at = -1  # the steps since its previous failure of the env that broke its contract last
         self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at this step
+        self._broke_with: EtudeError | None = None  # the first error at this step
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
         self._num_failures = 0
         self._failures_at_warning = 0  # the number of failures at the last warning
@@ -468,13 +469,14 @@ class FailurePolicy:
         if not is_value:
             return error
         if self._broke_at != k:
-            self._broke_at, self._times_broken[:] = k, 0
+            self._broke_at, self._broke_with, self._times_broken[:] = k, error, 0
         self._times_broken[env] += 1
         self._count([env])
         most, times = self._workers.max_restarts, self._times_broken
         if times[env] > most or (times.all() and times.sum() > most):
             often = f"{times.sum()} times in a row, each time {k} steps after it began again (see Workers.max_restarts)"
-            return type(error)(f"{often}: {error}") if k else error
+            first = self._broke_with or error
+            return type(first)(f"{often}: {first}") if k else first
         if k:
             self._warn(str(error).strip())
         return None
