@@ -85,28 +85,20 @@ class GymAdapter(EnvAdapter):
         warn_of_wrappers(env)
 
 
-_STATISTICS: Final = (
-    "each copy has statistics of its own, which evaluations and loaded policies lack, so these see other numbers than "
-    "training"
-)
-_SHARED: Final = (
-    "Use the connector `{0}` instead, whose statistics are shared and saved: connectors=({0!r},), or --connectors {0}"
-)
-_CHANGED: Final = "returns and recordings are of changed rewards. If only the learner should get these, use"
-_WRAPPERS: Final = {
-    "NormalizeObservation": f"{_STATISTICS}. {_SHARED.format('normalize_obs')}",
-    "NormalizeReward": f"{_STATISTICS}, and returns are of scaled rewards. {_SHARED.format('normalize_reward')}",
-    "ClipReward": f"{_CHANGED} the connector `clip_reward` instead",
-    "TransformReward": f"{_CHANGED} a connector of your own instead, which changes them in `offline`",
+_CONNECTORS: Final = {
+    "NormalizeObservation": "normalize_obs",
+    "NormalizeReward": "normalize_reward",
+    "ClipReward": "clip_reward",
+    "TransformReward": "my_module:MyConnector",
 }
-"""Gymnasium's wrappers that have other effects than with other libraries, and what to do instead."""
+"""Gymnasium's wrappers that have other effects than with other libraries, and the connectors to use instead."""
 
 
 def warn_of_wrappers(env: Any) -> None:
     """Warn, once a process, about wrappers whose statistics are neither shared nor saved, or that change returns."""
     while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         name = type(env).__name__
-        if name in _WRAPPERS and type(env).__module__.startswith("gymnasium."):
+        if name in _CONNECTORS and type(env).__module__.startswith("gymnasium."):
             _warn_of_wrapper(name)
         env = env.env
     if isinstance(env, gym.vector.SyncVectorEnv):
@@ -115,7 +107,13 @@ def warn_of_wrappers(env: Any) -> None:
 
 @functools.cache
 def _warn_of_wrapper(name: str) -> None:
-    _log.warning("The env is wrapped in Gymnasium's %s: %s.", name, _WRAPPERS[name])
+    what = "returns and recordings are of changed rewards"
+    if name.startswith("Normalize"):
+        what = "each copy has statistics of its own, which evaluations and loaded policies lack"
+    _log.warning(
+        "The env is wrapped in Gymnasium's %s: %s. Use a connector instead: connectors=(%r,), or --connectors %s.",
+        *(name, what, _CONNECTORS[name], _CONNECTORS[name]),
+    )
 
 
 class ReducedEnv(NamedTuple):
@@ -168,13 +166,11 @@ def check_info(info: Any) -> None:
 def check_reward(reward: Any) -> None:
     """Raise an EnvValueError if a reward is not one number. NaN and infinity are found elsewhere."""
     number = np.asarray(reward)
-    if number.dtype.kind not in "bifu":
-        raise EnvValueError(f"`reward` is {reward!r}, not a finite number. Return a float from step.")
-    if number.shape:
+    if number.dtype.kind not in "bifu" or number.shape:
         raise EnvValueError(
-            f"`reward` is {reward!r}, not a finite number: it has shape {number.shape}. Return one number, such as "
-            "float(reward[0]), or the weighted sum of several objectives. If these are rewards of several agents, give "
-            "the env PettingZoo's ParallelEnv API, whose observations, actions and rewards are dicts by agent."
+            f"`reward` is {reward!r}, not a finite number. Return one float from step, such as float(reward[0]) or "
+            "the weighted sum of several objectives. The rewards of several agents are a dict by agent, as in "
+            "PettingZoo's ParallelEnv."
         )
 
 

@@ -236,14 +236,15 @@ class BoundsCheck:
             self._rows_left -= len(turn.slots)
             rows = slice(None) if turn.blind is None else ~turn.blind
             for name, box in list(self._boxes[turn.kind].items()):
-                outside = outside_bounds(box, turn.obs[name][rows])
+                obs = arrays.host(turn.obs[name])[rows]
+                outside = outside_bounds(box, obs)
                 if outside.any():
-                    self._warn(turn, rows, name, box, outside)
+                    self._warn(turn.slots[rows], turn.kind, name, box, obs, outside)
         self.is_over = self._rows_left <= 0 or not any(self._boxes)
 
-    def _warn(self, turn: Turn, rows: Any, name: str, box: Box, outside: NDArray[np.bool_]) -> None:
+    def _warn(self, slots: Ints, kind: int, name: str, box: Box, obs: NDArray[Any], outside: NDArray[np.bool_]) -> None:
         row, *at = np.argwhere(outside)[0].tolist()
-        slot = int(turn.slots[rows][row])
+        slot = int(slots[row])
         agent = self._agents[slot]
         _log.warning(
             "env %d%s: `%s` is %s at %s, outside its space's bounds [%s, %s]. Training, evaluations and recordings use "
@@ -252,9 +253,9 @@ class BoundsCheck:
             self._env_of[slot],
             "" if agent is None else f", agent {agent!r}",
             name,
-            turn.obs[name][rows][(row, *at)],
+            obs[(row, *at)],
             at,
             in_words(box.low[tuple(at)]),
             in_words(box.high[tuple(at)]),
         )
-        del self._boxes[turn.kind][name]
+        del self._boxes[kind][name]

@@ -300,9 +300,8 @@ class ProcessBackend(_Backend):
         while waits_for := [number for number in self._numbers if number not in self._layouts]:
             if not self._server.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise EnvError(
-                    f"worker {waits_for[0]} hung: it has not made its envs. Each may take {RESET_FACTOR} times "
-                    f"`step_timeout` ({step:g} s), and at least {worker_settings.LEAST_TO_MAKE:g} s. Raise "
-                    "`step_timeout` if an env needs longer."
+                    f"worker {waits_for[0]} hung: it has not made its envs, each of which may take {seconds:g} seconds "
+                    "(see Workers.step_timeout)."
                 )
             self._receive()
             for number, how in self._dead_workers:

@@ -168,44 +168,45 @@ def same_object(env: Any) -> EnvError:
     return EnvError(f"the same {type(env).__name__} object was returned for several envs: make a new one in each call.")
 
 
+Take: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
+"""Allocates an array of zeros of a shape and dtype."""
+
+
+class Rows:
+    """The newest rows of all copies of an env: those that wait for actions, or those that end."""
+
+    def __init__(self, layout: AgentLayout, num_envs: int, take: Take) -> None:
+        self.episode = take((num_envs,), np.int64)
+        """The number of the episode; that of waiting rows is written by the arena, only while the env makes no step."""
+        self.env_t = take((num_envs,), np.int64)
+        self.flags = take((num_envs, len(layout.agents)), np.int64)
+        """0 means no row."""
+        self.reward = take((num_envs, len(layout.agents)), np.float64)
+        self.obs = [_columns(p.obs_space, col.OBS, num_envs * len(p.agents), take) for p in layout.groups]
+
+
+def _columns(space: Space, root: str, rows: int, take: Take) -> Columns:
+    return {name: take((rows, *leaf_shape(leaf)), leaf_dtype(leaf)) for name, leaf in leaves(space, root).items()}
+
+
 class StepBuffers:
     """The rows, final rows and actions of all copies of an env, as flat columns.
 
     Args:
         layout: The agents of each env.
         num_envs: The number of copies.
-        take: Allocates an array of zeros.
+        take: Allocates the arrays.
     """
 
-    def __init__(
-        self, layout: AgentLayout, num_envs: int, take: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.zeros
-    ) -> None:
+    def __init__(self, layout: AgentLayout, num_envs: int, take: Take = np.zeros) -> None:
         self.layout, self.num_envs = layout, num_envs
-        per_env, agents = (num_envs,), (num_envs, len(layout.agents))
-        self.status = take(per_env, np.int64)
+        self.status = take((num_envs,), np.int64)
         """The bits of each env's last order."""
-        self.episode = take(per_env, np.int64)
-        """The number of the running episode; the arena writes it only while the env makes no step."""
-        self.env_t = take(per_env, np.int64)
-        self.end_episode = take(per_env, np.int64)
-        self.end_t = take(per_env, np.int64)
-        self.flags = take(agents, np.int64)
-        """The flags of rows that wait; 0 means no row."""
-        self.reward = take(agents, np.float64)
-        self.end_flags = take(agents, np.int64)
-        """The flags of rows that end; 0 means no row."""
-        self.end_reward = take(agents, np.float64)
-        self.unheld = take(agents, np.float64)
+        self.shown, self.ended = Rows(layout, num_envs, take), Rows(layout, num_envs, take)
+        self.rows = (self.shown, self.ended)
+        self.unheld = take((num_envs, len(layout.agents)), np.float64)
         """The rewards of agents that never acted in the last episode, NaN for others; meaningless without the bit."""
-
-        def columns(space: Space, root: str, rows: int) -> Columns:
-            parts = leaves(space, root)
-            return {name: take((rows, *leaf_shape(leaf)), leaf_dtype(leaf)) for name, leaf in parts.items()}
-
-        rows = [(group, num_envs * len(group.agents)) for group in layout.groups]
-        self.obs = [columns(group.obs_space, col.OBS, count) for group, count in rows]
-        self.end_obs = [columns(group.obs_space, col.OBS, count) for group, count in rows]
-        self.action = [columns(group.action_space, col.ACTION, count) for group, count in rows]
+        self.action = [_columns(p.action_space, col.ACTION, num_envs * len(p.agents), take) for p in layout.groups]
 
 
 class SharedBuffers(StepBuffers):
@@ -363,21 +364,12 @@ class TurnBuilder:
 
     def __init__(self, buffers: StepBuffers, infos: Infos | None) -> None:
         self._buffers, self._infos = buffers, infos
-        self._slots = buffers.layout.slots(buffers.num_envs)
-        self._rewards = buffers.reward.reshape(-1), buffers.end_reward.reshape(-1)
+        self.slots = buffers.layout.slots(buffers.num_envs)
+        """``[num_envs, num_agents]``: the slot of each agent, by seat."""
+        self._rewards = [rows.reward.reshape(-1) for rows in buffers.rows]
         self._is_single = buffers.layout.agents == (None,)
-        self.running = np.zeros(self._slots.shape, bool)
+        self.running = np.zeros(self.slots.shape, bool)
         """``[num_envs, num_agents]``: the seats whose agents are in an episode, bool."""
-
-    def is_running(self, env: int) -> bool:
-        """Whether an agent of an env is in an episode."""
-        return bool(self.running[env].any())
-
-    def lose(self, env: int) -> Ints:
-        """End the running episodes of an env that failed; return all its slots."""
-        self.running[env] = False
-        slots: Ints = self._slots[env]
-        return slots
 
     def shown(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
         """The turns of agents that wait in ``envs``, all of which have some; ``bits`` are all status bits together."""
@@ -408,7 +400,7 @@ class TurnBuilder:
 
     def _of_single(self, envs: Ints, *, ends: bool) -> Turn:
         buffers = self._buffers
-        obs, reward = (buffers.end_obs if ends else buffers.obs)[0], self._rewards[ends]
+        obs, reward = buffers.rows[ends].obs[0], self._rewards[ends]
         if len(envs) < buffers.num_envs:
             obs = {name: column.take(envs, axis=0) for name, column in obs.items()}
             reward = reward.take(envs)
@@ -423,7 +415,7 @@ class TurnBuilder:
             turn.first = (flags & FIRST) != 0 if bits & FIRST else None
             turns.append(turn)
         if bits & FIRST:
-            self.running[envs] |= (self._buffers.flags[envs] & FIRST) != 0
+            self.running[envs] |= (self._buffers.shown.flags[envs] & FIRST) != 0
         if not turns:
             raise EnvError(f"no agent waits in the envs {envs.tolist()}, although they are ready.")
         return turns
@@ -436,42 +428,38 @@ class TurnBuilder:
             turn.blind = blind if blind.any() else None
             turn.waits = False
             turns.append(turn)
-        self.running[envs] &= self._buffers.end_flags[envs] == 0
+        self.running[envs] &= self._buffers.ended.flags[envs] == 0
         over = envs[(status & OVER) != 0]
         if len(over):
             if not turns:  # all agents had ended before their env
                 turns.append(self._nothing())
             turns[-1].over = over
             if (unheld := envs[(status & UNHELD) != 0]).size:
-                rewards = turns[-1].unheld = np.full(self._slots.size, np.nan)
-                rewards[self._slots[unheld]] = self._buffers.unheld[unheld]
+                rewards = turns[-1].unheld = np.full(self.slots.size, np.nan)
+                rewards[self.slots[unheld]] = self._buffers.unheld[unheld]
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:
         """The rows of ``envs``, with their flags, for each kind that has any."""
         buffers = self._buffers
-        all_flags, env_t, episode, obs = (
-            (buffers.end_flags, buffers.end_t, buffers.end_episode, buffers.end_obs)
-            if ends
-            else (buffers.flags, buffers.env_t, buffers.episode, buffers.obs)
-        )
+        newest = buffers.rows[ends]
         infos = self._infos[ends] if self._infos is not None else None
         for kind, group in enumerate(buffers.layout.groups):
             agents = len(group.agents)
-            which, seat = np.nonzero(all_flags[envs, group.begin : group.begin + agents])
+            which, seat = np.nonzero(newest.flags[envs, group.begin : group.begin + agents])
             if not len(which):
                 continue
             of = envs[which]
-            flags, rows = all_flags[of, group.begin + seat], of * agents + seat
+            flags, rows = newest.flags[of, group.begin + seat], of * agents + seat
             turn = Turn(
                 buffers.num_envs * group.begin + rows,
-                {name: column.take(rows, axis=0) for name, column in obs[kind].items()},
+                {name: column.take(rows, axis=0) for name, column in newest.obs[kind].items()},
                 self._rewards[ends].take(of * len(buffers.layout.agents) + group.begin + seat),
                 None,
                 None,
                 kind=kind,
-                env_t=env_t.take(of),
-                episode=episode.take(of),
+                env_t=newest.env_t.take(of),
+                episode=newest.episode.take(of),
                 infos=infos,
             )
             if bits & TAKEN:
@@ -484,5 +472,5 @@ class TurnBuilder:
 
     def _nothing(self) -> Turn:
         none = np.zeros(0, np.int64)
-        obs = {name: column[:0] for name, column in self._buffers.obs[0].items()}
+        obs = {name: column[:0] for name, column in self._buffers.shown.obs[0].items()}
         return Turn(none, obs, np.zeros(0), None, None, waits=False, env_t=none, episode=none)

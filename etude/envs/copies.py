@@ -13,7 +13,20 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.envs.adapters import EnvValueError
 from etude.envs.arena import BoundsCheck, Ints, Turn, closed
-from etude.envs.buffers import BEGUN, BLIND, ENDED, FAILED, NO_SEED, OVER, SHOWN, WRONG, Infos, StepBuffers, TurnBuilder
+from etude.envs.buffers import (
+    BEGUN,
+    BLIND,
+    ENDED,
+    FAILED,
+    NO_SEED,
+    OVER,
+    SHOWN,
+    WRONG,
+    Infos,
+    Rows,
+    StepBuffers,
+    TurnBuilder,
+)
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 from etude.spaces import Space, check_choice, check_finite_value, choices_of, leaves
@@ -49,8 +62,8 @@ class ValueCheck:
         self._buffers = buffers
         self._is_single = buffers.layout.agents == (None,)
         self._leaves = [leaves(group.obs_space, col.OBS) for group in buffers.layout.groups]
-        self._shown = _checks(buffers.obs, buffers.reward, self._leaves)
-        self._with_ended = [*self._shown, *_checks(buffers.end_obs, buffers.end_reward, self._leaves)]
+        self._shown = _checks(buffers.shown, self._leaves)
+        self._with_ended = [*self._shown, *_checks(buffers.ended, self._leaves)]
 
     def all(self, bits: int) -> bool:
         """Whether all values are valid. It takes a few microseconds.
@@ -71,36 +84,28 @@ class ValueCheck:
         """
         found = []
         for env, bits in zip(envs.tolist(), status.tolist(), strict=True):
-            if bits & ENDED and (error := self._fault_of(env, is_end=True)):
+            if bits & ENDED and (error := self.fault_of(env, is_end=True)):
                 found.append(EnvFault(env, WRONG, error))
-            elif bits & SHOWN and (error := self._fault_of(env, is_end=False)):
+            elif bits & SHOWN and (error := self.fault_of(env, is_end=False)):
                 found.append(EnvFault(env, bits | WRONG, error))
         return found
 
-    def is_wrong_at_end(self, env: int) -> bool:
-        """Whether rows of an env that end are invalid."""
-        return self._fault_of(env, is_end=True) is not None
-
-    def _fault_of(self, env: int, *, is_end: bool) -> EtudeError | None:
-        buffers = self._buffers
-        flags, rewards, obs = (
-            (buffers.end_flags, buffers.end_reward, buffers.end_obs)
-            if is_end
-            else (buffers.flags, buffers.reward, buffers.obs)
-        )
+    def fault_of(self, env: int, *, is_end: bool) -> EtudeError | None:
+        """What is wrong with the rows of an env that wait, or that end; the invalid value is replaced."""
+        buffers, rows = self._buffers, self._buffers.rows[is_end]
         for seat, agent in enumerate(buffers.layout.seated):
-            if not self._is_single and not flags[env, seat]:  # a single agent has its flags in the status
+            if not self._is_single and not rows.flags[env, seat]:  # a single agent has its flags in the status
                 continue
             name = buffers.layout.agents[agent]
             whose = f"env {env}: " if name is None else f"env {env}, agent {name!r}: "
-            reward = rewards[env, seat]
+            reward = rows.reward[env, seat]
             if not np.isfinite(reward):
-                rewards[env, seat] = 0.0
+                rows.reward[env, seat] = 0.0
                 return EnvError(f"{whose}`reward` is {reward}, not a finite number.")
-            if flags[env, seat] & BLIND:
+            if rows.flags[env, seat] & BLIND:
                 continue
             kind, row = buffers.layout.place(env, seat)
-            for part, column in obs[kind].items():
+            for part, column in rows.obs[kind].items():
                 leaf = self._leaves[kind][part]
                 try:
                     check_finite_value(part, column[row])
@@ -116,10 +121,10 @@ Check: TypeAlias = Callable[[], bool]
 the array's bytes, which is three times as fast as `all` for small arrays."""
 
 
-def _checks(obs: Iterable[Columns], reward: NDArray[Any], leaves_of: Iterable[Mapping[str, Space]]) -> list[Check]:
+def _checks(rows: Rows, leaves_of: Iterable[Mapping[str, Space]]) -> list[Check]:
     """The checks of all columns that may hold invalid numbers."""
-    checks = [_check_of_floats(reward)]
-    for columns, own_leaves in zip(obs, leaves_of, strict=True):
+    checks = [_check_of_floats(rows.reward)]
+    for columns, own_leaves in zip(rows.obs, leaves_of, strict=True):
         for name, leaf in own_leaves.items():
             if columns[name].dtype.kind == "f":
                 checks.append(_check_of_floats(columns[name]))
@@ -169,14 +174,14 @@ class CopiesArena:
         self._buffers = buffers
         self.num_envs = count = buffers.num_envs
         self.kinds = buffers.layout.kinds(count)
-        slots = buffers.layout.slots(count)
+        self._turn_builder = TurnBuilder(buffers, infos)
+        slots = self._turn_builder.slots
         self.num_slots = slots.size
         self.env_of: NDArray[np.int64] = np.zeros(slots.size, np.int64)
         self.env_of[slots] = np.arange(count)[:, None]
         names = np.empty(slots.size, object)
         names[slots] = [buffers.layout.agents[agent] for agent in buffers.layout.seated]
         self.agents: list[str | None] = names.tolist()
-        self._turn_builder = TurnBuilder(buffers, infos)
         self._values = ValueCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
         self._steps = np.zeros(count, np.int64)  # by env, since the arena was made
@@ -238,9 +243,8 @@ class CopiesArena:
         self._turns, self._open, self._early_turns, self._cut = [], [], [], []
         self._failures.reset_counts()
         # Seeded envs are as new; others go on with what they have.
-        self._buffers.episode[:] = (
-            0 if seed is not None else self._buffers.episode + self._turn_builder.running.any(axis=1)
-        )
+        episode = self._buffers.shown.episode
+        episode[:] = 0 if seed is not None else episode + self._turn_builder.running.any(axis=1)
         self._turn_builder.running[:] = False
         self._begin(self._all, np.full(self.num_envs, NO_SEED) if seed is None else self._seeds.start(seed))
         self._broken.clear()
@@ -344,7 +348,7 @@ class CopiesArena:
         faults = []
         for env in envs.tolist():
             bits = int(self._buffers.status[env])
-            if bits & ENDED and self._values.is_wrong_at_end(env):
+            if bits & ENDED and self._values.fault_of(env, is_end=True) is not None:
                 bits &= ~(ENDED | OVER)  # as if it had failed before these rows
             faults.append(EnvFault(env, bits, self._failure(env)))
         return faults
@@ -367,16 +371,18 @@ class CopiesArena:
             env: The env.
             bits: Its status bits, without those of bad rows.
         """
-        is_cut = self._turn_builder.is_running(env) and not bits & OVER
+        builder = self._turn_builder
+        is_cut = builder.running[env].any() and not bits & OVER
         if bits & ENDED:
-            self._early_turns += self._turn_builder.ended(np.array([env]), np.array([bits]), bits)
+            self._early_turns += builder.ended(np.array([env]), np.array([bits]), bits)
             self._steps[env] += 1
         elif not bits & BEGUN:
             self._failures.lost_steps += 1
         if is_cut:
-            self._cut.append(self._turn_builder.lose(env))
+            builder.running[env] = False
+            self._cut.append(builder.slots[env])
             self._faulty += 1
-            self._buffers.episode[env] += 1
+            self._buffers.shown.episode[env] += 1
         self._broken.add(env)
 
 
@@ -424,9 +430,9 @@ class FailurePolicy:
         self._in_a_row = np.zeros(num_envs, np.int64)  # by env: its consecutive failures without a step in between
         self._steps_at_failure = np.full(num_envs, -1)  # by env: its number of steps at its last failure
         self._furthest = 0  # the most steps of an env between two failures
-        self._broke_at = np.full(num_envs, -1)  # by env: steps since its previous failure when it broke its contract
-        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at the same step
-        self._contract_errors: dict[int, EtudeError] = {}  # by env: the error with which it broke its contract
+        self._broke_at = -1  # the steps since its previous failure of the env that broke its contract last
+        self._times_broken = np.zeros(num_envs, np.int64)  # by env: how often in a row at this step
+        self._broke_with: EtudeError | None = None  # the first error at this step
         self._recent: deque[int] = deque()  # for each failure within the window, the attempts before it
         self._num_failures = 0
         self._failures_at_warning = 0  # the number of failures at the last warning
@@ -439,7 +445,7 @@ class FailurePolicy:
     def reset_counts(self) -> None:
         """Reset the counts that end a run: consecutive failures, broken contracts and recent failures."""
         self._in_a_row[:] = 0
-        self._broke_at[:] = -1
+        self._broke_at = -1
         self._recent.clear()
 
     def record_env_failure(self, fault: EnvFault) -> EtudeError | None:
@@ -462,16 +468,15 @@ class FailurePolicy:
         is_value = isinstance(error, SpaceError) or (isinstance(error, EnvValueError) and k > 0) or not bits & FAILED
         if not is_value:
             return error
-        self._times_broken[env] = self._times_broken[env] + 1 if self._broke_at[env] == k else 1
-        self._broke_at[env], self._contract_errors[env] = k, error
+        if self._broke_at != k:
+            self._broke_at, self._broke_with, self._times_broken[:] = k, error, 0
+        self._times_broken[env] += 1
         self._count([env])
-        most = self._workers.max_restarts
-        often = f"times in a row, each time {k} steps after it began again (see Workers.max_restarts)"
-        if (times := int(self._times_broken[env])) > most:
-            return type(error)(f"{times} {often}: {error}") if k else error
-        if (self._broke_at == k).all() and (times := int(self._times_broken.sum())) > most:
-            first = self._contract_errors[0]
-            return type(first)(f"all envs, {times} {often}: {first}") if k else first
+        most, times = self._workers.max_restarts, self._times_broken
+        if times[env] > most or (times.all() and times.sum() > most):
+            often = f"{times.sum()} times in a row, each time {k} steps after it began again (see Workers.max_restarts)"
+            first = self._broke_with or error
+            return type(first)(f"{often}: {first}") if k else first
         if k:
             self._warn(str(error).strip())
         return None

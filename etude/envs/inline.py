@@ -108,7 +108,7 @@ class InlineArena(CopiesArena):
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),
             "waiting": [worker.waiting[env] for env in worker.envs],
-            "episode": self._buffers.episode.copy(),
+            "episode": self._buffers.shown.episode.copy(),
             "running": self._turn_builder.running.copy(),
             "seeds": self._seeds.state_dict(),
         }
@@ -130,6 +130,6 @@ class InlineArena(CopiesArena):
         self._turns = [turn_from_state(turn) for turn in state["turns"]]
         self._open = [turn for turn in self._turns if turn.waits]
         worker.waiting = dict(zip(worker.envs, map(list, state["waiting"]), strict=True))
-        self._buffers.episode[:], self._turn_builder.running[:] = state["episode"], state["running"]
+        self._buffers.shown.episode[:], self._turn_builder.running[:] = state["episode"], state["running"]
         self._seeds.load_state_dict(state["seeds"])
         return str(state["how"])

@@ -13,7 +13,7 @@ from etude.envs.arena import Arena
 from etude.envs.inline import InlineArena
 from etude.envs.pool import PoolArena
 from etude.envs.registry import EnvLike, make_one, named
-from etude.envs.vector import VectorArena, holds_tensors, vector_spec
+from etude.envs.vector import VectorArena, check_count, holds_tensors, vector_spec
 from etude.envs.workers import Workers
 from etude.errors import EnvError, SettingsError
 from etude.settings import foreign_env
@@ -65,11 +65,8 @@ def make_arena(
                 f"{type(env).__name__} steps its envs itself: it can't have workers (workers.num_workers), and its "
                 "episodes can't be truncated here (workers.max_steps, trajectories.at_max_length)."
             )
-        if exact and env.num_envs != num_envs:
-            raise EnvError(
-                f"the {type(env).__name__} has {env.num_envs} envs, but num_envs is {num_envs}: "
-                f"set num_envs={env.num_envs}."
-            )
+        if exact:
+            check_count(env, num_envs)
         return env
     if workers.num_workers:
         return PoolArena(env, workers, drop=drop)

@@ -10,20 +10,8 @@ from typing import Any, Final, Literal, Protocol
 import gymnasium as gym
 
 from etude.columns import ACTION_MASK
-from etude.envs.adapters import (
-    FLAGS,
-    NUMBERS,
-    OFF_POLICY_ACTION,
-    AgentStep,
-    EnvAdapter,
-    EnvValueError,
-    GymAdapter,
-    ReducedEnv,
-    check_flags,
-    check_reward,
-    not_one_env,
-    reduced_spaces,
-)
+from etude.envs import adapters
+from etude.envs.adapters import FLAGS, NUMBERS, OFF_POLICY_ACTION, AgentStep, EnvAdapter, EnvValueError, GymAdapter
 from etude.errors import EnvError
 from etude.settings import foreign_env
 from etude.spaces import Space, find_part
@@ -80,54 +68,122 @@ class MultiAgentEnv(Protocol):
         """
 
 
-# -- the agents of one env ------------------------------------------------------------------------------------------
+# -- one adapter for each API ---------------------------------------------------------------------------------------
 
 # before its first row; between its first row and its end; after its end; after an end without having acted
 _AWAY, _IN, _ENDED, _NEVER = range(4)
 
 
-class AgentStates:
-    """The agents of one env: their states, which of them wait for an action, and their rewards not yet handed out.
+class ManyAgentsAdapter(EnvAdapter):
+    """The adapter of an env with several agents: call `reset` first, then `step` until it is ``over``.
+
+    It knows which agents have begun, which wait for an action, and the rewards that are not in their rows yet.
 
     Args:
         env: Has ``possible_agents``, and ``observation_space(agent)`` or a dict ``observation_spaces``, and the same
             for actions.
-        env_name: The env's name in errors.
+        name: The env's name in errors.
 
     Raises:
-        EnvError: ``env`` does not declare its agents or their spaces.
+        EnvError: the env does not declare its agents or their spaces.
     """
 
-    def __init__(self, env: Any, env_name: str) -> None:
-        self.env_name = env_name
-        self.ids: list[Any] = _agent_ids(env, env_name)
-        self.names = tuple(str(agent) for agent in self.ids)
-        self.obs_spaces = tuple(_space(env, "observation_space", agent, env_name) for agent in self.ids)
-        self.action_spaces = tuple(_space(env, "action_space", agent, env_name) for agent in self.ids)
+    def __init__(self, env: Any, name: str) -> None:
+        self.env_name = name
+        self.ids: list[Any] = _agent_ids(env, name)
         self.waiting: set[int] = set()
+        self._begin()
+        obs_spaces = tuple(_space(env, "observation_space", agent, name) for agent in self.ids)
+        action_spaces = tuple(_space(env, "action_space", agent, name) for agent in self.ids)
+        super().__init__(env, tuple(map(str, self.ids)), obs_spaces, action_spaces)
+        self.max_steps: int | None = None
+        """The longest episode. The caller truncates it; here, it only ends a wait for an agent to act."""
+        self.ends: list[AgentStep] = []
+        """If a step fails: the rows of agents that had ended in it before; else empty."""
+        self._is_checked = False
         self._index = {agent: i for i, agent in enumerate(self.ids)}
-        self._state, self._owed = [_AWAY] * len(self.ids), [0.0] * len(self.ids)
         self._masks_seen: set[Any] = set()
-        self.reset()
 
-    def reset(self) -> None:
+    def reset(self, seed: int | None) -> list[AgentStep]:
+        """Begin an episode: a ``first`` row for each agent that waits, at least one."""
+        raise NotImplementedError
+
+    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
+        """Act for exactly the agents whose last row waits; actions are nested like their spaces.
+
+        Returns a row for each agent that waits now, at least one unless the env is over or has made ``max_steps``, and
+        one for each agent that ended. All other agents get their rows later.
+        """
+        raise NotImplementedError
+
+    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
+        """Truncate the episode after the step that returned ``rows``; then it is over.
+
+        Returns the same rows as ends, except those that are ``first``, as their agents never act; and for each other
+        agent with a running episode, an end with its remaining reward and without an observation.
+        """
+        self.over = True
+        self.waiting.clear()
+        for row in rows:
+            self._state[row.agent] = _NEVER if row.first else _ENDED
+        ends = [row if row.terminated else row._replace(truncated=True) for row in rows if not row.first]
+        for agent in self._inside():
+            ends += self._end(agent, None, False, True)
+        return ends
+
+    # -- what the APIs have in common -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
         """Begin a new episode, in which no agent has a row yet."""
         self.waiting.clear()
         self._state = [_AWAY] * len(self.ids)
         self._owed = [0.0] * len(self.ids)
         self._paid: set[Any] = set()
         self._taken: dict[int, Any] = {}
+        self.env_t, self.over = 0, False
 
-    def act(self, actions: Mapping[int, Any]) -> dict[Any, Any]:
+    def _reset_dicts(self, seed: int | None) -> dict[Any, Any]:
+        """Reset an env that returns dicts by agent; return the observations."""
+        obs: dict[Any, Any]
+        obs, self.infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
+        self._begin()
+        return obs
+
+    def _step_dicts(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any]:
+        """Step an env that returns dicts by agent; return the observations, ``terminated`` and ``truncated``."""
+        given = self.env.step(actions)
+        if not self._is_checked:
+            self._dicts("step", ("obs", "reward", "terminated", "truncated", "info"), given)
+            self._is_checked = True
+        obs, reward, terminated, truncated, self.infos = given
+        if not FLAGS.issuperset(map(type, (*terminated.values(), *truncated.values()))):
+            for agent in {**terminated, **truncated}:
+                _check_flags(agent, terminated.get(agent, False), truncated.get(agent, False))
+        self.env_t += 1
+        self._pay(reward)
+        self._note(self.infos)
+        return obs, terminated, truncated
+
+    def _dicts(self, method: str, names: tuple[str, ...], given: Any) -> Any:
+        """Check that a method of the env returned one dict for each of ``names``, and return them."""
+        if isinstance(given, tuple) and len(given) == len(names) and all(isinstance(x, Mapping) for x in given):
+            return given
+        types = [type(x).__name__ for x in given] if isinstance(given, tuple) else type(given).__name__
+        raise EnvError(
+            f"{self.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but "
+            f"returned {types}."
+        )
+
+    def _act(self, actions: Mapping[int, Any]) -> dict[Any, Any]:
         """The actions under the env's own agent ids. Afterwards no agent waits."""
         if actions.keys() != self.waiting:
-            given, wanted = ([self.names[i] for i in sorted(some)] for some in (actions, self.waiting))
+            given, wanted = ([self.agents[i] for i in sorted(some)] for some in (actions, self.waiting))
             raise EnvError(f"{self.env_name}: there are actions for the agents {given}, but {wanted} wait for one.")
         self.waiting.clear()
         ids = self.ids
         return {ids[i]: action for i, action in actions.items()}
 
-    def pay(self, rewards: Mapping[Any, float]) -> None:
+    def _pay(self, rewards: Mapping[Any, float]) -> None:
         """Add rewards to the agents' next rows.
 
         Raises:
@@ -136,7 +192,7 @@ class AgentStates:
         self._paid.update(rewards)
         for agent, reward in rewards.items():
             if reward.__class__ not in NUMBERS:
-                check_reward(reward)
+                adapters.check_reward(reward)
             if reward:
                 i = self._number(agent)
                 if self._state[i] >= _ENDED:
@@ -146,7 +202,7 @@ class AgentStates:
                     )
                 self._owed[i] += float(reward)
 
-    def note(self, infos: Mapping[Any, Any]) -> None:
+    def _note(self, infos: Mapping[Any, Any]) -> None:
         """Keep the ``off_policy_action`` of infos for the agents' next rows."""
         for agent, info in infos.items():
             if not isinstance(info, dict) or not info or agent not in self._index:
@@ -156,7 +212,7 @@ class AgentStates:
             if ACTION_MASK in info and agent not in self._masks_seen:
                 self._see_mask(agent)
 
-    def show(self, agent: Any, obs: Any) -> AgentStep:
+    def _show(self, agent: Any, obs: Any) -> AgentStep:
         """The row of an agent that acts next.
 
         Raises:
@@ -178,7 +234,7 @@ class AgentStates:
         self._state[i] = _IN
         return AgentStep(i, obs, 0.0, False, False, True)  # earlier rewards go to its first step
 
-    def end(self, agent: Any, obs: Any, terminated: bool, truncated: bool) -> list[AgentStep]:
+    def _end(self, agent: Any, obs: Any, terminated: bool, truncated: bool) -> list[AgentStep]:
         """The last row of an agent; [] if it has none, because it never acted or has ended before.
 
         Raises:
@@ -191,19 +247,6 @@ class AgentStates:
         self._state[i] = _ENDED
         reward, self._owed[i] = self._owed[i], 0.0
         return [AgentStep(i, obs, reward, terminated, truncated, False, self._taken.pop(i, None))]
-
-    def stop(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """Truncate all running episodes: make the new ``rows`` ends, and add ends without observation for the others.
-
-        Agents whose first row is in ``rows`` get no row, as they never act.
-        """
-        self.waiting.clear()
-        for row in rows:
-            self._state[row.agent] = _NEVER if row.first else _ENDED
-        ends = [row if row.terminated else row._replace(truncated=True) for row in rows if not row.first]
-        for agent in self.inside():
-            ends += self.end(agent, None, False, True)
-        return ends
 
     def unheld(self) -> dict[int, float]:
         """The rewards, of 0 too, of agents that never acted in the episode, which is over.
@@ -236,13 +279,9 @@ class AgentStates:
                 *(self.env_name, ACTION_MASK, ACTION_MASK),
             )
 
-    def inside(self) -> list[Any]:
+    def _inside(self) -> list[Any]:
         """The ids of the agents that have begun and not ended."""
         return [agent for agent, state in zip(self.ids, self._state, strict=True) if state == _IN]
-
-    def all_ended(self) -> bool:
-        """Whether no agent can appear in this episode any more."""
-        return all(state >= _ENDED for state in self._state)
 
     def _number(self, agent: Any) -> int:
         try:
@@ -273,105 +312,18 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
 
 
 def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
-    of = getattr(env, name, None)
+    of = getattr(env, name, None)  # in PettingZoo, whose envs have the method, `observation_spaces` warns
     try:
-        if callable(of):
-            space = of(agent)
-        else:  # in PettingZoo, whose envs have the method, `observation_spaces` warns
-            by_agent = getattr(env, name + "s", {})
-            if isinstance(of, gym.Space) and not (isinstance(by_agent, Mapping) and agent in by_agent):
-                by_agent = (
-                    of.spaces if isinstance(of, gym.spaces.Dict) and {*of} & {*env.possible_agents} else {agent: of}
-                )
-            space = by_agent[agent]
-    except (AttributeError, LookupError, NotImplementedError) as error:
-        space, found = None, repr(error)
-    else:
+        space = of(agent) if callable(of) else getattr(env, f"{name}s")[agent]
         found = f"a {type(space).__name__}"
+    except (AttributeError, LookupError, NotImplementedError, TypeError) as error:
+        space, found = None, repr(error)
     if isinstance(space, gym.Space):
         return space
     raise EnvError(
         f"{env_name} has no {name} for agent {agent!r}, but {found}: add a method `{name}(agent)` or a dict `{name}s` "
-        "with a Gymnasium space for each of possible_agents, or one space for all of them."
+        "with a Gymnasium space for each of possible_agents."
     )
-
-
-# -- one adapter for each API ---------------------------------------------------------------------------------------
-
-
-class ManyAgentsAdapter(EnvAdapter):
-    """The adapter of an env with several agents. Call `reset` first, then `step` until it is ``over``.
-
-    Raises:
-        EnvError: the env does not declare its agents or their spaces.
-    """
-
-    def __init__(self, env: Any, name: str) -> None:
-        self._who = who = AgentStates(env, name)
-        super().__init__(env, who.names, who.obs_spaces, who.action_spaces)
-        self.max_steps: int | None = None
-        """The longest episode. The caller truncates it; here, it only ends a wait for an agent to act."""
-        self.ends: list[AgentStep] = []
-        """If a step fails: the rows of agents that had ended in it before; else empty."""
-        self._is_checked = False
-
-    def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode: a ``first`` row for each agent that waits, at least one."""
-        raise NotImplementedError
-
-    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for exactly the agents whose last row waits; actions are nested like their spaces.
-
-        Returns a row for each agent that waits now, at least one unless the env is over or has made ``max_steps``, and
-        one for each agent that ended. All other agents get their rows later.
-        """
-        raise NotImplementedError
-
-    def _reset_dicts(self, seed: int | None) -> dict[Any, Any]:
-        """Reset an env that returns dicts by agent; return the observations."""
-        obs: dict[Any, Any]
-        obs, self.infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
-        self._who.reset()
-        self.env_t, self.over = 0, False
-        return obs
-
-    def _step_dicts(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any]:
-        """Step an env that returns dicts by agent; return the observations, ``terminated`` and ``truncated``."""
-        given = self.env.step(actions)
-        if not self._is_checked:
-            self._dicts("step", ("obs", "reward", "terminated", "truncated", "info"), given)
-            self._is_checked = True
-        obs, reward, terminated, truncated, self.infos = given
-        if not FLAGS.issuperset(map(type, (*terminated.values(), *truncated.values()))):
-            for agent in {**terminated, **truncated}:
-                _check_flags(agent, terminated.get(agent, False), truncated.get(agent, False))
-        self.env_t += 1
-        self._who.pay(reward)
-        self._who.note(self.infos)
-        return obs, terminated, truncated
-
-    def _dicts(self, method: str, names: tuple[str, ...], given: Any) -> Any:
-        """Check that a method of the env returned one dict for each of ``names``, and return them."""
-        if isinstance(given, tuple) and len(given) == len(names) and all(isinstance(x, Mapping) for x in given):
-            return given
-        types = [type(x).__name__ for x in given] if isinstance(given, tuple) else type(given).__name__
-        raise EnvError(
-            f"{self._who.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but "
-            f"returned {types}."
-        )
-
-    def unheld(self) -> dict[int, float]:
-        """See `AgentStates.unheld`."""
-        return self._who.unheld()
-
-    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """Truncate the episode after the step that returned ``rows``; then it is over.
-
-        Returns the same rows as ends, except those that are ``first``; and for each other agent with a running
-        episode, an end with its remaining reward and without an observation.
-        """
-        self.over = True
-        return self._who.stop(rows)
 
 
 class DictAdapter(ManyAgentsAdapter):
@@ -386,54 +338,52 @@ class DictAdapter(ManyAgentsAdapter):
 
     def reset(self, seed: int | None) -> list[AgentStep]:
         """Begin an episode; return the first rows of the agents that act first."""
-        who = self._who
         for _ in range(MAX_IDLE):
-            rows = [who.show(agent, value) for agent, value in self._reset_dicts(seed).items()]
-            if not who.waiting:
+            rows = [self._show(agent, value) for agent, value in self._reset_dicts(seed).items()]
+            if not self.waiting:
                 rows = self._step({})
-            if who.waiting and self.env_t != self.max_steps:
+            if self.waiting and self.env_t != self.max_steps:
                 return rows
             seed = None  # episodes without a step don't count
         limit = "" if self.max_steps is None else f" They end after `max_steps` ({self.max_steps}) at the latest."
         raise EnvError(
-            f"{who.env_name}: {MAX_IDLE} episodes in a row ended before any agent got an observation to act on.{limit}"
+            f"{self.env_name}: {MAX_IDLE} episodes in a row ended before any agent got an observation to act on.{limit}"
         )
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for the agents that wait; return rows of those that act next and of those that ended."""
-        return self._step(self._who.act(actions))
+        return self._step(self._act(actions))
 
     def _step(self, actions: dict[Any, Any]) -> list[AgentStep]:
         self.ends = []
         for _ in range(MAX_IDLE):
             new = self._rows(*self._step_dicts(actions))
             rows = self.ends + new
-            if self._who.waiting or self.over or self.env_t == self.max_steps:
+            if self.waiting or self.over or self.env_t == self.max_steps:
                 self.ends = []
                 return rows
             self.ends += copy.deepcopy(new)  # the env may reuse its arrays
             actions = {}
         raise EnvError(
-            f"{self._who.env_name}: no agent has acted for {MAX_IDLE} steps, and the episode is not over. Return an "
+            f"{self.env_name}: no agent has acted for {MAX_IDLE} steps, and the episode is not over. Return an "
             "observation for some agent, or end the episode with terminated['__all__'] or truncated['__all__']."
         )
 
     def _rows(self, obs: Any, terminated: Any, truncated: Any) -> list[AgentStep]:
-        who = self._who
         all_flags = bool(terminated.get(ALL)), bool(truncated.get(ALL))
         self.over = any(all_flags)
         ending = self._ending(terminated, truncated)
-        rows = [who.show(agent, value) for agent, value in obs.items() if agent not in ending]
+        rows = [self._show(agent, value) for agent, value in obs.items() if agent not in ending]
         for agent in ending:
             flags = bool(terminated.get(agent)), bool(truncated.get(agent))
-            rows += who.end(agent, obs.get(agent), *(flags if any(flags) else all_flags))
-        self.over = self.over or (bool(ending) and who.all_ended())
+            rows += self._end(agent, obs.get(agent), *(flags if any(flags) else all_flags))
+        self.over = self.over or (bool(ending) and all(state >= _ENDED for state in self._state))
         return rows
 
     def _ending(self, terminated: Any, truncated: Any) -> Collection[Any]:
         """The agents whose flags are set: those that end now, and those that ended before."""
         if self.over:
-            return self._who.ids
+            return self.ids
         if not any(terminated.values()) and not any(truncated.values()):
             return ()
         return [agent for agent in {**terminated, **truncated} if terminated.get(agent) or truncated.get(agent)]
@@ -447,30 +397,28 @@ class ParallelAdapter(ManyAgentsAdapter):
 
     def reset(self, seed: int | None) -> list[AgentStep]:
         """Begin an episode; return the first rows of the agents that are present."""
-        who = self._who
-        obs = self._reset_dicts(seed)
-        rows = [who.show(agent, obs.get(agent)) for agent in self.env.agents]
+        rows = self._rows({}, self._reset_dicts(seed), {}, {})
         if not rows:
-            raise _nobody(who.env_name)
+            raise _nobody(self.env_name)
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for all agents that are present; return rows of those that go on, those that ended, and new ones."""
-        who = self._who
-        acting = who.act(actions)
-        obs, terminated, truncated = self._step_dicts(acting)
-        rows: list[AgentStep] = []
+        acting = self._act(actions)
+        return self._rows(acting, *self._step_dicts(acting))
+
+    def _rows(self, acting: Iterable[Any], obs: Any, terminated: Any, truncated: Any) -> list[AgentStep]:
         there = dict.fromkeys(self.env.agents)
-        newcomers = [agent for agent in there if agent not in acting]
-        for agent in (*acting, *newcomers):
+        rows: list[AgentStep] = []
+        for agent in {**dict.fromkeys(acting), **there}:
             flags = bool(terminated.get(agent)), bool(truncated.get(agent))
             if True in flags:
-                rows += who.end(agent, obs.get(agent), *flags)
+                rows += self._end(agent, obs.get(agent), *flags)
             elif agent in there:
-                rows.append(who.show(agent, obs.get(agent)))
+                rows.append(self._show(agent, obs.get(agent)))
             else:
-                raise _left(agent, who.env_name)
-        self.over = not who.waiting
+                raise _left(agent, self.env_name)
+        self.over = not self.waiting
         return rows
 
 
@@ -489,37 +437,36 @@ class AECAdapter(ManyAgentsAdapter):
     def reset(self, seed: int | None) -> list[AgentStep]:
         """Begin an episode; return the first row of the agent whose turn it is."""
         self.env.reset(seed=seed)
-        self._who.reset()
-        self.env_t, self.ends = 0, []
+        self._begin()
+        self.ends = []
         rows = self._rows()
         if self.over:
-            raise _nobody(self._who.env_name)
+            raise _nobody(self.env_name)
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for the agent that waits; return rows of those that ended, then of the one whose turn it is."""
-        (action,) = self._who.act(actions).values()
+        (action,) = self._act(actions).values()
         self.ends = []
         self.env.step(action)
         self.env_t += 1
-        self._who.pay(self.env.rewards)
+        self._pay(self.env.rewards)
         return self._rows()
 
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
         """See `ManyAgentsAdapter.truncate`. The other agents' final observations come from ``env.observe``."""
-        env, who = self.env, self._who
+        env = self.env
         rows = copy.deepcopy(rows)
         shown = {row.agent for row in rows}
         ends: list[AgentStep] = []
-        for agent in who.inside():
+        for agent in self._inside():
             if self.agents.index(str(agent)) not in shown:
                 terminated, truncated = bool(env.terminations[agent]), bool(env.truncations[agent])
-                ends += who.end(agent, copy.deepcopy(env.observe(agent)), terminated, truncated or not terminated)
-        self.over = True
-        return who.stop(rows) + ends
+                ends += self._end(agent, copy.deepcopy(env.observe(agent)), terminated, truncated or not terminated)
+        return super().truncate(rows) + ends
 
     def _rows(self) -> list[AgentStep]:
-        env, who = self.env, self._who
+        env = self.env
         rows = self.ends
         self.infos = {}
         while there := env.agents:
@@ -528,18 +475,18 @@ class AECAdapter(ManyAgentsAdapter):
             if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
                 _check_flags(agent, terminated, truncated)
             self.infos[agent] = info
-            who.note({agent: info})
+            self._note({agent: info})
             if not (terminated or truncated):
-                rows.append(who.show(agent, obs))
+                rows.append(self._show(agent, obs))
                 break
-            rows += who.end(agent, copy.deepcopy(obs), bool(terminated), bool(truncated))  # envs may reuse it
+            rows += self._end(agent, copy.deepcopy(obs), bool(terminated), bool(truncated))  # envs may reuse it
             env.step(None)
             if agent in env.agents:
                 raise EnvError(
-                    f"{who.env_name}: agent {agent!r} ended and was stepped with None, but is still in env.agents: "
+                    f"{self.env_name}: agent {agent!r} ended and was stepped with None, but is still in env.agents: "
                     "call self._was_dead_step(action) in step() for agents that have ended."
                 )
-            who.pay(env.rewards)
+            self._pay(env.rewards)
         self.ends = []
         if there != self._there:
             self._there = list(there)
@@ -549,19 +496,19 @@ class AECAdapter(ManyAgentsAdapter):
 
     def _vanished(self) -> list[AgentStep]:
         """The ends of agents that were removed without being selected again, and so have no final observation."""
-        env, who = self.env, self._who
+        env = self.env
         rows: list[AgentStep] = []
-        for agent in who.inside():
+        for agent in self._inside():
             if agent not in self._there:
                 flags = bool(env.terminations.get(agent)), bool(env.truncations.get(agent))
                 if True not in flags:
-                    raise _left(agent, who.env_name)
-                rows += who.end(agent, None, *flags)
+                    raise _left(agent, self.env_name)
+                rows += self._end(agent, None, *flags)
         return rows
 
 
 def _check_flags(agent: Any, terminated: Any, truncated: Any) -> None:
-    check_flags(terminated, truncated, allow_numbers=True, of=f" of agent {agent!r}")
+    adapters.check_flags(terminated, truncated, allow_numbers=True, of=f" of agent {agent!r}")
 
 
 def _name(env: Any) -> str:
@@ -589,9 +536,9 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
         EnvError: Etude does not know this kind of env; the message says what it is.
         SpaceError: it is a `ReducedEnv`, and no agent's observation has a part to drop.
     """
-    if isinstance(env, ReducedEnv):
+    if isinstance(env, adapters.ReducedEnv):
         adapter = adapt_env(env.env)
-        adapter.obs_spaces = reduced_spaces(adapter.obs_spaces, env.drop)
+        adapter.obs_spaces = adapters.reduced_spaces(adapter.obs_spaces, env.drop)
         return adapter
     api = api_of(env)
     if api is not None:
@@ -601,7 +548,7 @@ def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
     if isinstance(env, gym.Env):
         return GymAdapter(env)
     if isinstance(env, gym.vector.VectorEnv):
-        raise not_one_env(env)
+        raise adapters.not_one_env(env)
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if env is None or isinstance(env, type):

@@ -237,11 +237,8 @@ class PoolArena(CopiesArena):
             if doing == MAKE:
                 limit = max(limit, worker_settings.LEAST_TO_MAKE)
             if env >= 0 and now - shared.began[worker] > limit:
-                what = ("made no step", "was not reset", "made no env")[doing]
-                of = "step_timeout" if doing == STEP else f"{RESET_FACTOR} times step_timeout"
-                of += f", or {limit:g}" if limit > RESET_FACTOR * timeout else ""
                 self._hung.add(worker)
-                self._backend.kill(worker, f"hung: it {what} in {limit:g} seconds ({of})")
+                self._backend.kill(worker, f"hung: it took more than {limit:g} seconds (see Workers.step_timeout)")
 
     # -- the rest of an arena -----------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorArena: vector envs whose observations and actions are torch tensors and stay on their device."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs.adapters import OFF_POLICY_ACTION
-from etude.envs.arena import Turn
 from etude.envs.vector import VectorArena
 from etude.errors import EnvError, SpaceError
 from etude.experience import arrays
@@ -80,15 +78,6 @@ class TensorArena(VectorArena):
         if "final_observation" in info:  # Gymnasium's name before 1.0
             info = {"final_obs": info["final_observation"], **info}
         return obs, host[0], host[1] != 0, host[2] != 0, info
-
-    def _check(self, columns: Columns) -> None:
-        super()._check(arrays.host_columns(columns))
-
-    def recv(self) -> list[Turn]:
-        """See `Arena.recv`."""
-        if self._turns and not self._bounds.is_over:
-            self._bounds.look_at([dataclasses.replace(t, obs=arrays.host_columns(t.obs)) for t in self._turns])
-        return self._turns if self._turns else super().recv()
 
     def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
         there = info.get(f"_{OFF_POLICY_ACTION}")

@@ -22,6 +22,7 @@ from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, war
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
+from etude.experience import arrays
 from etude.spaces import (
     Flattener,
     Nester,
@@ -179,7 +180,7 @@ class VectorArena:
     def _check(self, columns: Columns) -> None:
         """Check that the observations of all copies are in their space."""
         self._unchecked -= 1
-        obs = Nester(self.obs_space, col.OBS)(columns)
+        obs = Nester(self.obs_space, col.OBS)(arrays.host_columns(columns))
         check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
 
     def _check_flags(self, *flags: NDArray[Any]) -> None:
@@ -445,18 +446,23 @@ def make_vector_env(
             limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
         env = functools.partial(gym.make_vec, spec, **limits)
     made = env if isinstance(env, VectorEnv) else make_one(env_maker(env)[0], name)
-    if not isinstance(made, VectorEnv):
-        raise EnvError(f"{name} gives a {type(made).__name__}, not a VectorEnv: make_arena steps copies of one env.")
-    if not hasattr(made, "single_observation_space"):
+    if not isinstance(made, VectorEnv) or not hasattr(made, "single_observation_space"):
         raise EnvError(
-            f"{name} gives a {type(made).__name__} without single_observation_space, which Gymnasium's VectorEnv has. "
-            "If it is made from a PettingZoo env, give that env itself."
+            f"{name} gives a {type(made).__name__}, not a VectorEnv with single_observation_space: make_arena steps "
+            "copies of one env, of PettingZoo's too."
         )
-    if exact and made.num_envs != num_envs:
-        raise EnvError(
-            f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: set num_envs={made.num_envs}."
-        )
+    if exact:
+        check_count(made, num_envs)
     return made
+
+
+def check_count(envs: Any, num_envs: int) -> None:
+    """Raise an EnvError if a vector env or an arena has not ``num_envs`` envs."""
+    if envs.num_envs != num_envs:
+        raise EnvError(
+            f"the {type(envs).__name__} has {envs.num_envs} envs, but num_envs is {num_envs}: set "
+            f"num_envs={envs.num_envs}."
+        )
 
 
 def vector_spec(name: str, num_envs: int) -> EnvSpec | None:

@@ -13,24 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from etude.envs.adapters import (
-    FLAGS,
-    NUMBERS,
-    OFF_POLICY_ACTION,
-    AgentStep,
-    EnvAdapter,
-    EnvValueError,
-    GymAdapter,
-    check_flags,
-    check_info,
-    check_reward,
-    not_five,
-    not_made,
-    old_api,
-    reset_env,
-    unpacked_wrongly,
-    warn_of_closing,
-)
+from etude.envs import adapters
+from etude.envs.adapters import FLAGS, NUMBERS, OFF_POLICY_ACTION, AgentStep, EnvAdapter, EnvValueError, GymAdapter
 from etude.envs.buffers import (
     ASLEEP,
     BEGUN,
@@ -133,7 +117,7 @@ class EnvWorker:
         except BaseException as error:
             if self._is_interrupt(error):
                 raise
-            raise not_made(self._name, error) from error
+            raise adapters.not_made(self._name, error) from error
         for env, layout in zip(self.envs, layouts, strict=True):
             check_alike(layouts[0], layout, env)
         return layouts[0]
@@ -162,31 +146,31 @@ class EnvWorker:
             note_reset: Called before each reset that follows an episode or the making of an env.
         """
         self._buffers, self._layout, self._note_reset = buffers, buffers.layout, note_reset
-        layout = buffers.layout
+        layout, shown, ended = buffers.layout, buffers.shown, buffers.ended
         self._seat = {agent: seat for seat, agent in enumerate(layout.seated)}
         views = [
             AgentView(group, i, *columns)
-            for group, *columns in zip(layout.groups, buffers.obs, buffers.end_obs, buffers.action, strict=True)
+            for group, *columns in zip(layout.groups, shown.obs, ended.obs, buffers.action, strict=True)
             for i in range(len(group.agents))
         ]
         self._views = [views[self._seat[agent]] for agent in range(len(layout.agents))]
         self._view = views[0]  # the only one if there is one agent
         # Memory views read and write one number faster than arrays.
-        self._reward: Any = buffers.reward.reshape(-1).data
-        self._end_reward: Any = buffers.end_reward.reshape(-1).data
-        self._flags: Any = buffers.flags.reshape(-1).data
-        self._end_flags: Any = buffers.end_flags.reshape(-1).data
-        self._env_t, self._end_t = buffers.env_t.data, buffers.end_t.data
-        self._episode, self._end_episode = buffers.episode.data, buffers.end_episode.data
+        self._reward: Any = shown.reward.reshape(-1).data
+        self._end_reward: Any = ended.reward.reshape(-1).data
+        self._flags: Any = shown.flags.reshape(-1).data
+        self._end_flags: Any = ended.flags.reshape(-1).data
+        self._env_t, self._end_t = shown.env_t.data, ended.env_t.data
+        self._episode, self._end_episode = shown.episode.data, ended.episode.data
         self._has_ends = dict.fromkeys(self.envs, True)  # a worker that died may have left some
 
     def close(self) -> None:
         """Close all envs. If closing one of them fails, a warning is logged, because nothing is lost."""
-        adapters, self._adapters = list(self._adapters.values()), {}
+        opened, self._adapters = list(self._adapters.values()), {}
         if self._is_users_env:
             return
         with contextlib.ExitStack() as stack:
-            for adapter in reversed(adapters):
+            for adapter in reversed(opened):
                 stack.callback(self._close_one, adapter)
 
     def _close_one(self, adapter: GymAdapter | ManyAgentsAdapter, *, quiet: bool = False) -> None:
@@ -196,7 +180,7 @@ class EnvWorker:
             if self._is_interrupt(error):
                 raise
             if not quiet:
-                warn_of_closing(self._name, error)
+                adapters.warn_of_closing(self._name, error)
 
     def adapters(self) -> list[EnvAdapter]:
         """The adapters of all envs, in the order of their numbers."""
@@ -249,8 +233,8 @@ class EnvWorker:
             error: The error that it raised.
         """
         ended, self._ended = self._ended, 0
-        if unpacked_wrongly(error):
-            error = old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
+        if adapters.unpacked_wrongly(error):
+            error = adapters.old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
         if isinstance(error, EtudeError):
             kind = next((kind for kind in (SpaceError, EnvValueError) if isinstance(error, kind)), EnvError)
             self.failures[env] = kind(f"env {env}: {error}")
@@ -277,7 +261,7 @@ class EnvWorker:
     # -- one agent, without rows --------------------------------------------------------------------------------
 
     def _reset_gym(self, env: int, adapter: GymAdapter, seed: int | None) -> int:
-        obs, self.infos[env] = reset_env(adapter.env, seed)
+        obs, self.infos[env] = adapters.reset_env(adapter.env, seed)
         adapter.env_t, adapter.over = 0, False
         view = self._view
         view.show(env, obs)
@@ -290,12 +274,12 @@ class EnvWorker:
         try:
             obs, reward, terminated, truncated, infos = result
         except (TypeError, ValueError):
-            raise not_five(adapter.env, result) from None
+            raise adapters.not_five(adapter.env, result) from None
         adapter.env_t = t = adapter.env_t + 1
         if reward.__class__ not in NUMBERS:
-            check_reward(reward)
+            adapters.check_reward(reward)
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-            check_flags(terminated, truncated, allow_numbers=t >= self._check)
+            adapters.check_flags(terminated, truncated, allow_numbers=t >= self._check)
         if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward
@@ -313,7 +297,7 @@ class EnvWorker:
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
         views = self._views
         if self._has_ends[env]:
-            self._buffers.end_flags[env] = 0
+            self._buffers.ended.flags[env] = 0
             self._has_ends[env] = False
         self._end_episode[env] = self._episode[env]
         try:
@@ -339,7 +323,7 @@ class EnvWorker:
     def _write(self, env: int, adapter: ManyAgentsAdapter, rows: Iterable[AgentStep]) -> int:
         status = 0
         waiting = []
-        self._buffers.flags[env] = 0
+        self._buffers.shown.flags[env] = 0
         first_seat = env * len(self._views)
         for agent, obs, reward, terminated, truncated, first, taken in rows:
             view, seat = self._views[agent], first_seat + self._seat[agent]
@@ -375,7 +359,7 @@ class EnvWorker:
 
     def _taken_in(self, info: Any, env: int, view: AgentView) -> int:
         if info.__class__ is not dict:
-            check_info(info)
+            adapters.check_info(info)
         return self._store_taken(env, view, info.get(OFF_POLICY_ACTION))
 
     def _store_taken(self, env: int, view: AgentView, action: Any) -> int:

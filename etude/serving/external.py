@@ -18,8 +18,7 @@ from etude.display import short
 from etude.envs import Kind, Turn
 from etude.errors import EnvError
 from etude.serving.protocol import SESSION, RequestError, Step, as_lists, check_fields, read_step
-from etude.serving.sessions import Session, Sessions
-from etude.serving.web import ServingMetrics, WebServer, repeating
+from etude.serving.web import ServingMetrics, Session, Sessions, WebServer, repeating
 from etude.settings import FloatAbove0, IntFrom1, Port, check_arguments
 from etude.spaces import Nester, Space, leaf_dtype, leaf_shape, leaves, space_to_json
 from etude.urls import LOCAL_HOSTS

@@ -116,26 +116,24 @@ def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Colu
         RequestError: it does not fit the space; the part is named.
     """
     columns: Columns = {}
-    rows: dict[str, int | None] = {}
+    batches: dict[str, tuple[bool, int]] = {}
     for name, leaf, part in _parts(space, value, root):
-        array = _numbers(name, leaf, part)
-        shape = leaf_shape(leaf)
+        array, shape = _numbers(name, leaf, part), leaf_shape(leaf)
         is_batch = array.ndim == len(shape) + 1
         if array.shape[is_batch:] != shape:
             found = f"has shape {list(array.shape)}, but in its space {list(shape)}"
             raise RequestError(name, f"{found}; a batch has one more axis in front.")
-        rows[name] = len(array) if is_batch else None
-        if len(set(rows.values())) > 1:
-            other, count = next(iter(rows.items()))
-            raise RequestError(name, f"has {_rows(rows[name])}, but `{other}` has {_rows(count)}.")
-        if is_batch and not 1 <= len(array) <= max_rows:
-            raise RequestError(name, f"is a batch of {len(array)}, but must have 1 to {max_rows} rows.")
-        columns[name] = array if is_batch else array[None]
+        columns[name] = column = array if is_batch else array[None]
+        batches[name] = is_batch, len(column)
+        if len(set(batches.values())) > 1:
+            other = next(iter(batches))
+            raise RequestError(name, f"has another number of rows than `{other}`; in a batch, all have the same one.")
+        if not 1 <= len(column) <= max_rows:
+            raise RequestError(name, f"is a batch of {len(column)}, but must have 1 to {max_rows} rows.")
+        inside = are_choices(leaf, column)
+        if inside is not None and not inside.all():
+            raise RequestError(name, f"is outside its space {leaf}.")
     return columns, is_batch
-
-
-def _rows(count: int | None) -> str:
-    return "no axis of a batch" if count is None else f"{count} rows"
 
 
 def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
@@ -162,7 +160,7 @@ def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, An
 
 
 def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
-    """An array of the leaf's dtype, of whatever shape, whose numbers are finite and in the space (but for bounds)."""
+    """An array of the leaf's dtype, of whatever shape, whose numbers are finite."""
     dtype, texts = leaf_dtype(leaf), value if isinstance(value, list) else [value]
     if isinstance(value, Mapping):
         array = _unpacked(name, value, dtype)
@@ -189,12 +187,7 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
             raise RequestError(name, f"has a number that is not finite, or too large for {dtype}.")
     elif (array.astype(dtype) != array).any():
         raise RequestError(name, f"has a number outside the range of {dtype}.")
-    array = array.astype(dtype, copy=False)
-    if array.shape[len(array.shape) - len(leaf_shape(leaf)) :] == leaf_shape(leaf):  # others are refused later
-        inside = are_choices(leaf, array.reshape(-1, *leaf_shape(leaf)))
-        if inside is not None and not inside.all():
-            raise RequestError(name, f"is outside its space {leaf}.")
-    return array
+    return array.astype(dtype, copy=False)
 
 
 def _types_in(value: Any) -> set[type]:

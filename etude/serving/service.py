@@ -22,8 +22,7 @@ from etude.policies.export import state_leaves
 from etude.policies.policy import LARGEST_REWARD
 from etude.serving.protocol import POLICY, SESSION, RequestError, Step, as_lists, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
-from etude.serving.sessions import Session, Sessions
-from etude.serving.web import ServingMetrics, repeating
+from etude.serving.web import ServingMetrics, Session, Sessions, repeating
 from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, Port, settings
 from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS
@@ -285,9 +284,9 @@ class PolicyService:
     def _chosen(self, policy: Policy, jobs: Sequence[_WaitingRows]) -> list[Chosen]:
         rows = sum(job.rows for job in jobs)
         self.metrics.observe("etude_batch_rows", rows)
-        obs, state = (jobs[0].obs, jobs[0].state) if len(jobs) == 1 else (_joined([job.obs for job in jobs]), {})
-        if policy.remembers and len(jobs) > 1:
-            state = _joined([job.state for job in jobs])
+        obs, state = jobs[0].obs, jobs[0].state
+        if len(jobs) > 1:
+            obs, state = _joined([job.obs for job in jobs]), _joined([job.state for job in jobs])
         all_chosen = policy.choose(
             obs,
             state,

@@ -115,11 +115,11 @@ class RecordingView:
         Raises:
             SettingsError: ``where`` is not a valid expression, or ``sort`` is not a column.
         """
-        table = self.episodes if not where.strip() else episode_table(self.recording, expression := Expression(where))
         known = self.episodes.figures
         rows = np.arange(len(self.episodes))
         if where.strip():
-            rows = np.flatnonzero(expression(table.figures))
+            expression = Expression(where)
+            rows = np.flatnonzero(expression(episode_table(self.recording, expression).figures))
         if sort and sort not in known:
             raise SettingsError(f"episodes can't be sorted by `{sort}`. {choice(sort, known)}")
         if sort:

@@ -363,7 +363,7 @@ def one_step(arena: Any) -> Any:
 def test_what_is_no_env() -> None:
     with pytest.raises(EnvError, match="is not an env"):
         make_arena(lambda: 3, 1)
-    with pytest.raises(EnvError, match="the vector env has 3 envs, but num_envs is 2"):
+    with pytest.raises(EnvError, match="has 3 envs, but num_envs is 2"):
         make_arena(make_vector, 2)
 
 

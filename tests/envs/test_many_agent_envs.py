@@ -100,7 +100,7 @@ def test_state_of_a_copy_is_plain() -> None:
     for make in (lambda: ParallelAdapter(CartPoles(2)), lambda: AECAdapter(Nim(12)), lambda: DictAdapter(Late())):
         copy = make()
         copy.reset(3)
-        rows = copy.step(dict.fromkeys(copy._who.waiting, 0))
+        rows = copy.step(dict.fromkeys(copy.waiting, 0))
         state = capture_env(copy)
         assert state["how"] == "snapshot", state
         other = make()

@@ -34,7 +34,7 @@ def refused(match: str, copy: ManyAgentsAdapter, steps: int = 1) -> None:
     with pytest.raises(EnvError, match=match):  # noqa: PT012
         copy.reset(0)
         for _ in range(steps):
-            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+            copy.step(dict.fromkeys(copy.waiting, 0))  # type: ignore[attr-defined]
 
 
 class Broken(ScriptedParallel):
@@ -58,7 +58,7 @@ def played(copy: ManyAgentsAdapter, episodes: int = 2) -> None:
     for _ in range(episodes):
         copy.reset(0)
         while not copy.over:
-            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+            copy.step(dict.fromkeys(copy.waiting, 0))  # type: ignore[attr-defined]
         copy.unheld()
 
 
@@ -101,20 +101,17 @@ def test_a_mask_that_only_infos_hold_is_told_once(caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
-@pytest.mark.parametrize("by_agent", [True, False])
-def test_spaces_as_attributes(by_agent: bool) -> None:
+def test_one_space_for_all_agents_is_refused() -> None:
     env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
-    own = env._obs_space
-    env.observation_space = spaces.Dict({"a": own, "b": own}) if by_agent else own
-    assert DictAdapter(env).obs_spaces == (own, own)
-    other = spaces.Box(0, 1, (3,))
-    env.observation_spaces = {"a": own, "b": other}  # says more
+    own, other = env._obs_space, spaces.Box(0, 1, (3,))
+    env.observation_space = own
+    with pytest.raises(
+        EnvError, match=r"has no observation_space for agent 'a', but .* or a dict `observation_spaces`"
+    ):
+        DictAdapter(env)
+    env.observation_spaces = {"a": own, "b": other}
     assert DictAdapter(env).obs_spaces == (own, other)
-
-
-def test_a_dict_of_spaces_lacks_no_agent() -> None:
-    env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
-    env.observation_space = spaces.Dict({"a": env._obs_space})
+    del env.observation_spaces["b"]
     with pytest.raises(EnvError, match=r"has no observation_space for agent 'b', but KeyError"):
         DictAdapter(env)
 

@@ -163,7 +163,9 @@ def test_an_episode_that_was_finished_before_the_worker_died_is_kept() -> None:
 def test_a_thread_that_hangs_ends_the_run() -> None:
     driver = Driver("thread", step_timeout=0.5, cleanup_time=0.0)
     driver.tell(0, HANG)
-    with pytest.raises(EnvError, match=r"worker 0 hung: .* 0.5 seconds \(step_timeout\)\. It is a thread, which can't"):
+    with pytest.raises(
+        EnvError, match=r"worker 0 hung: .* 0.5 seconds \(see Workers.step_timeout\)\. It is a thread, which can't"
+    ):
         driver.play(10**6)
     driver.arena.close()
 
@@ -393,7 +395,7 @@ class HangsWhenMade(Told):
 def test_making_an_env_may_hang_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(num_workers=1, step_timeout=0.05, max_restarts=1, cleanup_time=0.1)
     monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
-    with pytest.raises(EnvError, match=r"worker 0 hung: .* not made its envs.* 10 times `step_timeout` \(0.05 s\)"):
+    with pytest.raises(EnvError, match=r"worker 0 hung: .* not made its envs.* 0.5 seconds \(see Workers.step_timeout"):
         within(60, lambda: copies_of(functools.partial(HangsWhenMade, str(tmp_path / "a"), always=True), workers))
     monkeypatch.undo()
     arena = copies_of(functools.partial(HangsWhenMade, str(tmp_path / "b")), workers)
@@ -405,7 +407,7 @@ def test_making_an_env_may_hang_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         arena.send(turn, {"action": np.array([RAISE])})
         arena.recv()
 
-    match = r"2 failures .*max_restarts.* worker 0 hung: it made no env in 0.5 seconds \(10 times step_timeout"
+    match = r"2 failures .*max_restarts.* worker 0 hung: it took more than 0.5 seconds .* in the making of env 0"
     with pytest.raises(EnvError, match=match):
         within(60, fail)
     arena.close()
@@ -433,7 +435,9 @@ class HangsInReset(Told):
 def test_an_env_that_always_hangs_is_tried_twice() -> None:
     arena = copies_of(HangsInReset, Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1))
     arena.reset(seed=1)
-    with pytest.raises(EnvError, match=r"2 failures .* worker 0 hung: it was not reset in 0.5 seconds"):
+    with pytest.raises(
+        EnvError, match=r"2 failures .* worker 0 hung: it took more than 0.5 seconds .* in a reset of env 0"
+    ):
         within(60, arena.recv)
     arena.close()
 

@@ -21,7 +21,7 @@ from etude.errors import EnvError, SettingsError
 from etude.modules import make_module
 from etude.serving.external import ClientService
 from etude.serving.protocol import RequestError
-from etude.serving.sessions import Sessions
+from etude.serving.web import Sessions
 from etude.spaces import NamedDiscrete
 
 OBS, ACTION = spaces.Box(-10, 10, (1,), np.float32), spaces.Discrete(2)

@@ -22,8 +22,7 @@ from etude.modules import NetworkConfig, make_module
 from etude.policies import Policy
 from etude.serving import PolicyService, ServingConfig, WebServer, app
 from etude.serving.protocol import RequestError
-from etude.serving.sessions import Session, Sessions
-from etude.serving.web import ServingMetrics
+from etude.serving.web import ServingMetrics, Session, Sessions
 from etude.spaces import NamedDiscrete
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
