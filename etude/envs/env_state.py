@@ -12,62 +12,65 @@ found again by its name, and never changed. An env for which it has changed can'
 """
 
 import contextlib
-import copy
 import ctypes
 import dataclasses
 import enum
 import functools
 import inspect
+import logging
 import pathlib
 import random
 import sys
 import types
 import weakref
 import zlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.envs.shared import (
-    ANY,
-    DICTS,
-    OWNER,
-    Program,
-    class_name,
-    code_of,
-    is_bare,
-    is_env,
-    is_programs,
-    memory_of,
-    own_attribute,
-    parts_of,
-    static_name,
-)
+from etude.envs.env_classes import Classes, checksums_of, class_name, is_bare, is_constant, memory_of
 from etude.envs.simulators import arrays_of, simulator
 from etude.errors import described
 
 Node = dict[str, Any]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_HANDLED = ("pybullet",)
+"""Modules of simulators whose objects are known by a number."""
 _KEYS = frozenset((type(None), bool, int, float, str, bytes))
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
-_CHANGING = (*DICTS, list, set, deque, bytearray, np.ndarray)
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_STATELESS = tuple(
+    f"{module}."
+    for module in (  # noqa: SIM905
+        "pygame.surface pygame.font pygame.freetype pygame.time pygame.mixer pygame.display pygame.event "
+        "pygame.joystick pygame.pixelarray matplotlib PIL.ImageFont moviepy _thread "
+        "gymnasium.envs.mujoco.mujoco_rendering "
+        "dm_control.mujoco.index"  # names of parts of a simulator's memory
+    ).split()
+)
+"""Modules whose objects are for drawing only, or have no state of their own."""
 _IMAGE = "PIL.Image:Image"
-_PYGAME = {
-    f"pygame.{name}": name.partition(":")[2]
-    for name in ("rect:Rect", "rect:FRect", "math:Vector2", "math:Vector3", "color:Color")
-}
-"""Positions and colors, which are made of numbers: their names in pygame, by class name."""
+_PYGAME = frozenset(
+    "pygame.rect:Rect pygame.rect:FRect pygame.math:Vector2 pygame.math:Vector3 pygame.color:Color".split()  # noqa: SIM905
+)
+"""Positions and colors, which are made of numbers, by class name."""
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _LARGEST_POOL = 1024
 """The most numbers in the pool of a random generator's seeds; NumPy's default is 4."""
+_METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+_SELF = "__self__"
 _DETAILS = frozenset(
-    "id class maxlen shape rng below order dtype offset strides memory code is_pure seeds info".split()  # noqa: SIM905
+    "id class maxlen shape rng below order dtype offset strides memory code is_pure seeds shared info".split()  # noqa: SIM905
 )
 """The keys of a node besides its kind."""
+_ANY = "any"  # stands for an object that never changes, or is for drawing only
 _DEEPEST = 80  # levels of nesting; a checkpoint can't hold many more
 _ALIGNED = 16
 
@@ -87,10 +90,10 @@ def capture_env(env: Any) -> dict[str, Any]:
         KeyboardInterrupt: Ctrl-C. All other errors are reported in ``why``.
     """
     capture = _Capture()
-    capture.path = type(env).__name__
     try:
-        capture.program = Program(env)
-        tree = capture.tree(env, capture.path)
+        tree = capture.node(env, type(env).__name__)
+        capture.path = type(env).__name__
+        capture.place(Classes(env, _is_env, _static))
     except CannotCaptureError as error:
         return {"how": "new episodes", "why": str(error)}
     except KeyboardInterrupt:
@@ -98,7 +101,7 @@ def capture_env(env: Any) -> dict[str, Any]:
     except BaseException as error:  # noqa: BLE001  an env's own code, which may raise anything
         return {"how": "new episodes", "why": f"{_short(capture.path)} can't be captured ({described(error)[:500]})"}
     how = "get_state" if capture.used_get_state else "snapshot"
-    return {"how": how, "env": tree, "classes": capture.checksums}
+    return {"how": how, "env": tree, "sums": capture.checksums}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
@@ -109,8 +112,8 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
             It must then be reset, or made again.
     """
     try:
-        if "classes" not in state:
-            raise CannotRestoreError("an older version of Etude saved the state")
+        if "sums" not in state:
+            raise CannotRestoreError("an older version of Etude saved the state, without what all envs share")
         restore = _Restore(env, state)
         restore.value(env, state["env"], type(env).__name__)
         restore.put_simulators()
@@ -129,94 +132,153 @@ def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
     return "F" if array.flags.fnc else "C"
 
 
+def _held(value: Any) -> dict[str, Any] | None:
+    """What a function refers to and may change: the variables of an enclosing function that it uses, its defaults and
+    attributes, the object of a method, or the arguments of a partial; None for all else, and for functions of the
+    program that refer to nothing that may change."""
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords} | _attributes_of(value)
+    if isinstance(value, _METHODS):
+        own = getattr(value, "__self__", None)
+        return None if own is None or isinstance(own, types.ModuleType | type) else {_SELF: own}
+    if not isinstance(value, types.FunctionType):
+        return None
+    return None if _is_programs(value) and not _may_change(value) else _parts_of(value)
+
+
+def _is_programs(function: Any) -> bool:
+    """Whether a function is in a variable of its module, or of a class there."""
+    if any(function is own for own in function.__globals__.values()):
+        return True
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+def _may_change(function: Any) -> bool:
+    """Whether a function refers to more than constants, what has no state of its own, and functions like it."""
+    met: list[Any] = []
+    rest = [function]
+    while rest:
+        value = rest.pop()
+        is_fixed = is_constant(value) or isinstance(value, enum.Enum) or type(value) is object
+        if isinstance(value, types.FunctionType):
+            if all(value is not one for one in met):
+                met.append(value)
+                parts = _parts_of(value)
+                named = [parts.pop(name, {}) for name in ("__dict__", "__kwdefaults__")]
+                rest += [*parts.pop("__defaults__", ()), *parts.values(), *named[0].values(), *named[1].values()]
+        elif not is_fixed and _static(value) is None:
+            return True
+    return False
+
+
+def _parts_of(function: Any) -> dict[str, Any]:
+    held = _attributes_of(function)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # the variable has no value yet
+            held[name] = cell.cell_contents
+    defaults = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+    return held | {name: given for name, given in defaults.items() if given}
+
+
+def _attributes_of(function: Any) -> dict[str, Any]:
+    given = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+    return {"__dict__": given} if given else {}
+
+
+def _static(value: Any) -> str | None:
+    """A name for a value without state of its own; None for all others."""
+    if _held(value):
+        return None
+    if isinstance(value, _FUNCTIONS):
+        if isinstance(value, types.FunctionType):
+            return _code_of(value)
+        return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    kind = type(value)
+    if kind is weakref.finalize:
+        return _ANY
+    if isinstance(value, EnvSpec | logging.Logger) or f"{getattr(kind, '__module__', '')}.".startswith(_STATELESS):
+        return _ANY
+    if isinstance(value, np.ufunc):
+        return f"numpy:{value.__name__}"
+    if callable(value) and not hasattr(value, "__dict__") and not isinstance(value, weakref.ref):
+        is_in_c = not isinstance(kind.__call__, types.FunctionType)  # such as a ufunc, or operator.itemgetter(0)
+        return (_ANY if " at 0x" in repr(value) else repr(value)) if is_in_c else None
+    return None
+
+
+def _code_of(function: Any) -> str:
+    """The name of a function's code, which is the same in each new env; of one that is defined in a function, with a
+    checksum, since several may have one name."""
+    if isinstance(function, functools.partial):
+        return "partial"
+    name = f"{getattr(function, '__module__', '')}:{function.__qualname__}"
+    code = getattr(function, "__code__", None)
+    return name if code is None or "<" not in name else f"{name}#{_checksum_of(code):08x}"
+
+
+def _checksum_of(code: types.CodeType) -> int:
+    def shown(part: Any) -> Any:
+        if isinstance(part, types.CodeType):
+            return _checksum_of(part)
+        if isinstance(part, frozenset):  # of texts, in another order in each process
+            return sorted(map(repr, part))
+        return repr(part)
+
+    parts = [shown(part) for part in code.co_consts]
+    return zlib.crc32(code.co_code + repr((code.co_names, code.co_freevars, parts)).encode())
+
+
+def _is_env(value: Any) -> bool:
+    """Whether ``value`` is an env or a wrapper, of one agent or several."""
+    many = all(_own_attribute(value, name) is not None for name in ("possible_agents", "reset", "step"))
+    return isinstance(value, gym.Env | VectorEnv) or many
+
+
+def _own_attribute(value: Any, name: str) -> Any:
+    """An object's own attribute, or None; some wrappers also show the attributes of the env inside."""
+    return getattr(value, name, None) if inspect.getattr_static(value, name, None) is not None else None
+
+
 def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
     """The ``get_state()`` and ``set_state(state)`` of an env or a wrapper that has both."""
-    if not is_env(value):
+    if not _is_env(value):
         return None
-    get, put = own_attribute(value, "get_state"), own_attribute(value, "set_state")
+    get, put = _own_attribute(value, "get_state"), _own_attribute(value, "set_state")
     return (get, put) if _takes(get, 0) and _takes(put, 1) else None
+
+
+def _elsewhere(kind: type) -> str | None:
+    """The simulator in which instances of a class have their state, of which they hold only a number."""
+    for name in _HANDLED:
+        if (simulated := sys.modules.get(name)) is not None:
+            homes = [sys.modules.get(base.__module__) for base in kind.__mro__]
+            if any(one is simulated for home in homes if home is not None for one in vars(home).values()):
+                return name
+    return None
 
 
 def _takes(function: Any, count: int) -> bool:
     """Whether ``function`` accepts ``count`` arguments: the ``set_state(qpos, qvel)`` of MuJoCo's envs needs two."""
+    if not callable(function):
+        return False
     try:
         inspect.signature(function).bind(*[None] * count)
-    except TypeError:  # it takes another number of them, or can't be called
+    except TypeError:
         return False
     except ValueError:  # it has no signature
         return True
     return True
 
 
-def _is_in_pybullet(kind: type) -> bool:
-    """Whether a class is defined in a file that imports PyBullet, whose objects are known by a number."""
-    pybullet = sys.modules.get("pybullet")
-    homes = [vars(sys.modules[base.__module__]) for base in kind.__mro__ if base.__module__ in sys.modules]
-    return pybullet is not None and any(one is pybullet for home in homes for one in home.values())
-
-
-# -- what the program holds -------------------------------------------------------------------------------------------
-
-
-def _static(value: Any) -> str | None:
-    """A name for a value without state of its own, and for a function of the program, with a checksum of what it
-    refers to; None for all others."""
-    if isinstance(value, types.FunctionType) and (parts := parts_of(value)) and is_programs(value):
-        return f"{code_of(value)}#{_digest(parts, code_of(value)):08x}"
-    return static_name(value)
-
-
-def _digest(value: Any, path: str, *, plain: bool = False) -> int:
-    """A checksum of all that is in a value, the same in each process.
-
-    Raises:
-        CannotCaptureError: it holds something that can't be captured; with ``plain``, any object.
-    """
-    return _checksum(_Capture().tree(value, path, plain=plain))
-
-
-def _checksum(node: Any) -> int:
-    if isinstance(node, np.ndarray):
-        content: Any = node.dtype.str, node.shape, zlib.crc32(node.tobytes())
-    elif isinstance(node, dict):
-        content = []
-        for key, part in sorted(node.items()):
-            if key in ("set", "frozenset") and isinstance(part, list):  # whose order may differ
-                content.append((key, sorted(map(_checksum, part))))
-            elif not (key in ("id", "ref", "view") and isinstance(part, int)):
-                content.append((key, _checksum(part)))
-    elif isinstance(node, list | tuple):
-        content = [*map(_checksum, node)]
-    else:
-        content = f"{type(node).__name__} {node!r}"
-    return zlib.crc32(repr(content).encode("utf-8", "backslashreplace"))
-
-
-def checksums_of(kind: type) -> dict[str, int]:
-    """Checksums of the lists, dicts, arrays and so on of plain data in a class and those above it, by name.
-
-    Those that are caches by their name are left out, and those that Python itself makes (``__slotnames__``).
-    """
-    found: dict[str, int] = {}
-    for base in reversed(kind.__mro__):
-        for name, value in vars(base).items():
-            found.pop(name, None)
-            is_left_out = "cache" in name.lower() or (name.startswith("__") and name.endswith("__"))
-            if type(value) in _CHANGING and not is_left_out:
-                with contextlib.suppress(CannotCaptureError):
-                    found[name] = _digest(value, name, plain=True)
-    return found
-
-
-# -- capturing --------------------------------------------------------------------------------------------------------
-
-
 class _Capture:
     """Converts an env to nodes, ``{kind: content}``; a node that can be referred to has a number ``id``."""
 
     def __init__(self) -> None:
-        self.program: Program | None = None
-        """What is not the env's own; None: everything is captured."""
         self.used_get_state = False
         self.checksums: dict[str, dict[str, int]] = {}
         """By class."""
@@ -226,16 +288,9 @@ class _Capture:
         self._numbers: dict[int, int] = {}
         self._sources: dict[int, int] = {}
         """The number of each bit generator's generator."""
-        self._met: list[Any] = []  # keeps the values alive, so that no id is used twice
+        self._met: list[tuple[Any, Node]] = []  # keeps the values alive, so that no id is used twice
         self._arrays: list[tuple[Node, NDArray[Any]]] = []
         self._simulated: list[tuple[int, int]] = []  # memory ranges of simulators' arrays
-        self._digests: dict[int, int] = {}
-
-    def tree(self, value: Any, path: str, *, plain: bool = False) -> Node:
-        """The node of a value, complete; with ``plain``, it must not hold objects."""
-        node = self.node(value, path, plain=plain)
-        self._place_arrays()
-        return node
 
     def node(self, value: Any, path: str, *, plain: bool = False) -> Node:
         """The node of a value; with ``plain``, objects are refused, because restoring has no objects to fill there."""
@@ -245,20 +300,15 @@ class _Capture:
         if isinstance(value, enum.Enum) and not plain:
             name = value.name if value.name in type(value).__members__ else value.value  # one flag, or several
             return {"enum": name, "class": class_name(type(value))}
-        if not plain and (static := static_name(value) if self.program is None else _static(value)) is not None:
+        if not plain and (static := _static(value)) is not None:
             return {"static": static}
-        # What get_state returns is never what all envs share; and dm_control has a variable for the last model of all.
-        if self.program is not None and not plain:
-            owner = self.program.owner(value)
-            if owner is not None and simulator(value) is None:
-                return self._shared(value, owner, path)
         if id(value) in self._numbers:
             return {"ref": self._numbers[id(value)]}
         if self._depth == _DEEPEST:
             raise CannotCaptureError(f"{_short(path)} is nested more than {_DEEPEST} levels deep")
         number = self._numbers[id(value)] = len(self._met)
         node: Node = {"id": number}
-        self._met.append(value)
+        self._met.append((value, {} if plain else node))  # what get_state returns is never what all envs share
         self._depth += 1
         node |= self._content(value, path, plain)
         self._depth -= 1
@@ -266,24 +316,10 @@ class _Capture:
             self._arrays.append((node, value))
         return node
 
-    def _shared(self, value: Any, owner: Any, path: str) -> Node:
-        """The node of what the program holds, or of a view of an array ``owner`` that it holds."""
-        assert self.program is not None
-        if (name := self.program.name(owner)) is None:
-            raise CannotCaptureError(
-                f"{_short(path)} is something which all envs share, and which has no name by which it could be found "
-                "again"
-            )
-        compared = owner if owner is value else memory_of(owner)
-        if id(compared) not in self._digests:
-            self._digests[id(compared)] = _digest(compared, path)
-        node = {"shared": name, "sum": self._digests[id(compared)]}
-        return node if owner is value else {**node, **_place_of(value, memory_of(owner).ctypes.data)}
-
     def _content(self, value: Any, path: str, plain: bool) -> Node:
         kind = type(value)
         if kind is np.ndarray and value.dtype.kind not in "OV":
-            return {}  # see `_place_arrays`
+            return {}  # see `place`
         if kind is np.random.Generator:
             source = value.bit_generator
             if self._sources.setdefault(id(source), self._numbers[id(value)]) != self._numbers[id(value)]:
@@ -307,28 +343,25 @@ class _Capture:
         if kind in (range, slice):
             bounds = (value.start, value.stop, value.step)
             return {kind.__name__: [self.node(bound, path, plain=True) for bound in bounds]}
-        is_named = isinstance(value, tuple) and hasattr(value, "_fields") and not plain
-        if kind in _SEQUENCES or is_named:
+        if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
             items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
-            if kind is deque:
-                return {"deque": items, "maxlen": value.maxlen}
             return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": class_name(kind)}
+        if kind is deque:
+            items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
+            return {"deque": items, "maxlen": value.maxlen}
         if kind is np.ndarray and value.dtype.kind == "O":
             items = [self.node(item, f"{path}.flat[{i}]", plain=plain) for i, item in enumerate(value.flat)]
             return {"objects": items, "shape": list(value.shape)}
-        if kind in DICTS and not (plain and kind is defaultdict):
+        if kind in _DICTS and not (plain and kind is defaultdict):
             return {"dict": self._items(value, path, plain), "class": class_name(kind)}
         if plain and not dataclasses.is_dataclass(value):
             raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
-        if parts := {} if plain else parts_of(value):
-            nodes = {name: self.node(part, f"{path}.{name}") for name, part in parts.items()}
-            return {"function": nodes, "code": code_of(value)}
-        if not plain and (own := _own_state(value)) is not None:
-            self.used_get_state = True
-            below = self._below(value, path)
-            rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
-            return {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
-        return self._attributes(value, path, plain)
+        if plain:
+            return self._attributes(value, path, plain=True)
+        if held := _held(value):
+            parts = {name: self.node(part, f"{path}.{name}") for name, part in held.items()}
+            return {"function": parts, "code": _code_of(value)}
+        return self._object(value, path)
 
     def _items(self, value: dict[Any, Any], path: str, plain: bool) -> list[Any]:
         for key in value:
@@ -336,19 +369,16 @@ class _Capture:
                 raise CannotCaptureError(f"{_short(path)} has the key {key!r}, which is not plain data")
         return [[key, self.node(item, f"{path}[{key!r}]", plain=plain)] for key, item in value.items()]
 
-    def _below(self, wrapper: Any, path: str) -> Node | None:
-        """The node of the env inside a wrapper with get_state. None: it can't be captured; get_state must cover it."""
-        inside = vars(wrapper).get("env")
-        if not is_env(inside):
-            return None
-        before = {name: copy.copy(part) for name, part in vars(self).items()}
-        try:
-            return self.node(inside, f"{path}.env")
-        except Exception:  # noqa: BLE001  see `capture_env`
-            vars(self).update(before)
-            return None
+    def _object(self, value: Any, path: str) -> Node:
+        own = _own_state(value)
+        if own is None:
+            return self._attributes(value, path)
+        self.used_get_state = True
+        below = self._below(value, path)
+        rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
+        return {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng, "below": below}
 
-    def _attributes(self, value: Any, path: str, plain: bool) -> Node:
+    def _attributes(self, value: Any, path: str, *, plain: bool = False) -> Node:
         kind = type(value)
         known = simulator(value)
         if known is not None:
@@ -359,40 +389,65 @@ class _Capture:
             # A view of an array in its memory is right once the state was restored.
             self._simulated += [np.lib.array_utils.byte_bounds(array) for array in arrays_of(value).values()]
             return {"simulator": state, "class": class_name(kind)}
-        if _is_in_pybullet(kind):
-            raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, whose state is in pybullet")
-        if self.program is None and kind is object:  # which all envs share, and of which only the identity counts
-            return {}
+        if elsewhere := _elsewhere(kind):
+            raise CannotCaptureError(
+                f"{_short(path)} is a {class_name(kind).lstrip(':')}, whose state is in {elsewhere}"
+            )
         if not is_bare(kind):
             raise CannotCaptureError(f"{_short(path)} is a {class_name(kind).lstrip(':')}, not plain data")
         parts = vars(value)
         if isinstance(value, gym.Space):  # a space does not change, except for its random generator
             parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
-        elif self.program is not None and class_name(kind) not in self.checksums:
+        elif class_name(kind) not in self.checksums:
             self.checksums[class_name(kind)] = checksums_of(kind)
         content = {name: self.node(item, f"{path}.{name}", plain=plain) for name, item in parts.items()}
         return {"object": content, "class": class_name(kind)}
 
-    def _place_arrays(self) -> None:
-        """Fill the nodes of arrays, once it is known which of them share memory."""
+    def _below(self, wrapper: Any, path: str) -> Node | None:
+        """The node of the env inside a wrapper with get_state. None: it can't be captured; get_state must cover it."""
+        inside = vars(wrapper).get("env")
+        if not _is_env(inside):
+            return None
+        mark = self._mark()
+        try:
+            return self.node(inside, f"{path}.env")
+        except Exception:  # noqa: BLE001  see `capture_env`
+            self._return_to(mark)
+            return None
+
+    def _mark(self) -> tuple[int, int, int, int]:
+        return self._depth, len(self._arrays), len(self._simulated), len(self._met)
+
+    def _return_to(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget all that was captured since a `_mark`."""
+        self._depth, arrays, simulated, met = mark
+        del self._arrays[arrays:], self._simulated[simulated:], self._met[met:]
+        for numbers in (self._numbers, self._sources):
+            for key in [key for key, number in numbers.items() if number >= met]:
+                del numbers[key]
+
+    def place(self, program: Classes) -> None:
+        """Name what the program holds, and fill the nodes of arrays, once it is known which of them share memory."""
+        for value, node in self._met:
+            if "simulator" not in node and (name := program.shared_name(value)) is not None:
+                node["shared"] = name  # but dm_control has a variable for the last model of all
+            elif "function" in node and isinstance(value, types.FunctionType) and _is_programs(value):
+                node["shared"] = node["code"]
         sharing: dict[int, list[tuple[Node, NDArray[Any]]]] = {}
         for node, array in self._arrays:
             sharing.setdefault(id(memory_of(array)), []).append((node, array))
         for group in sharing.values():
-            first, array = group[0]
+            node, array = group[0]
             if self._is_simulated(array):
                 for node, array in group:
                     node |= {"kept": array.dtype.str, "shape": list(array.shape)}
-            elif len(group) == 1:
-                first |= {"array": array.copy(), "order": order_of(array)}
-            else:
-                bounds = [np.lib.array_utils.byte_bounds(array) for _, array in group]
-                begin = min(low for low, _ in bounds)
-                begin -= (begin - memory_of(array).ctypes.data) % _ALIGNED
-                memory = ctypes.string_at(begin, max(high for _, high in bounds) - begin)
-                first["memory"] = np.frombuffer(memory, np.uint8)
+            elif "shared" in node:
                 for node, array in group:
-                    node |= {"view": first["id"], **_place_of(array, begin)}
+                    node |= {"array": array.copy(), "order": order_of(array), **_place_of(array)}
+            elif len(group) == 1:
+                node |= {"array": array.copy(), "order": order_of(array)}
+            else:
+                _place_together(group)
 
     def _is_simulated(self, array: NDArray[Any]) -> bool:
         if not self._simulated or memory_of(array).base is None:
@@ -401,18 +456,44 @@ class _Capture:
         return any(first <= begin and end <= last for first, last in self._simulated)
 
 
-def _place_of(array: NDArray[Any], begin: int) -> Node:
-    """Where an array is in the memory from the address ``begin`` on."""
-    place = {"dtype": array.dtype.str, "shape": list(array.shape), "strides": list(array.strides)}
-    return {**place, "offset": array.ctypes.data - begin}
+def _place_of(array: NDArray[Any]) -> Node:
+    """Where an array is in its memory."""
+    return {"offset": array.ctypes.data - memory_of(array).ctypes.data, "strides": list(array.strides)}
 
 
-def _placed(memory: NDArray[Any], node: Node, path: str) -> NDArray[Any]:
-    """The inverse of `_place_of`; the new array shares ``memory``."""
-    dtype, flat = np.dtype(node["dtype"]), memory.ravel("K").view(np.uint8)
-    if dtype.hasobject or not np.shares_memory(flat, memory):
-        raise CannotRestoreError(f"{path} holds objects, or parts of an array only")
-    return np.ndarray(tuple(node["shape"]), dtype, flat.data, node["offset"], tuple(node["strides"]))
+def _placed(array: Any, node: Node) -> Any:
+    """The array of a node in the memory of an array that the program holds."""
+    stored = node["array"]
+    if type(array) is not np.ndarray or (_place_of(array).items() <= node.items() and array.shape == stored.shape):
+        return array
+    memory = memory_of(array)
+    flat = memory.ravel("K").view(np.uint8)
+    if not np.shares_memory(flat, memory):
+        return None
+    return np.ndarray(stored.shape, stored.dtype, flat.data, node["offset"], tuple(node["strides"]))
+
+
+def _nodes_in(tree: Any) -> Iterator[Node]:
+    """The nodes of what the program holds, in a node of it."""
+    if isinstance(tree, dict) and isinstance(tree.get("shared"), str):
+        yield tree
+    if isinstance(tree, dict | list | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _nodes_in(part)
+
+
+def _place_together(group: list[tuple[Node, NDArray[Any]]]) -> None:
+    """Fill the nodes of arrays that are views of the same memory."""
+    bounds = [np.lib.array_utils.byte_bounds(array) for _, array in group]
+    origin = memory_of(group[0][1]).ctypes.data
+    begin = min(first for first, _ in bounds)
+    begin -= (begin - origin) % _ALIGNED
+    memory = ctypes.string_at(begin, max(end for _, end in bounds) - begin)
+    for node, array in group:
+        node["view"] = node["id"] if node is group[0][0] else group[0][0]["id"]
+        node |= {"dtype": array.dtype.str, "shape": list(array.shape), "strides": list(array.strides)}
+        node["offset"] = array.ctypes.data - begin
+    group[0][0]["memory"] = np.frombuffer(memory, np.uint8)
 
 
 def _is_ordered_by_value(item: Any) -> bool:
@@ -428,40 +509,61 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or isinstance(key, np.number | np.bool_)
 
 
-# -- restoring --------------------------------------------------------------------------------------------------------
+def _is_like(value: Any, node: Node, program: Classes) -> bool:
+    """Whether an object is as it was captured."""
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, dict) and isinstance(b, dict):
+            if "ref" in a or "ref" in b:  # captured where it was met first
+                return True
+            names = a.keys() - {"id", "view", "shared"}
+            return names == b.keys() - {"id", "view", "shared"} and all(alike(a[name], b[name]) for name in names)
+        if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+            return len(a) == len(b) and all(map(alike, a, b))
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+        return bool(type(a) is type(b) and (a == b or (a != a and b != b)))
+
+    capture = _Capture()
+    try:
+        own = capture.node(value, "")
+        capture.place(program)
+    except CannotCaptureError:
+        return False
+    return alike(own, node)
 
 
 class _Restore:
     """Converts nodes back to values, filling the objects of a new env."""
 
     def __init__(self, env: Any, state: Mapping[str, Any]) -> None:
-        self._program = Program(env)
-        self._checksums = dict(state["classes"])  # of the classes that were not compared yet
+        self._classes = Classes(env, _is_env, _static)
+        self._program = self._classes.shared({node["shared"] for node in _nodes_in(state["env"])})
+        self._checksums = dict(state["sums"])  # of the classes that were not compared yet
         self._in_new = 0  # how many new objects this value is inside of
         self._made: dict[int, Any] = {}
         self._filled: dict[int, Any] = {}  # by id; keeps the objects alive, so that no id is used twice
         self._memories: dict[int, NDArray[np.uint8]] = {}
         self._simulators: list[tuple[Any, dict[str, Any], str]] = []
-        self._digests: dict[int, int] = {}  # of what the program holds
 
     def value(self, current: Any, node: Node, path: str) -> Any:
         if "value" in node:
             return node["value"]
         if "ref" in node:
             if node["ref"] not in self._made:
-                raise CannotRestoreError(f"{path} is in a tuple that contains itself")
+                raise CannotRestoreError(f"{path} is in a tuple that contains itself, or in what all envs share")
             return self._made[node["ref"]]
         if "static" in node:
-            if node["static"] not in (ANY, _static(current)) or (self._in_new and _static(current) is None):
-                was = "no plain data" if node["static"] == ANY else node["static"]
+            if node["static"] not in (_ANY, _static(current)) or (self._in_new and _static(current) is None):
+                was = "no plain data" if node["static"] == _ANY else node["static"]
                 raise CannotRestoreError(f"{path} was {was}, but is something else in a new env")
             return current
         if "enum" in node:
             own = self._kind_of(current, node, path, enum.Enum)
             return own[node["enum"]] if isinstance(node["enum"], str) else own(node["enum"])
         if "shared" in node:
-            return self._of_program(node, path)
-        if "simulator" not in node and self._program.owner(current) is not None:
+            return self._of_program(current, node, path)
+        if "simulator" not in node and self._classes.shared_name(current) is not None:
             current = None  # which is never changed
         if "object" in node:
             return self._fill(current, node, path)
@@ -469,28 +571,29 @@ class _Restore:
         self._made[node["id"]] = made
         return made
 
-    def _of_program(self, node: Node, path: str) -> Any:
+    def _of_program(self, current: Any, node: Node, path: str) -> Any:
         """What the program holds by a node's name, if it is as it was."""
-        found = self._program.find(node["shared"])
-        if found is not None:
-            compared = memory_of(found) if "offset" in node else found
-            if id(compared) not in self._digests:
-                self._digests[id(compared)] = _digest(compared, path)
-            if self._digests[id(compared)] == node.get("sum"):
-                return _placed(compared, node, path) if "offset" in node else found
-        name, *keys = node["shared"]
-        raise CannotRestoreError(
-            f"{path} was {name}{''.join(f'[{key}]' for key in keys)}, which all envs share: it has changed, or is not "
-            "there"
-        )
+        for part in reversed(list(_nodes_in(node))):  # others may refer to its parts
+            found = self._program.get(part["shared"])
+            found = _placed(found, part) if "array" in part else found
+            self._made |= {} if found is None else {part["id"]: found}
+            if found is not None and "object" in part:
+                self._check_variables(type(found), part, path)
+        if node["shared"] == node.get("code"):  # a function of a package in which no names are looked for
+            found = self._made[node["id"]] = current
+        if found is None or not _is_like(found, node, self._classes):
+            raise CannotRestoreError(
+                f"{path} was {node['shared'] or 'something'}, which all envs share: it has changed, or is not there"
+            )
+        return found
 
-    def _check_class(self, current: Any, node: Node, path: str) -> None:
-        if class_name(type(current)) != node["class"]:
+    def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
+        if class_name(type(current)) != node["class"] or not isinstance(current, kind):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none there")
 
     def _kind_of(self, current: Any, node: Node, path: str, above: type) -> Any:
         """The class of a node, a subclass of ``above``, of which the new env has objects, here or elsewhere."""
-        kind = type(current) if class_name(type(current)) == node["class"] else self._program.kind(node["class"])
+        kind = type(current) if class_name(type(current)) == node["class"] else self._classes.named(node["class"])
         if kind is None or not issubclass(kind, above):
             raise CannotRestoreError(f"{path} was a {node['class']}, but a new env has none")
         return kind
@@ -500,37 +603,41 @@ class _Restore:
         self._check_variables(kind, node, path)
         is_new = type(current) is not kind
         if is_new:
-            # Something could run when the new one is thrown away, or its attributes could be less than all that it is.
-            if not is_bare(kind) or hasattr(kind, "__del__") or issubclass(kind, gym.Space):
+            if not self._classes.can_be_made(kind):
                 raise CannotRestoreError(f"{path} was a {node['class']}, of which no other can be made")
             current = object.__new__(kind)
-        elif id(current) in self._filled:  # one object in a new env, but two when captured
-            one = current
-            current = object.__new__(kind)
-            vars(current).update(vars(one))
+        self._in_new += is_new
+        filled = self._filled_with(current, node, path)
+        self._in_new -= is_new
+        return filled
+
+    def _check_variables(self, kind: type, node: Node, path: str) -> None:
+        """Check that what all objects of a class share is as it was."""
+        stored = self._checksums.pop(node["class"], None)
+        own = {} if stored is None else checksums_of(kind)
+        changed = [] if stored is None else [name for name in {**own, **stored} if own.get(name) != stored.get(name)]
+        if changed:
+            raise CannotRestoreError(
+                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
+                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
+            )
+
+    def _filled_with(self, current: Any, node: Node, path: str) -> Any:
         if _static(current) is not None:  # such as a module, which the whole program uses
             raise CannotRestoreError(f"{path} is not an object that can hold an env's state")
-        self._filled[id(current)] = self._made[node["id"]] = current
-        self._in_new += is_new
+        if id(current) in self._filled:  # one object in a new env, but two when captured
+            twin = object.__new__(type(current))
+            vars(twin).update(vars(current))
+            current = twin
+        self._filled[id(current)] = current
+        self._made[node["id"]] = current
         attributes = vars(current)
         for name, item in node["object"].items():
             attributes[name] = self.value(attributes.get(name), item, f"{path}.{name}")
         if not isinstance(current, gym.Space):
             for name in attributes.keys() - node["object"].keys():
                 del attributes[name]
-        self._in_new -= is_new
         return current
-
-    def _check_variables(self, kind: type, node: Node, path: str) -> None:
-        """Check that what all objects of a class share is as it was."""
-        if (stored := self._checksums.pop(node["class"], None)) is None:
-            return
-        own = checksums_of(kind)
-        if changed := [name for name in {**own, **stored} if own.get(name) != stored.get(name)]:
-            raise CannotRestoreError(
-                f"{path} has `{changed[0]}` from its class, {node['class'].lstrip(':')}, where it has changed: all "
-                f"envs share it. Make it in __init__ or reset, as self.{changed[0]}"
-            )
 
     def _make(self, current: Any, node: Node, path: str) -> Any:
         kind, stored = next((k, v) for k, v in node.items() if k not in _DETAILS)
@@ -538,12 +645,12 @@ class _Restore:
             case "array":
                 return np.array(stored, order=node["order"])
             case "view":
-                if "memory" in node:
-                    self._memories[node["id"]] = np.array(node["memory"], np.uint8)
-                return _placed(self._memories[stored], node, path)
+                return self._view(node, path)
             case "kept":
-                is_array = isinstance(current, np.ndarray)
-                if not is_array or [current.dtype.str, *current.shape] != [stored, *node["shape"]]:
+                if not isinstance(current, np.ndarray) or (current.dtype.str, list(current.shape)) != (
+                    stored,
+                    node["shape"],
+                ):
                     raise CannotRestoreError(f"{path} was a view of a simulator's memory, but a new env has none there")
                 return current
             case "simulator":
@@ -573,7 +680,7 @@ class _Restore:
                 image.info = self.value(None, node["info"], f"{path}.info")
                 return image
             case "pygame":
-                return getattr(sys.modules["pygame"], _PYGAME[node["class"]])(stored)
+                return getattr(sys.modules["pygame"], sorted({node["class"]} & _PYGAME)[0].partition(":")[2])(stored)
             case "path":
                 return pathlib.PurePath(stored) if node["is_pure"] else pathlib.Path(stored)
             case "range" | "slice":
@@ -608,9 +715,18 @@ class _Restore:
                 raise CannotRestoreError(f"{path}: {error}") from error
         self._simulators.clear()
 
+    def _view(self, node: Node, path: str) -> NDArray[Any]:
+        if "memory" in node:
+            self._memories[node["id"]] = np.array(node["memory"], np.uint8)
+        dtype = np.dtype(node["dtype"])
+        if dtype.hasobject:
+            raise CannotRestoreError(f"{path} holds objects")
+        memory = self._memories[node["view"]]
+        return np.ndarray(tuple(node["shape"]), dtype, memory.data, node["offset"], tuple(node["strides"]))
+
     def _function(self, current: Any, node: Node, path: str) -> Any:
-        held, stored = parts_of(current), node["function"]
-        if not held or code_of(current) != node["code"] or not stored.keys() <= held.keys():
+        held, stored = _held(current), node["function"]
+        if held is None or _code_of(current) != node["code"] or not stored.keys() <= held.keys():
             raise CannotRestoreError(f"{path} was a function {node['code']}, but a new env has none there")
         for name, part in stored.items():
             if callable(held[name]) and not part.keys() & {"static", "function", "object", "ref", "own"}:
@@ -620,11 +736,11 @@ class _Restore:
             made = functools.partial(parts["func"], *parts["args"], **parts["keywords"])
             vars(made).update(parts.get("__dict__", {}))
             return made
-        if OWNER in held:
-            own = self.value(held[OWNER], stored[OWNER], f"{path}.{OWNER}")
-            if type(own) is not type(held[OWNER]):
+        if _SELF in held:
+            own = self.value(held[_SELF], stored[_SELF], f"{path}.{_SELF}")
+            if type(own) is not type(held[_SELF]):
                 raise CannotRestoreError(f"{path} was a method of another class")
-            return current if own is held[OWNER] else getattr(own, current.__name__)
+            return current if own is held[_SELF] else getattr(own, current.__name__)
         if id(current) in self._filled:
             raise CannotRestoreError(f"{path} is one function with another in a new env, but they were two")
         self._filled[id(current)] = current
@@ -642,11 +758,14 @@ class _Restore:
 
     def _dict(self, current: Any, node: Node, path: str) -> Any:
         old = current if isinstance(current, dict) else {}
-        kind = next((kind for kind in DICTS if class_name(kind) == node["class"]), dict)
-        made: dict[Any, Any] = kind()
-        if isinstance(made, defaultdict):
+        made: dict[Any, Any] = {}
+        if node["class"] == class_name(OrderedDict):
+            made = OrderedDict()
+        elif node["class"] == class_name(defaultdict):
             self._check_class(current, node, path)
-            made.default_factory = current.default_factory
+            made = defaultdict(current.default_factory)
+        elif node["class"] == class_name(Counter):
+            made = Counter()
         self._made[node["id"]] = made
         for key, item in node["dict"]:
             made[key] = self.value(old.get(key), item, f"{path}[{key!r}]")
@@ -662,7 +781,7 @@ class _Restore:
         if kind in ("list", "deque"):
             self._made[node["id"]] = made
         for i, item in enumerate(stored):
-            if i >= len(old) and item.get("static") == ANY:
+            if i >= len(old) and item.get("static") == _ANY:
                 raise CannotRestoreError(f"{path}[{i}] was no plain data, but a new env has none there")
             made.append(self.value(old[i] if i < len(old) else None, item, f"{path}[{i}]"))
         match kind:
@@ -690,12 +809,15 @@ class _Restore:
 
 def _bit_generator(state: dict[str, Any], seeds: dict[str, Any] | None) -> np.random.BitGenerator:
     kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
-    by_name = {kind.__name__: kind for kind in kinds}
-    name = state["bit_generator"]
-    if name not in by_name or (seeds is not None and seeds["pool_size"] > _LARGEST_POOL):
-        raise CannotRestoreError(f"there is no random generator {name!r} with such seeds")
+    if seeds is not None and seeds["pool_size"] > _LARGEST_POOL:
+        raise CannotRestoreError(f"a random generator has a pool of {seeds['pool_size']} seeds")
     _check_position(state)
-    made: np.random.BitGenerator = by_name[name](None if seeds is None else np.random.SeedSequence(**seeds))
+    sequence = None if seeds is None else np.random.SeedSequence(**seeds)
+    made: np.random.BitGenerator | None = next(
+        (kind(sequence) for kind in kinds if kind.__name__ == state["bit_generator"]), None
+    )
+    if made is None:
+        raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")
     made.state = state
     return made
 

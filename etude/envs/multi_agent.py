@@ -312,17 +312,25 @@ def _agent_ids(env: Any, env_name: str) -> list[Any]:
 
 
 def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
-    of = getattr(env, name, None)  # in PettingZoo, whose envs have the method, `observation_spaces` warns
+    of = getattr(env, name, None)
     try:
-        space = of(agent) if callable(of) else getattr(env, f"{name}s")[agent]
+        if callable(of):
+            space = of(agent)
+        else:  # in PettingZoo, whose envs have the method, `observation_spaces` warns
+            by_agent = getattr(env, name + "s", {})
+            if isinstance(of, gym.Space) and not (isinstance(by_agent, Mapping) and agent in by_agent):
+                by_agent = (
+                    of.spaces if isinstance(of, gym.spaces.Dict) and {*of} & {*env.possible_agents} else {agent: of}
+                )
+            space = by_agent[agent]
         found = f"a {type(space).__name__}"
-    except (AttributeError, LookupError, NotImplementedError, TypeError) as error:
+    except (AttributeError, LookupError, NotImplementedError) as error:
         space, found = None, repr(error)
     if isinstance(space, gym.Space):
         return space
     raise EnvError(
         f"{env_name} has no {name} for agent {agent!r}, but {found}: add a method `{name}(agent)` or a dict `{name}s` "
-        "with a Gymnasium space for each of possible_agents."
+        "with a Gymnasium space for each of possible_agents, or one space for all of them."
     )
 
 

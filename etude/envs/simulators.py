@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.envs.shared import class_name
 from etude.files import publish_new
 
 State = dict[str, Any]
@@ -36,7 +35,8 @@ class Simulator(NamedTuple):
 
 def simulator(value: Any) -> Simulator | None:
     """The functions for ``value``; None if it is not a known simulator."""
-    return _KNOWN.get(class_name(type(value)))
+    kind = type(value)
+    return _KNOWN.get(f"{getattr(kind, '__module__', '')}:{kind.__qualname__}")
 
 
 def arrays_of(struct: Any) -> dict[str, NDArray[Any]]:

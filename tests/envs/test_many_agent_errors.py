@@ -101,17 +101,20 @@ def test_a_mask_that_only_infos_hold_is_told_once(caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
-def test_one_space_for_all_agents_is_refused() -> None:
+@pytest.mark.parametrize("by_agent", [True, False])
+def test_spaces_as_attributes(by_agent: bool) -> None:
     env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
-    own, other = env._obs_space, spaces.Box(0, 1, (3,))
-    env.observation_space = own
-    with pytest.raises(
-        EnvError, match=r"has no observation_space for agent 'a', but .* or a dict `observation_spaces`"
-    ):
-        DictAdapter(env)
-    env.observation_spaces = {"a": own, "b": other}
+    own = env._obs_space
+    env.observation_space = spaces.Dict({"a": own, "b": own}) if by_agent else own
+    assert DictAdapter(env).obs_spaces == (own, own)
+    other = spaces.Box(0, 1, (3,))
+    env.observation_spaces = {"a": own, "b": other}  # says more
     assert DictAdapter(env).obs_spaces == (own, other)
-    del env.observation_spaces["b"]
+
+
+def test_a_dict_of_spaces_lacks_no_agent() -> None:
+    env: Any = ScriptedDicts(("a", "b"), [Scene(("a", "b"))])
+    env.observation_space = spaces.Dict({"a": env._obs_space})
     with pytest.raises(EnvError, match=r"has no observation_space for agent 'b', but KeyError"):
         DictAdapter(env)
 
