@@ -26,9 +26,8 @@ from etude.columns import Columns
 from etude.errors import EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings.batches import rows_of
-from etude.recordings.layers import LAYERS, Spent
 from etude.recordings.pieces import copied
-from etude.recordings.pipeline import Plan
+from etude.recordings.pipeline import LAYERS, Plan, Spent
 
 TASK_BYTES: Final = 16 * 2**20
 """The approximate size of a task, so large that Ray's cost per task and block is small in comparison."""

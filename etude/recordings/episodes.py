@@ -14,6 +14,7 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import Index
 from etude.experience.experience import without_lookback
 from etude.experience.ids import Ids
+from etude.experience.table import IDS
 from etude.recordings.pieces import copied, in_order
 from etude.recordings.where import Expression, Reduction, step_values
 
@@ -229,8 +230,6 @@ def _or_none(value: float) -> float | None:
 HELD_BYTES: Final = 256 * 2**20
 """The most memory that unfinished episodes take; beyond it, those updated longest ago are returned incomplete."""
 
-_NAMES: Final = ("episode_id", "agent_id", "module_id")
-
 
 @dataclasses.dataclass
 class Waiting:
@@ -346,11 +345,11 @@ class Assembler:
         if not self.waiting:
             return None
         (exp,) = self._joined(list(self.waiting))
-        segments = {name: getattr(exp.segments, name) for name in exp.segments.__slots__}
+        segments = exp.segments.columns().items()
         return {
             "steps": dict(exp.steps),
             "offsets": exp.offsets,
-            "segments": {name: v.tolist() if name in _NAMES else v for name, v in segments.items()},
+            "segments": {name: v.tolist() if name in IDS else v for name, v in segments},
             "final_obs": dict(exp.final_obs),
         }
 

@@ -127,12 +127,12 @@ class Units:
         self.files: list[AnyPath] = [file for member in members for file in member.contents.files]
         self.columns = list(members[0].contents.columns)
         self.problems: list[Problem] = [problem for member in members for problem in member.contents.problems]
-        self._starts = np.cumsum([0, *(len(member.contents.units) for member in members)])
+        self._units = [(i, unit) for i, member in enumerate(members) for unit in member.contents.units]
         self._rows: dict[int, int] = {}
         self._described: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._units)
 
     @property
     def own(self) -> OwnFormat | None:
@@ -142,7 +142,7 @@ class Units:
 
     def is_own(self, k: int) -> bool:
         """Whether unit ``k`` is of a recording in Etude's format."""
-        return isinstance(self.members[self._at(k)[0]].format, OwnFormat)
+        return isinstance(self.members[self._units[k][0]].format, OwnFormat)
 
     def rows(self, k: int) -> int:
         """Return the number of steps of unit ``k``; reads it the first time if that is not known otherwise.
@@ -150,8 +150,7 @@ class Units:
         Raises:
             DataError: it is not known, and the unit can't be read.
         """
-        member, k_there = self._at(k)
-        known = self.members[member].contents.units[k_there].rows
+        known = self._units[k][1].rows
         if known is None and k not in self._rows:
             self.load(k, ())
         return self._rows[k] if known is None else known
@@ -194,14 +193,13 @@ class Units:
 
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
         """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
-        member, k_there = self._at(k)
-        format, contents, _ = self.members[member]
+        member, unit = self._units[k]
         exp = self.keys(k) if exp is None else exp
         if len(self.members) > 1:
             ids = exp.segments.episode_id.tolist()
             own = [episode.removeprefix(f"{member}-") for episode in ids]
             exp = exp.with_segments(episode_id=own)
-        return format.place(contents.units[k_there], row, exp)
+        return self.members[member].format.place(unit, row, exp)
 
     def nothing(self, columns: Sequence[str]) -> Experience:
         """Return an experience of zero rows with these columns.
@@ -217,11 +215,6 @@ class Units:
                 failed = failed or error
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")
 
-    def _at(self, k: int) -> tuple[int, int]:
-        """The index of the recording that contains unit ``k``, and of the unit in it."""
-        member = int(np.searchsorted(self._starts, k, side="right")) - 1
-        return member, k - int(self._starts[member])
-
     def _read(
         self,
         k: int,
@@ -230,9 +223,9 @@ class Units:
         finals: bool,
         problems: list[Problem] | None,
     ) -> Experience:
-        member, k_there = self._at(k)
+        member, unit = self._units[k]
         format, contents, _ = self.members[member]
-        unit, names = contents.units[k_there], self.columns if columns is None else columns
+        names = self.columns if columns is None else columns
         if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
             # Joined recordings have other episode ids here than on disk.
             return filtered(self._read(k, None, None, True, problems), where, names)
@@ -360,8 +353,6 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         is_path = isinstance(one, str | os.PathLike | RemotePath)
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
-    if len(places) == 1:
-        return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0], faults)]
     files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
     groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
@@ -381,10 +372,9 @@ def _listed(places: Sequence[Any]) -> list[Any]:
     """The same places, with everything behind URLs listed once, several at a time."""
 
     def listed(place: Any) -> Any:
-        return place.listed() if isinstance(place, RemotePath) and place.listing is None else place
+        is_new = isinstance(place, RemotePath) and (place.listing is None or len(places) == 1)
+        return place.listed() if is_new else place
 
-    if len(places) == 1:
-        return [listed(places[0].listed() if isinstance(places[0], RemotePath) else places[0])]
     if not any(isinstance(place, RemotePath) for place in places):
         return list(places)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -472,51 +462,30 @@ def _is_one(whole: AnyPath, files: Sequence[AnyPath]) -> bool:
     own = {name for file in opened for name in file.schema.names}
     if {name.partition("=")[0] for names in folders.values() for name in names} <= {*KEYS, *_OF_STEPS} - own:
         return True
-    if len({relative(file, whole).parts[:-1] for file in files}) < 2:
-        return False
     by_folder: dict[tuple[str, ...], list[DataFile]] = {}
     for file in opened:
         by_folder.setdefault(folders[file.path], []).append(file)
-    episodes = [_different(_steps_in(whole, parts, _IDS)) for parts in by_folder.values()]
-    counts = pa.concat_tables(episodes).group_by([*_IDS]).aggregate([([], "count_all")])
-    in_several = counts.filter(pc.greater(counts["count_all"], 1))[col.EPISODE_ID].unique()
-    known, fresh, num = _NO_STEPS, list[pa.Table](), 0
-    rest = list(by_folder.values()) if len(in_several) else []
-    while rest:
-        fresh.append(_different(_steps_in(whole, rest.pop(), (*_IDS, col.T_INDEX), in_several)))
-        num += len(fresh[-1])
-        if num >= len(known) or not rest:  # so that a step is compared a few times, however many folders there are
-            known, expected = _different([known, *fresh]), len(known) + num
-            if len(known) < expected:
-                return False
-            fresh, num = [], 0
-    return True
+    steps = [_different(_steps_in(whole, parts)) for parts in by_folder.values()]
+    return len(_different(steps)) == sum(map(len, steps))
 
 
-_IDS: Final = (col.EPISODE_ID, col.AGENT_ID)
-_NO_STEPS: Final = pa.table(
-    {name: pa.array([], pa.string()) for name in _IDS} | {col.T_INDEX: pa.array([], pa.int64())}
-)
+_STEPS: Final = pa.schema([(col.EPISODE_ID, pa.string()), (col.AGENT_ID, pa.string()), (col.T_INDEX, pa.int64())])
 
 
-def _steps_in(
-    whole: AnyPath, files: Sequence[DataFile], names: Sequence[str], episodes: pa.Array | None = None
-) -> list[pa.Table]:
-    """The columns ``names`` of ``episode_id``, ``agent_id`` and ``t`` in each row group, each row once. What a file
-    lacks, its folder may say. ``episodes`` are those that count; None: all."""
-    found = [_NO_STEPS.select(names)]
+def _steps_in(whole: AnyPath, files: Sequence[DataFile]) -> list[pa.Table]:
+    """The columns of `_STEPS` in each row group, each row once. What a file lacks, its folder may say."""
+    found = [_STEPS.empty_table()]
     for file in files:
         said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
-        for group in range(file.num_groups if col.T_INDEX in file.schema.names else 0):
+        there = [name for name in _STEPS.names if name in file.schema.names]
+        for group in range(file.num_groups if col.T_INDEX in there else 0):
             with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
-                rows = file.read_group(group, [name for name in names if name in file.schema.names], None)
+                rows = file.read_group(group, there, None)
                 steps = {
-                    name: rows[name] if name in rows.column_names else pa.repeat(pa.scalar(said.get(name)), len(rows))
-                    for name in names
+                    name: rows[name] if name in there else pa.repeat(pa.scalar(said.get(name)), len(rows))
+                    for name in _STEPS.names
                 }
-                table = pa.table(steps).cast(_NO_STEPS.select(names).schema)
-                kept = table if episodes is None else table.filter(pc.is_in(table[col.EPISODE_ID], episodes))
-                found.append(_different([kept]))
+                found.append(_different([pa.table(steps).cast(_STEPS)]))
     return found
 
 
@@ -719,15 +688,10 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         for name, leaf in stored.items()
     )
     if not is_fit:
-        are_choices = stored.keys() == wanted.keys() and all(
-            leaf_dtype(leaf).kind == "f" and leaf_shape(leaf) in ((), (1,)) and isinstance(wanted[name], Discrete)
-            for name, leaf in stored.items()
-        )
-        what = "If these are choices, convert them to integers." if are_choices else "Was it recorded in another env?"
-        what = "Map the columns in the same order." if are_permuted(own, given) else what
         raise DataError(
             f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
-            f"the env), {given}. {what}"
+            f"the env), {given}. Was it recorded in another env? Choices must be integers. Map the columns in the same "
+            "order."
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})
@@ -787,11 +751,10 @@ def _check_columns(first: Described, other: Described) -> None:
         if not differ:
             continue
         listed = ", ".join(f"`{name}`" for name in differ[:8])
-        advice = "Open them one by one, or merge them (`etude data merge`), which leaves out columns that not all have."
-        if any(col.is_under(name, root) for name in differ for root in (col.OBS, col.ACTION)):
-            advice = "Open them one by one: they have different spaces, as modules that are recorded apart."
         raise DataError(
-            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. {advice}"
+            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open them "
+            "one by one; or, if their spaces are the same, merge them (`etude data merge`), which leaves out columns "
+            "that not all have."
         )
     if (ours := first.contents.header.units) != (others := other.contents.header.units):
         raise DataError(

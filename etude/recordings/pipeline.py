@@ -13,7 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,9 +35,11 @@ from etude.recordings.batches import (
     rows_of,
     steps_of,
 )
-from etude.recordings.layers import CONNECTORS, LOAD, SHUFFLE, Spent
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.where import RowFilter
+
+if TYPE_CHECKING:
+    from etude.recordings.recording import Recording
 
 R = TypeVar("R")
 
@@ -153,44 +156,62 @@ PIECE_ROWS = 65_536
 """The most rows in a piece of experience in memory, unless it is a single segment."""
 
 
-class Parted(Protocol):
-    """The source of a pipeline: a recording, or experience in memory."""
+# -- the time that loading takes ------------------------------------------------------------------------------------
 
-    is_in_memory: bool
+LOAD: Final = "load"
+CONNECTORS: Final = "connectors"
+SHUFFLE: Final = "shuffle"
+LAYERS: Final = (LOAD, CONNECTORS, SHUFFLE)
+"""Read and decode files to experience; prelearner and connectors; buffer and batches."""
 
-    @property
-    def columns(self) -> list[str]:
-        """The step columns."""
 
-    @property
-    def num_parts(self) -> int:
-        """The number of parts."""
+@dataclasses.dataclass
+class Spent:
+    """Time, rows and bytes spent on loading."""
 
-    def part(
-        self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
-    ) -> Experience:
-        """Load part ``k``: whole segments; see `Recording.part`."""
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
+    """Seconds by layer, summed over all workers."""
+    rows: int = 0
+    """The number of steps that came out of the connectors."""
+    left_out: int = 0
+    """The number of trainable steps that the connectors lost: too close to a cut, or dropped by the prelearner."""
+    bytes: int = 0
+    """Bytes of experience that were loaded from files, as they are in memory."""
+    part: int | None = None
+    """The index of the part, if it is about a single one."""
+    bad: Any = None
+    """The bad data found in the part; see `Recording.counts`."""
 
-    def counts(self, k: int) -> Any:
-        """The bad data found in part ``k``, to be passed to `count`."""
+    def add(self, other: "Spent") -> None:
+        """Add what was spent elsewhere."""
+        for layer, seconds in other.seconds.items():
+            self.seconds[layer] += seconds
+        self.rows += other.rows
+        self.left_out += other.left_out
+        self.bytes += other.bytes
 
-    def count(self, k: int, counts: Any) -> None:
-        """Add the bad data found in part ``k``, perhaps in another process; nothing is counted twice."""
+    @contextmanager
+    def on(self, layer: str) -> Iterator[None]:
+        """Count the time of a ``with`` block for a layer."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[layer] += time.perf_counter() - begin
+
+
+# -- the source, and what is made of its parts ----------------------------------------------------------------------
 
 
 class InMemory:
-    """Experience in memory, split into parts of bounded size."""
+    """Experience in memory, split into parts of bounded size, with what a pipeline uses of a `Recording`."""
 
     is_in_memory = True
 
     def __init__(self, exp: Experience, max_rows: int = PIECE_ROWS) -> None:
         self.columns = list(exp.steps)
         self._pieces = list(pieces(exp, max_rows))
-
-    @property
-    def num_parts(self) -> int:
-        """The number of pieces."""
-        return len(self._pieces)
+        self.num_parts = len(self._pieces)
 
     def part(
         self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
@@ -203,6 +224,10 @@ class InMemory:
 
     def count(self, k: int, counts: None) -> None:
         """Do nothing."""
+
+
+Parted: TypeAlias = "Recording | InMemory"
+"""The source of a pipeline."""
 
 
 class Preparation:
@@ -249,11 +274,9 @@ class Preparation:
         """
         exp = exp if self.select is None else self.select(exp)
         exp = exp if self.where is None else self.where.chosen(exp)
-        return (
-            exp
-            if exp.steps.keys().isdisjoint(self._unused)
-            else exp.only([n for n in exp.steps if n not in self._unused])
-        )
+        if exp.steps.keys().isdisjoint(self._unused):
+            return exp
+        return exp.only([name for name in exp.steps if name not in self._unused])
 
     def __call__(self, exp: Experience) -> Experience:
         """Prepare the segments that `chosen` returned; steps that must not be trained on become lookback.

@@ -145,22 +145,23 @@ class Screened:
     @property
     def left_out(self) -> dict[str, int]:
         """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
-        with self._lock:
-            found = [findings.lost for findings in self._found.values()]
-        return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
+        lost = [findings.lost for _, findings in self._findings()]
+        return _total(*lost, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
     def met(self) -> dict[str, int]:
         """The number of faults (segments, rows or files) that ``on_bad`` has found so far by kind, repaired or not."""
+        met = [findings.fault_counts for _, findings in self._findings()]
+        return _total(*met, Counter(problem.kind for problem in self._faults))
+
+    def _findings(self) -> list[tuple[int, Findings]]:
         with self._lock:
-            found = [findings.fault_counts for findings in self._found.values()]
-        return _total(*found, Counter(problem.kind for problem in self._faults))
+            return list(self._found.items())
 
     @property
     def unread_parts(self) -> int:
         """The number of files and parts left out so far of which nobody knows how many rows they have."""
-        with self._lock:
-            found = [findings for k, findings in self._found.items() if k >= 0]
+        found = [findings for k, findings in self._findings() if k >= 0]
         parts = sum(findings.fault_counts["unreadable"] for findings in found if not findings.lost["unreadable"])
         return parts + sum(not problem.count for problem in self._faults if problem.kind in _UNREAD)
 
@@ -168,10 +169,9 @@ class Screened:
     def warnings(self) -> list[str]:
         """Harmless findings so far, such as copies that are read only once: one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
-        with self._lock:
-            for findings in self._found.values():
-                for problem in findings.harmless:
-                    by_kind.setdefault(problem.message if problem.kind == MAPPING else problem.kind, []).append(problem)
+        for _, findings in self._findings():
+            for problem in findings.harmless:
+                by_kind.setdefault(problem.message if problem.kind == MAPPING else problem.kind, []).append(problem)
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
@@ -280,15 +280,14 @@ class Screened:
         plan = self._repair_plan()
         try:
             exp, problems = self._units.load_rest(k, columns)
-        except DataError:
-            exp, problems = self._units.nothing(self._units.columns if columns is None else columns), []
-            found = Findings(Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1))
-        else:
-            found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
-            for problem in problems:
-                if not problem.harmless:
-                    found.lost[problem.kind] += problem.count
-                    found.fault_counts[problem.kind] += 1
+        except UnreadableError as error:
+            exp = self._units.nothing(self._units.columns if columns is None else columns)
+            problems = [dataclasses.replace(error.problem, kind="unreadable", count=self._rows_lost(k))]
+        found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
+        for problem in problems:
+            if not problem.harmless:
+                found.lost[problem.kind] += problem.count
+                found.fault_counts[problem.kind] += 1
         found.harmless += tuple(problem_of(self._units, k, exp, f) for f in beyond_bounds(exp, self._bounded))
         exp = plan.applied(k, exp)
         if not finals:  # nobody reads them, so that nothing is left out for them
