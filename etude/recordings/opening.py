@@ -361,10 +361,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         alike += [place] if place not in alike else []
     out: list[Described] = []
     for kind, alike in groups.items():
-        if not isinstance(kind, int):
-            out.append(_of_files(kind, alike, faults))
-        else:
-            out += _of_path(alike[0], faults) if isinstance(alike[0], AnyPath) else [_of_object(alike[0], faults)]
+        out += _of_one(alike[0], faults) if isinstance(kind, int) else [_of_files(kind, alike, faults)]
     return out
 
 
@@ -381,22 +378,18 @@ def _listed(places: Sequence[Any]) -> list[Any]:
         return list(pool.map(listed, places))
 
 
-def _of_object(given: Any, faults: list[Problem] | None) -> Described:
-    """What is not a path: a description of files or of a table, or a user's own format."""
-    if isinstance(given, CustomSource):
-        given = CustomFormat(given)
-    elif isinstance(given, Source):
-        given = Table(given)
-    if isinstance(given, Format):
-        return Described(given, usable(given.describe(), faults))
-    raise DataError(
-        f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
-        "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
-    )
-
-
-def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
-    """The recording at a path; several if it is a folder with recordings of Etude's below it."""
+def _of_one(path: Any, faults: list[Problem] | None) -> list[Described]:
+    """The recording at a path, several if it is a folder with recordings of Etude's below it; or what an object that
+    is no path describes: files, a table, or a user's own format."""
+    if isinstance(path, CustomSource | Source):
+        path = CustomFormat(path) if isinstance(path, CustomSource) else Table(path)
+    if isinstance(path, Format):
+        return [Described(path, usable(path.describe(), faults))]
+    if not isinstance(path, AnyPath):
+        raise DataError(
+            f"can't open {shown(path)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, "
+            "which takes tables in memory too. An Experience must be written first, with a RecordingWriter."
+        )
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:
@@ -478,7 +471,7 @@ def _steps_in(whole: AnyPath, files: Sequence[DataFile]) -> list[pa.Table]:
     for file in files:
         said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
         there = [name for name in _STEPS.names if name in file.schema.names]
-        for group in range(file.num_groups if col.T_INDEX in there else 0):
+        for group in range(file.metadata.num_row_groups if col.T_INDEX in there else 0):
             with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
                 rows = file.read_group(group, there, None)
                 steps = {

@@ -62,7 +62,7 @@ class OwnFormat(Format):
         """Return the contents of ``files``; the arguments are the result of `files`."""
         if header is None:
             raise DataError(f"{self.path}: another tool has rewritten it. Read it as a table, with a Source.")
-        groups = [(file, group) for file in files for group in range(file.num_groups)]
+        groups = [(file, group) for file in files for group in range(file.metadata.num_row_groups)]
         units, first = [], {file.path: 0 for file in files}
         for k, (file, group) in enumerate(groups):
             rows = int(file.metadata.row_group(group).num_rows)
@@ -355,7 +355,7 @@ def _kind_of(kind: pa.DataType) -> str:
 
 def _problem(kind: str, file: DataFile, what: str, column: str | None = None) -> Problem:
     text = f"{file.path}: {what}"
-    return Problem(kind, text, str(file.path), column=column, count=file.num_rows, repairable=True)
+    return Problem(kind, text, str(file.path), column=column, count=file.metadata.num_rows, repairable=True)
 
 
 def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:
@@ -398,7 +398,7 @@ def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str])
 
 def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:
     """Find files of format 1 that ``recording.json`` lists, but that are missing or have other rows."""
-    rows = {file.path: file.num_rows for file in files}
+    rows = {file.path: file.metadata.num_rows for file in files}
     for name, listed in manifest.rows.items():
         path = folder / name
         head = f"{path}: {MANIFEST} lists this file with {listed:,} rows, but it"

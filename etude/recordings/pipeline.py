@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,9 +37,6 @@ from etude.recordings.batches import (
 )
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.where import RowFilter
-
-if TYPE_CHECKING:
-    from etude.recordings.recording import Recording
 
 R = TypeVar("R")
 
@@ -203,6 +200,31 @@ class Spent:
 # -- the source, and what is made of its parts ----------------------------------------------------------------------
 
 
+class Parted(Protocol):
+    """The source of a pipeline: a `Recording`, or experience in memory."""
+
+    is_in_memory: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """The step columns."""
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts."""
+
+    def part(
+        self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
+    ) -> Experience:
+        """Load part ``k``: whole segments; see `Recording.part`."""
+
+    def counts(self, k: int) -> Any:
+        """The bad data found in part ``k``, to be passed to `count`."""
+
+    def count(self, k: int, counts: Any) -> None:
+        """Add the bad data found in part ``k``, perhaps in another process; nothing is counted twice."""
+
+
 class InMemory:
     """Experience in memory, split into parts of bounded size, with what a pipeline uses of a `Recording`."""
 
@@ -224,10 +246,6 @@ class InMemory:
 
     def count(self, k: int, counts: None) -> None:
         """Do nothing."""
-
-
-Parted: TypeAlias = "Recording | InMemory"
-"""The source of a pipeline."""
 
 
 class Preparation:

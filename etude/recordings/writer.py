@@ -104,7 +104,7 @@ class FileRoller:
         self.next_number = max(own, default=-1) + 1
         """The number of the next file."""
         facts = own[self.next_number - 1].facts if own else None
-        self._rows_before = facts.rows_before + facts.rows if facts else sum(file.num_rows for file in own.values())
+        self._rows_before = facts.rows_before + facts.rows if facts else sum(f.metadata.num_rows for f in own.values())
         """Rows in finished files with this prefix."""
 
     def check(self, exp: Experience) -> None:
@@ -203,12 +203,10 @@ class FileRoller:
         self._writer = None
         self._sink.close()
         while True:  # without locks, another writer may have taken this name
-            try:
+            with contextlib.suppress(FileExistsError):
                 if not self._path.exists():
                     publish_at(self._aside, self._path)
                     break
-            except FileExistsError:
-                pass
             self._path = self._next_path()
         self.published_rows += self._rows
         self._rows_before += self._rows
@@ -221,14 +219,12 @@ class FileRoller:
 
     def abandon(self) -> None:
         """Discard the unfinished file after a failure."""
-        try:
+        with contextlib.suppress(OSError, pa.ArrowException):  # the first failure is the one to report
             if self._writer is not None:
                 writer, self._writer = self._writer, None
                 writer.close()
                 self._sink.close()
                 self._aside.unlink(missing_ok=True)
-        except (OSError, pa.ArrowException):
-            pass  # the first failure is the one to report
 
 
 def _clean(lock: Lock, prefix: str) -> None:
@@ -270,13 +266,7 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
                 f"{there.path}: does not state its spaces: another tool has rewritten it. Convert the folder with "
                 "`etude data convert A B --env ENV`, and append to the new one; or choose another folder."
             )
-        if there.header.spaces != header.spaces:
-            raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
-        if there.header.units != header.units:
-            raise DataError(
-                f"{there.path}: has actions in other units: its own are {there.header.units}, those to be appended are "
-                f"{header.units}. Choose another folder."
-            )
+        header.check_alike(there.header, str(there.path), "Append what is like it, or choose another folder.")
     return files
 
 

@@ -514,7 +514,7 @@ def test_columns_in_another_order_are_refused_wherever_a_policy_meets_them(swapp
     assert Recording.open([tmp_path / "first", tmp_path / "right"]).num_steps == 80
     with pytest.raises(DataError, match="can't be read as one recording"):
         Recording.open([tmp_path / "first", tmp_path / "wrong"])
-    with pytest.raises(DataError, match="Only recordings of equal spaces can be merged"):
+    with pytest.raises(DataError, match="Only recordings of equal spaces and units can be merged"):
         merge_recordings([tmp_path / "first", tmp_path / "wrong"], tmp_path / "merged")
 
 

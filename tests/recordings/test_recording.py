@@ -424,7 +424,7 @@ def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
 
 def test_folders_with_nothing_that_is_known(tmp_path):
     (tmp_path / "output.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known format"):
+    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known"):
         Recording.open(tmp_path)
     with pytest.raises(
         DataError, match=r"output\.json: is not in a known recording format.* or one Parquet file; .* Source"

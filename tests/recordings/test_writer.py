@@ -171,7 +171,7 @@ def test_a_recording_is_not_overwritten(tmp_path):
 
 def test_append_with_other_spaces_is_refused(tmp_path):
     record(tmp_path, numbered([4]))
-    with pytest.raises(DataError, match=r"part-00000\.parquet: has other spaces than what is to be appended"):
+    with pytest.raises(DataError, match=r"part-00000\.parquet: its `action` space is Discrete\(1000\), rather"):
         RecordingWriter(tmp_path, obs_space=OBS, action_space=gym.spaces.Discrete(3), append=True)
 
 
