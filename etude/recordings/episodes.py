@@ -288,9 +288,18 @@ class Assembler:
                 out += self._released([next(iter(self.waiting))])
         return out
 
+    def held(self) -> list[Experience]:
+        """Everything held, joined; an empty list if nothing is."""
+        return self._joined(list(self.waiting))
+
     def rest(self) -> list[Experience]:
         """Return everything held, and hold it no longer."""
         return self._released(list(self.waiting))
+
+    def rename(self, suffix: str) -> None:
+        """Add a suffix to the ids of the episodes that are held."""
+        for exp in self.rest():
+            self._put(exp.with_segments(episode_id=[name + suffix for name in exp.segments.episode_id]))
 
     def _put(self, exp: Experience) -> tuple[list[Any], list[Experience]]:
         """Hold ``exp``; returns the keys in it and, unless agents wait for each other, the whole episodes."""
@@ -344,7 +353,7 @@ class Assembler:
         """The pieces held, as plain data and arrays; None if there are none."""
         if not self.waiting:
             return None
-        (exp,) = self._joined(list(self.waiting))
+        (exp,) = self.held()
         segments = exp.segments.columns().items()
         return {
             "steps": dict(exp.steps),

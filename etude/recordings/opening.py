@@ -32,7 +32,7 @@ from etude.recordings.formats.source import ETUDE, Source, described, spaces_add
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
-from etude.recordings.own import OwnFormat, is_in_order
+from etude.recordings.own import OwnFormat, is_in_order, usable_files
 from etude.recordings.pieces import filtered
 from etude.spaces import NamedDiscrete, Space, are_permuted, leaf_dtype, leaf_shape, leaves, space_to_json
 
@@ -511,11 +511,11 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     Raises:
         DataError: a file is broken or missing, or the files do not belong together.
     """
-    own = OwnFormat(path, given)
-    files, header = own.files(faults)
+    files, header = usable_files(path, given, faults)
     where = path if len(given or ()) < 2 else None
-    if is_in_order(files):
-        return Described(own, own.contents(files, header), where)
+    if header is not None and is_in_order(files):
+        own = OwnFormat(files, header)
+        return Described(own, own.describe(), where)
     return _rewritten(Source([file.path for file in files], preset=ETUDE), header, where, faults)
 
 

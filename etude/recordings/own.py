@@ -41,27 +41,18 @@ class OwnFormat(Format):
     """A recording in Etude's format.
 
     Args:
-        path: The folder, or one file.
-        given: The files, if they were given one by one; None is all under ``path``.
+        files: Its files, from `usable_files`.
+        header: Its header.
     """
 
     name = FORMAT
 
-    def __init__(self, path: AnyPath, given: Sequence[AnyPath] | None = None) -> None:
-        self.path, self._given = path, given
+    def __init__(self, files: Sequence[DataFile], header: Header) -> None:
+        self._files, self._header = files, header
 
     def describe(self) -> Contents:
-        """Return the contents, reading nothing but footers.
-
-        Raises:
-            DataError: a file is broken or missing, or the files do not belong together.
-        """
-        return self.contents(*self.files())
-
-    def contents(self, files: Sequence[DataFile], header: Header | None) -> Contents:
-        """Return the contents of ``files``; the arguments are the result of `files`."""
-        if header is None:
-            raise DataError(f"{self.path}: another tool has rewritten it. Read it as a table, with a Source.")
+        """Return the contents, reading nothing."""
+        files = self._files
         groups = [(file, group) for file in files for group in range(file.metadata.num_row_groups)]
         units, first = [], {file.path: 0 for file in files}
         for k, (file, group) in enumerate(groups):
@@ -71,56 +62,7 @@ class OwnFormat(Format):
             first[file.path] += rows
         names = files[0].schema.names
         columns = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
-        return Contents(header, columns, units, [file.path for file in files])
-
-    def files(self, faults: list[Problem] | None = None) -> tuple[list[DataFile], Header | None]:
-        """Return the usable files and the recording's header, which is None if another tool has rewritten all files.
-
-        Args:
-            faults: If given, files that can't be used are left out and named here.
-
-        Raises:
-            DataError: a file is broken or missing, or the files do not belong together.
-        """
-        path, given = self.path, self._given
-        paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
-        opened = dict(zip(paths, open_files(paths), strict=True))
-        files = [file for file in opened.values() if isinstance(file, DataFile)]
-        manifest = None if any(file.version > 1 for file in files) else self._manifest(faults)
-        like = _example(files)
-        wanted = manifest.header if manifest else like.header if like else None
-        found: list[Problem] = []
-        if manifest:
-            found += unlisted(path, manifest, files)
-        elif given is None and path.is_dir():
-            found += lost_files(path, files, [file.name for file in paths])
-        lost = {problem.file: problem.count for problem in found if problem.kind == "lost_rows"}
-        lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
-        faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
-        for name, file in opened.items():
-            is_part = len(paths) > 1  # without a single file, nothing would be left
-            if isinstance(file, DataError):
-                count = lost.get(str(name), 0)
-                found.append(Problem("truncated_file", str(file), str(name), count=count, repairable=is_part))
-            elif fault := faulty[name]:
-                found.append(dataclasses.replace(fault, repairable=is_part))
-        for problem in sorted(found, key=lambda problem: _TOLD.get(problem.kind, 2)):
-            if problem.kind != "lost_rows":
-                _refuse(problem, faults)
-        files = [file for file in files if not faulty[file.path]]
-        if not files:
-            assert faults  # there are files, but all have faults
-            raise DataError(faults[0].message)
-        return files, manifest.header if manifest else _newest(files)
-
-    def _manifest(self, faults: list[Problem] | None) -> Manifest | None:
-        try:
-            return read_manifest(self.path) if self.path.is_dir() else None
-        except DataError as error:
-            _refuse(Problem("manifest", str(error), str(self.path), count=0, repairable=True), faults)
-            return None
-
-    # -- reading ----------------------------------------------------------------------------------------------
+        return Contents(self._header, columns, units, [file.path for file in files])
 
     def read(
         self,
@@ -182,6 +124,55 @@ class OwnFormat(Format):
         file, group, _ = unit.data
         row += unit.row or 0
         return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
+
+
+def usable_files(
+    path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None
+) -> tuple[list[DataFile], Header | None]:
+    """Return the usable files and the recording's header, which is None if another tool has rewritten all files.
+
+    Args:
+        path: The folder, or one file.
+        given: The files, if they were given one by one; None is all under ``path``.
+        faults: If given, files that can't be used are left out and named here.
+
+    Raises:
+        DataError: a file is broken or missing, or the files do not belong together.
+    """
+    paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
+    opened = dict(zip(paths, open_files(paths), strict=True))
+    files = [file for file in opened.values() if isinstance(file, DataFile)]
+    manifest: Manifest | None = None
+    if path.is_dir() and not any(file.version > 1 for file in files):
+        try:
+            manifest = read_manifest(path)
+        except DataError as error:
+            _refuse(Problem("manifest", str(error), str(path), count=0, repairable=True), faults)
+    like = _example(files)
+    wanted = manifest.header if manifest else like.header if like else None
+    found: list[Problem] = []
+    if manifest:
+        found += unlisted(path, manifest, files)
+    elif given is None and path.is_dir():
+        found += lost_files(path, files, [file.name for file in paths])
+    lost = {problem.file: problem.count for problem in found if problem.kind == "lost_rows"}
+    lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
+    faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
+    for name, file in opened.items():
+        is_part = len(paths) > 1  # without a single file, nothing would be left
+        if isinstance(file, DataError):
+            count = lost.get(str(name), 0)
+            found.append(Problem("truncated_file", str(file), str(name), count=count, repairable=is_part))
+        elif fault := faulty[name]:
+            found.append(dataclasses.replace(fault, repairable=is_part))
+    for problem in sorted(found, key=lambda problem: _TOLD.get(problem.kind, 2)):
+        if problem.kind != "lost_rows":
+            _refuse(problem, faults)
+    files = [file for file in files if not faulty[file.path]]
+    if not files:
+        assert faults  # there are files, but all have faults
+        raise DataError(faults[0].message)
+    return files, manifest.header if manifest else _newest(files)
 
 
 def is_in_order(files: Sequence[DataFile]) -> bool:
