@@ -86,29 +86,23 @@ class DataFile:
         Raises:
             DataError: the bytes can't be decoded.
         """
-        if where is not None:
-            return self._scanned(group, list(names), where)
         pages = {(group, name) for name in names}
+        if where is not None:
+            self._check_filter(where)
         try:
+            if where is not None:
+                checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+                path, system = in_arrow(self.path)
+                fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
+                    str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
+                )
+                return fragment.to_table(schema=self.schema, columns=list(names), filter=where)
             with self._opened(checked=pages <= self.checked) as parquet:
                 table = parquet.read_row_group(group, columns=list(names))
-            self.checked.update(pages)
-            return table
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
-
-    def _scanned(self, group: int, columns: Sequence[str], where: pc.Expression) -> pa.Table:
-        """Columns of the rows of one row group for which ``where`` holds."""
-        self._check_filter(where)
-        try:
-            checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            path, system = in_arrow(self.path)
-            fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
-                str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
-            )
-            return fragment.to_table(schema=self.schema, columns=columns, filter=where)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(group, error) from error
+        self.checked.update(pages)
+        return table
 
     def _check_filter(self, where: pc.Expression) -> None:
         """Raise a DataError if a filter is not an expression, or names columns that the file lacks."""
@@ -127,19 +121,16 @@ class DataFile:
         return DataError(f"{self.path}: row group {group} can't be read ({first_line(error)}). {remedy}")
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Read some columns of one row group as experience."""
+        """Read some columns of one row group as experience; a segment continued from the one before keeps its lookback.
+
+        Raises:
+            DataError: the bytes can't be decoded, or are not those of experience.
+        """
         if where is not None and self.version == 1 and col.LOOKBACK in self.schema.names:
             self._check_filter(where)
             steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
             return filtered(self.load(group, self.schema.names, None), where, steps)
-        return self.experience_of(self.read_group(group, names, where), group)
-
-    def experience_of(self, table: pa.Table, group: int) -> Experience:
-        """Convert the table of a row group to experience; a segment continued from the one before keeps its lookback.
-
-        Raises:
-            DataError: the table is not one of experience.
-        """
+        table = self.read_group(group, names, where)
         try:
             exp = Experience.from_table(table)
         except DataError as error:
@@ -147,7 +138,14 @@ class DataFile:
         if len(bad := impossible_times(exp)):
             t = exp.segments.t_start[bad[0]]
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
-        if self.version == 1 and group and table.num_rows and not _is_marked(table):
+        names = table.column_names
+        if (
+            self.version == 1
+            and group
+            and table.num_rows
+            and col.LOOKBACK in names
+            and not table[col.LOOKBACK][0].is_valid
+        ):
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
@@ -256,8 +254,3 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
     header = Header.from_json(data, path)
     return DataFile(path, metadata, schema, header, data["version"], FileFacts.of(metadata))
-
-
-def _is_marked(table: pa.Table) -> bool:
-    """Whether the first row marks the begin of a segment; in files that Etude wrote it always does."""
-    return col.LOOKBACK not in table.column_names or bool(table[col.LOOKBACK][0].is_valid)

@@ -156,7 +156,13 @@ class Units:
         return self._rows[k] if known is None else known
 
     def load(
-        self, k: int, columns: Sequence[str] | None = None, where: pc.Expression | None = None, *, finals: bool = True
+        self,
+        k: int,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        *,
+        finals: bool = True,
+        problems: list[Problem] | None = None,
     ) -> Experience:
         """Load unit ``k``: whole segments, except those that are stored in pieces.
 
@@ -165,13 +171,35 @@ class Units:
             columns: Full names of the step columns; None is all.
             where: Keep only rows for which this holds. Row groups of Etude's files that can't match are not read.
             finals: If False, final observations may be left out; those of images take long to decode.
+            problems: If given, what can't be read is left out and added to it, and so are harmless oddities.
 
         Raises:
             DataError: something in it can't be read; or a column has another dtype or shape than in another of several
-                recordings.
+                recordings. With ``problems``, it is an UnreadableError, raised if nothing can be read.
         """
-        exp = self._read(k, columns, where, finals, None)
-        if where is None:
+        member, unit = self._units[k]
+        format, contents, _ = self.members[member]
+        names = self.columns if columns is None else columns
+        if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
+            # Joined recordings have other episode ids here than on disk.
+            return filtered(self.load(k), where, names)
+        try:
+            if isinstance(format, OwnFormat):
+                exp = format.read(unit, names, problems, where=where, finals=finals)
+            elif where is None:
+                exp = format.read(unit, names, problems)
+            else:
+                exp = filtered(format.read(unit, self.columns, problems), where, names)
+            exp = exp if len(self.members) == 1 else self._adopted(member, exp)
+        except UnreadableError:
+            raise
+        except DataError as error:
+            if problems is None:
+                raise
+            file = str(unit.file or (contents.files[0] if contents.files else format.name))
+            problem = Problem("unreadable", str(error), file, unit.row, count=unit.rows or 0, repairable=True)
+            raise UnreadableError(problem) from error
+        if where is None and all(problem.harmless for problem in problems or ()):
             self._rows[k] = exp.num_steps
         return exp
 
@@ -182,10 +210,7 @@ class Units:
             UnreadableError: nothing of it can be read.
         """
         problems: list[Problem] = []
-        exp = self._read(k, columns, None, True, problems)
-        if all(problem.harmless for problem in problems):
-            self._rows[k] = exp.num_steps
-        return exp, problems
+        return self.load(k, columns, problems=problems), problems
 
     def keys(self, k: int) -> Experience:
         """Like `load_rest`, but without columns and problems."""
@@ -214,37 +239,6 @@ class Units:
             except DataError as error:
                 failed = failed or error
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")
-
-    def _read(
-        self,
-        k: int,
-        columns: Sequence[str] | None,
-        where: pc.Expression | None,
-        finals: bool,
-        problems: list[Problem] | None,
-    ) -> Experience:
-        member, unit = self._units[k]
-        format, contents, _ = self.members[member]
-        names = self.columns if columns is None else columns
-        if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
-            # Joined recordings have other episode ids here than on disk.
-            return filtered(self._read(k, None, None, True, problems), where, names)
-        try:
-            if isinstance(format, OwnFormat):
-                exp = format.read(unit, names, problems, where=where, finals=finals)
-            elif where is None:
-                exp = format.read(unit, names, problems)
-            else:
-                exp = filtered(format.read(unit, self.columns, problems), where, names)
-            return exp if len(self.members) == 1 else self._adopted(member, exp)
-        except UnreadableError:
-            raise
-        except DataError as error:
-            if problems is None:
-                raise
-            file = str(unit.file or (contents.files[0] if contents.files else format.name))
-            problem = Problem("unreadable", str(error), file, unit.row, count=unit.rows or 0, repairable=True)
-            raise UnreadableError(problem) from error
 
     def _adopted(self, member: int, exp: Experience) -> Experience:
         """Give what was read from one of several recordings the episode ids that it has here."""

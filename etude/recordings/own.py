@@ -290,14 +290,14 @@ def _column_fault(file: DataFile, like: DataFile, *, loosely: bool) -> Problem |
     remedy = "A recording has the same columns everywhere: move this file to a folder of its own."
     of_spaces = pa.schema([]) if header is None else _schema_of(header)
     for field in file.schema:
-        name, own = field.name, form(field)
+        name = field.name
         if name not in like.schema.names and not (loosely and name == col.SEGMENT):
-            what = f"has a column `{name}` ({own}), which {like.path.name} lacks. {remedy}"
+            what = f"has a column `{name}` ({form(field)}), which {like.path.name} lacks. {remedy}"
             return _problem("extra_column", file, what, name)
         for other, where in ((of_spaces, "what Etude writes"), (like.schema, like.path.name)):
             wanted = other.field(name) if name in other.names else field
             if not _are_alike(field, wanted, loosely=loosely):
-                what = f"column `{name}` is {own}, but {form(wanted)} in {where}. {remedy}"
+                what = f"column `{name}` is {form(field)}, but {form(wanted)} in {where}. {remedy}"
                 return _problem("wrong_type", file, what, name)
     return None
 

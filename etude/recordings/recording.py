@@ -36,8 +36,6 @@ from etude.recordings.format import Problem, chosen
 from etude.recordings.layout import Header
 from etude.recordings.opening import (
     GivenSpaces,
-    Places,
-    Units,
     check_stated,
     has_source,
     opened,
@@ -63,14 +61,10 @@ class Recording(Screened):
 
     is_in_memory = False
 
-    def __init__(
-        self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
-    ) -> None:
-        super().__init__(path, units, mode, faults)
-        self.notes: tuple[str, ...] = ()
-        """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
-        self._num_steps: int | None = None
-        self._num_episodes: int | None = None
+    notes: tuple[str, ...] = ()
+    """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
+    _num_steps: int | None = None
+    _num_episodes: int | None = None
 
     @classmethod
     def open(

@@ -100,7 +100,6 @@ class Screened:
     def __init__(
         self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
     ) -> None:
-        check_mode(mode)
         self.path = path
         self._units, self._mode, self._faults = units, mode, list(faults)
         is_path, how = not isinstance(path, Places), " --env ENV" if units.given else ""
@@ -252,12 +251,41 @@ class Screened:
             SettingsError: ``where`` is a text that is not a valid condition on the steps of this recording.
         """
         where = RowFilter(where) if isinstance(where, str) else where
-        if self._timeline is not None:
-            return self._checked(k, columns, where, clashes, finals, next_obs)
-        exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
+        if self._timeline is None:
+            exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
+            if isinstance(where, RowFilter):
+                return where.chosen(exp, looks_ahead=False).only(columns)
+            return exp if where is None else filtered(exp, where, columns)
+        self._begin()
+        problems: list[Problem] = []
         if isinstance(where, RowFilter):
-            return where.chosen(exp, looks_ahead=False).only(columns)
-        return exp if where is None else filtered(exp, where, columns)
+            exp = self._steps_where(k, columns, where)
+        elif where is not None:
+            exp = self._units.load(k, columns, where)
+        elif self._units.own is not None:
+            exp = self._units.load(k, columns, finals=finals and bool(columns))
+        else:
+            exp, problems = self._units.load_rest(k, columns)
+            bad = next((problem for problem in problems if not problem.harmless), None)
+            if bad is not None:
+                self._units.load(k, columns)  # raises the error that caused it
+                raise DataError(bad.message)
+        with self._lock:
+            self._add(k, exp, clashes if where is not None else self._timeline)
+        wrong = _wrong_values(self._units, k, exp, self._leaves)
+        checks = (wrong, logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
+        faults = itertools.chain(*checks) if self._mode == "strict" else ()
+        for fault in faults:
+            is_needed = next_obs and fault.kind == "no_final_obs"
+            if fault.kind == "no_final_obs" and where is not None and not (is_needed and fault.harmless):
+                continue  # the filter cut the segment there
+            problem = problem_of(self._units, k, exp, fault)
+            if is_needed or not fault.harmless:
+                raise DataError(f"{problem.message} `{self._lists}` lists all problems. {_REMEDY}")
+            problems.append(problem)
+        keys = exp.only(()) if where is None and self._is_in_worker else None
+        self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
+        return exp
 
     def _pass_over(self) -> Timeline | None:
         """Return a checker of the order of steps for one pass, such as one with a filter.
@@ -306,48 +334,6 @@ class Screened:
             return self._repair_plan().rows_stored(k) or self._units.rows(k)
         except DataError:
             return 0
-
-    # -- strict -----------------------------------------------------------------------------------------------
-
-    def _checked(
-        self,
-        k: int,
-        columns: Sequence[str],
-        where: pc.Expression | RowFilter | None,
-        clashes: Timeline | None,
-        finals: bool,
-        next_obs: bool,
-    ) -> Experience:
-        self._begin()
-        problems: list[Problem] = []
-        if isinstance(where, RowFilter):
-            exp = self._steps_where(k, columns, where)
-        elif where is not None:
-            exp = self._units.load(k, columns, where)
-        elif self._units.own is not None:
-            exp = self._units.load(k, columns, finals=finals and bool(columns))
-        else:
-            exp, problems = self._units.load_rest(k, columns)
-            bad = next((problem for problem in problems if not problem.harmless), None)
-            if bad is not None:
-                self._units.load(k, columns)  # raises the error that caused it
-                raise DataError(bad.message)
-        with self._lock:
-            self._add(k, exp, clashes if where is not None else self._timeline)
-        wrong = _wrong_values(self._units, k, exp, self._leaves)
-        checks = (wrong, logp_fault(exp, self._leaves), beyond_bounds(exp, self._bounded))
-        faults = itertools.chain(*checks) if self._mode == "strict" else ()
-        for fault in faults:
-            is_needed = next_obs and fault.kind == "no_final_obs"
-            if fault.kind == "no_final_obs" and where is not None and not (is_needed and fault.harmless):
-                continue  # the filter cut the segment there
-            problem = problem_of(self._units, k, exp, fault)
-            if is_needed or not fault.harmless:
-                raise DataError(f"{problem.message} `{self._lists}` lists all problems. {_REMEDY}")
-            problems.append(problem)
-        keys = exp.only(()) if where is None and self._is_in_worker else None
-        self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
-        return exp
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""

@@ -490,11 +490,10 @@ class RecordingWriter:
                 raise DataError(f"there is a column `{name}`, but the spaces have only {listed}. Rename one of them.")
         for name, leaf in leaves.items():
             wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
-            if name not in described and self._columns is None:
-                raise DataError(f"there is no column `{name}`, but the space has one: {leaf}.")
-            if described.get(name, wanted) != wanted:
+            found = described.get(name)
+            if found != wanted and (found is not None or self._columns is None):
                 raise DataError(
-                    f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
+                    f"column `{name}` is {found or 'absent'}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
                 )
         for name in col.under(described, col.OBS):

@@ -128,8 +128,8 @@ def test_a_filter_that_drops_the_first_rows_of_lookback_keeps_the_others_untrain
 def test_a_filter_decodes_only_the_rows_groups_and_columns_asked_for_where_there_is_no_lookback(tmp_path, monkeypatch):
     record(tmp_path, numbered([10, 10]))
     scans = []
-    scan = DataFile._scanned
-    monkeypatch.setattr(DataFile, "_scanned", lambda *args: scans.append(args[2]) or scan(*args))
+    scan = DataFile.read_group
+    monkeypatch.setattr(DataFile, "read_group", lambda *args: scans.append(args[2]) or scan(*args))
     exp = Recording.open(tmp_path).read(columns=["reward"], filter=pc.field("action") == 3)
     assert exp.num_steps == 2
     ((names),) = scans

@@ -263,7 +263,7 @@ def test_columns_that_change_are_refused(tmp_path):
 def test_a_missing_column_and_meta_that_is_not_json_are_refused(tmp_path):
     exp = numbered([4])
     del exp.steps["action"]
-    with pytest.raises(DataError, match="there is no column `action`, but the space has one"):
+    with pytest.raises(DataError, match="column `action` is absent, but its space"):
         record(tmp_path / "a", exp)
     exp = numbered([4])
     exp.final_obs.clear()
