@@ -347,6 +347,8 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         is_path = isinstance(one, str | os.PathLike | RemotePath)
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
+    if len(places) == 1:
+        return _of_one(places[0], faults)
     files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
     groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
