@@ -288,23 +288,24 @@ def _column_fault(file: DataFile, like: DataFile, *, loosely: bool) -> Problem |
             what = f"has no column `{name}`; it has {', '.join(names)}. Restore it."
             return _problem("missing_column", file, what, name)
     remedy = "A recording has the same columns everywhere: move this file to a folder of its own."
-    of_spaces = pa.schema([]) if header is None else _schema_of(header)
+    of_spaces = pa.schema([]) if header is None else _schema_of(header, names)
     for field in file.schema:
         name = field.name
         if name not in like.schema.names and not (loosely and name == col.SEGMENT):
             what = f"has a column `{name}` ({form(field)}), which {like.path.name} lacks. {remedy}"
             return _problem("extra_column", file, what, name)
         for other, where in ((of_spaces, "what Etude writes"), (like.schema, like.path.name)):
-            wanted = other.field(name) if name in other.names else field
+            wanted = other.field(other.names.index(name)) if name in other.names else field
             if not _are_alike(field, wanted, loosely=loosely):
                 what = f"column `{name}` is {form(field)}, but {form(wanted)} in {where}. {remedy}"
                 return _problem("wrong_type", file, what, name)
     return None
 
 
-def _schema_of(header: Header) -> pa.Schema:
-    """The columns that are written for these spaces, and the keys."""
-    steps = {name: np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)) for name, leaf in header.leaves().items()}
+def _schema_of(header: Header, names: Sequence[str]) -> pa.Schema:
+    """Those columns among ``names`` that are written for these spaces, and the keys."""
+    parts = {name: leaf for name, leaf in header.leaves().items() if name in names}
+    steps = {name: np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)) for name, leaf in parts.items()}
     empty = Experience(steps, np.zeros(1, np.int64), Segments.of(0, episode_id=""), col.subtree(steps, col.OBS))
     return disk_schema(empty.to_table().schema)
 
