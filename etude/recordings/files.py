@@ -138,14 +138,8 @@ class DataFile:
         if len(bad := impossible_times(exp)):
             t = exp.segments.t_start[bad[0]]
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
-        names = table.column_names
-        if (
-            self.version == 1
-            and group
-            and table.num_rows
-            and col.LOOKBACK in names
-            and not table[col.LOOKBACK][0].is_valid
-        ):
+        marks = table[col.LOOKBACK] if self.version == 1 and col.LOOKBACK in table.column_names else None
+        if group and marks is not None and len(marks) and not marks[0].is_valid:  # in the middle of a segment
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
