@@ -27,8 +27,19 @@ from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.action_units import ACTIONS, REWRITTEN
 from etude.recordings.batches import DERIVED
-from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent
-from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, InMemory, Parted, Plan, Preparation, Steps
+from etude.recordings.pipeline import (
+    CONNECTORS,
+    PIECE_ROWS,
+    SHUFFLE,
+    Cuts,
+    DataPipeline,
+    InMemory,
+    Parted,
+    Plan,
+    Preparation,
+    Spent,
+    Steps,
+)
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves

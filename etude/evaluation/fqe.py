@@ -4,7 +4,7 @@
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
@@ -190,10 +190,6 @@ class FQE:
 
     def fit(self, chunks: Chunks, *, quiet: bool = True) -> None:
         """Fit to whole episodes, and unless ``quiet`` show the progress."""
-        with gauge("fitting action values", quiet=quiet) as show:
-            self._fit(chunks, show)
-
-    def _fit(self, chunks: Chunks, show: Callable[[float], None]) -> None:
         config = self._config
         batches = shuffled_rows(lambda: map(self._rows, chunks()), config.batch_size, self._seed)
         example = self._tensors(self._rows(next(iter(chunks()))))
@@ -201,21 +197,22 @@ class FQE:
         adam = Adam(FlatParameters(list(self.ensemble.parameters())))
         frozen = frozen_copy(self.ensemble)
         follower = TargetNetwork(frozen, self.ensemble)
-        for i, rows in enumerate(itertools.islice(batches, config.steps)):
-            batch = self._tensors(rows)
-            obs, following = col.subtree(batch, col.OBS), col.renamed(batch, col.NEXT_OBS, col.OBS)
-            with torch.no_grad():
-                if i < config.steps // WARM_UP:
-                    wanted = batch["returns"]
-                else:
-                    wanted = batch["reward"] + batch["discount"] * frozen.expected(following, batch["policy"])
-            error = (self.ensemble.taken(obs, batch["taken"]) - wanted) / self.ensemble.spread
-            loss = (batch["times"].T * error.square()).mean(1).sum()
-            adam.parameters.attach_grads()
-            loss.backward()  # type: ignore[no-untyped-call]
-            adam.step(config.lr * (1 - i / config.steps))
-            follower.follow(config.tau if i >= config.steps // WARM_UP else 1.0)
-            show((i + 1) / config.steps)
+        with gauge("fitting action values", quiet=quiet) as show:
+            for i, rows in enumerate(itertools.islice(batches, config.steps)):
+                batch = self._tensors(rows)
+                obs, following = col.subtree(batch, col.OBS), col.renamed(batch, col.NEXT_OBS, col.OBS)
+                with torch.no_grad():
+                    if i < config.steps // WARM_UP:
+                        wanted = batch["returns"]
+                    else:
+                        wanted = batch["reward"] + batch["discount"] * frozen.expected(following, batch["policy"])
+                error = (self.ensemble.taken(obs, batch["taken"]) - wanted) / self.ensemble.spread
+                loss = (batch["times"].T * error.square()).mean(1).sum()
+                adam.parameters.attach_grads()
+                loss.backward()  # type: ignore[no-untyped-call]
+                adam.step(config.lr * (1 - i / config.steps))
+                follower.follow(config.tau if i >= config.steps // WARM_UP else 1.0)
+                show((i + 1) / config.steps)
 
     def values(self, episodes: Experience) -> Values:
         """Return the networks' values for whole episodes."""

@@ -35,10 +35,9 @@ from etude.experience import Experience, Segments
 from etude.learners.batch import as_tensors
 from etude.ray.cluster import IMPORTABLE
 from etude.recordings.batches import rows_of
-from etude.recordings.layers import LAYERS, Spent
 from etude.recordings.layout import FORMAT
 from etude.recordings.pieces import copied
-from etude.recordings.pipeline import DataPipeline, Plan, Preparation, Steps, with_context
+from etude.recordings.pipeline import LAYERS, DataPipeline, Plan, Preparation, Spent, Steps, with_context
 from etude.recordings.screening import Findings
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 

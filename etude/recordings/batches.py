@@ -189,8 +189,34 @@ def batches_of(
     if epochs is not None and (not isinstance(epochs, int | np.integer) or epochs < 0):
         raise ValueError(f"epochs must be a whole number of at least 0, or None for endless batches, not {epochs!r}.")
     first, skip = divmod(int(start * batch_size), max(1, groups.num_trained())) if start else (0, 0)
-    blocks = _epochs(groups, pool, math.ceil(batch_size), buffer_size if shuffle else 0, seed, first, epochs)
-    blocks = blocks if ahead is None else ahead(blocks)
+    block_size = math.ceil(batch_size)
+
+    def each_epoch() -> Iterator[T]:
+        """The blocks of one epoch after another."""
+        whole: Pool | None = None
+        if shuffle and groups.num_rows <= buffer_size:  # loaded once, in memory for all epochs
+            parts = list(groups.loaded(range(groups.num_groups)))
+            if not parts:
+                raise DataError(NOTHING)
+            whole = pool(parts)
+            parts.clear()
+        for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+            rng = np.random.default_rng([seed, epoch])
+            given = 0
+            if whole is not None:
+                blocks = whole.blocks(rng.permutation(len(whole)), block_size)
+            elif shuffle:
+                loaded = groups.loaded(rng.permutation(groups.num_groups).tolist())
+                blocks = _through_buffer(loaded, pool, block_size, buffer_size, rng)
+            else:
+                blocks = _in_order(groups.loaded(range(groups.num_groups)), pool, block_size)
+            for block in blocks:
+                given += rows_of(block)
+                yield block
+            if not given:
+                raise DataError(NOTHING)
+
+    blocks = each_epoch() if ahead is None else ahead(each_epoch())
     return _rebatched(blocks, pool, batch_size, start, skip, views=not shuffle)
 
 
@@ -199,40 +225,6 @@ def rows_of(batch: Columns | Experience) -> int:
     if isinstance(batch, Experience):
         return batch.num_steps
     return len(next(iter(batch.values()))) if batch else 0
-
-
-def _epochs(
-    groups: Groups[T],
-    pool: type[Pool],
-    batch_size: int,
-    buffer_size: int,
-    seed: int,
-    first: int,
-    epochs: int | None,
-) -> Iterator[T]:
-    """Yield the blocks of one epoch after another from epoch ``first`` on; in order if ``buffer_size`` is 0."""
-    whole: Pool | None = None
-    if groups.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        parts = list(groups.loaded(range(groups.num_groups)))
-        if not parts:
-            raise DataError(NOTHING)
-        whole = pool(parts)
-        parts.clear()
-    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
-        rng = np.random.default_rng([seed, epoch])
-        given = 0
-        if whole is not None:
-            blocks = whole.blocks(rng.permutation(len(whole)), batch_size)
-        elif buffer_size:
-            loaded = groups.loaded(rng.permutation(groups.num_groups).tolist())
-            blocks = _through_buffer(loaded, pool, batch_size, buffer_size, rng)
-        else:
-            blocks = _in_order(groups.loaded(range(groups.num_groups)), pool, batch_size)
-        for block in blocks:
-            given += rows_of(block)
-            yield block
-        if not given:
-            raise DataError(NOTHING)
 
 
 def _through_buffer(

@@ -53,10 +53,8 @@ def episodes_of_one_agent(recording: Recording) -> EpisodeTable:
     return episodes
 
 
-def whole_episodes(
-    recording: Recording, episodes: EpisodeTable, format: str, notes: list[str], max_rows: int
-) -> Iterator[Experience]:
-    """Iterate over all steps except lookback, in pieces of at most ``max_rows`` rows or one episode; a segment each.
+def whole_episodes(recording: Recording, episodes: EpisodeTable, format: str, notes: list[str]) -> Iterator[Experience]:
+    """Iterate over all steps except lookback, in pieces of at most `MAX_ROWS` rows or one episode; a segment each.
 
     Episodes come in the order in which they become complete. Pieces of incomplete episodes are held in memory.
 
@@ -65,14 +63,13 @@ def whole_episodes(
         episodes: The figures of its episodes.
         format: The name of the format that they are written in, for messages.
         notes: What is left out is noted here.
-        max_rows: The most rows to read at a time.
 
     Raises:
         DataError: an episode lacks steps in its middle, or has steps of several modules.
     """
     steps = episodes.figures[STEPS]
     assembler = Assembler(lengths=dict(zip(map(hash, episodes.ids), steps.tolist(), strict=True)))
-    for exp in _trained(recording, notes, max_rows):
+    for exp in _trained(recording, notes):
         is_whole = exp.lengths == steps[episodes.codes(exp)]
         if is_whole.any():
             yield exp.select(is_whole)
@@ -95,10 +92,10 @@ def _not_whole(recording: Recording, parts: Segments, lengths: Index, format: st
     )
 
 
-def _trained(recording: Recording, notes: list[str], max_rows: int) -> Iterator[Experience]:
+def _trained(recording: Recording, notes: list[str]) -> Iterator[Experience]:
     """Yield pieces of all steps except lookback."""
     context = 0
-    for exp in recording.stream(max_rows=max_rows):
+    for exp in recording.stream(max_rows=MAX_ROWS):
         context += int(exp.segments.lookback.sum())
         yield without_lookback(exp)
     if context:
@@ -182,7 +179,7 @@ def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[st
     """Yield what ``writer`` takes; whether it has several agents is checked at once."""
     episodes = episodes_of_one_agent(recording)
     if not writer.whole_episodes:
-        yield from _trained(recording, notes, MAX_ROWS)
+        yield from _trained(recording, notes)
         return
     if unfinished := int((~episodes.figures["done"]).sum()):
         notes.append(
@@ -190,7 +187,7 @@ def _pieces_of(recording: Recording, writer: Writer, format: str, notes: list[st
             f"marked as truncated, since {format} holds episodes that are done"
         )
     late = 0
-    for exp in whole_episodes(recording, episodes, format, notes, MAX_ROWS):
+    for exp in whole_episodes(recording, episodes, format, notes):
         late += int((exp.segments.t_start > 0).sum())
         yield exp.with_segments(truncated=exp.segments.truncated | ~exp.segments.done)
     if late and not writer.keeps_time:

@@ -143,12 +143,11 @@ def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recor
     for out in outs:
         if any(_lies_in(out, place) and _lies_in(place, out) for place in places):
             raise DataError(f"{out}: is also an input, to which its files would be added. Choose another folder.")
-    pairs = [(out, place) for out in outs for place in places]
-    pairs += [(out, other) for out in outs for other in outs if out is not other]
-    for out, other in pairs:
-        if _lies_in(out, other):
-            raise DataError(f"{out}: is inside {other}, so its files would become part of that. Choose another folder.")
-    for out in outs:
+        for other in (*places, *(one for one in outs if one is not out)):
+            if _lies_in(out, other):
+                raise DataError(
+                    f"{out}: is inside {other}, so its files would become part of that. Choose another folder."
+                )
         if files := data_files(out):
             raise DataError(
                 f"{out}: holds a recording of {counted(len(files), 'file')} already. Choose another folder, or "
@@ -381,7 +380,9 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     if not recordings:
         raise SettingsError("there is nothing to merge: give recordings.")
     opened = [recording_of(recording) for recording in recordings]
-    _check_spaces(opened)
+    for other in opened[1:]:
+        remedy = f"Only recordings of equal spaces and units can be merged with {opened[0].path}."
+        opened[0].header.check_alike(other.header, str(other.path), remedy)
     check_apart([path], opened)
     dtypes, left_out = _columns(opened)
     renamings, episodes = _renamings(opened, list(dtypes))
@@ -423,22 +424,6 @@ def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple
         taken.update(ids.get(name, name) for name in own)
         renamings.append(ids)
     return renamings, len(taken)
-
-
-def _check_spaces(recordings: Sequence[Recording]) -> None:
-    first = recordings[0]
-    for other in recordings[1:]:
-        for root, space in other.header.spaces.items():
-            if space != first.header.spaces[root]:
-                raise DataError(
-                    f"{other.path}: its `{root}` space is {space}, but that of {first.path} is "
-                    f"{first.header.spaces[root]}. Only recordings of equal spaces can be merged."
-                )
-        if other.header.units != first.header.units:
-            raise DataError(
-                f"{other.path}: its actions are {other.header.units}, but those of {first.path} are "
-                f"{first.header.units}. Only recordings with actions in the same units can be merged."
-            )
 
 
 def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]], dict[str, str]]:

@@ -14,6 +14,7 @@ from etude.experience import Experience, Segments
 from etude.experience.arrays import Index
 from etude.experience.experience import without_lookback
 from etude.experience.ids import Ids
+from etude.experience.table import IDS
 from etude.recordings.pieces import copied, in_order
 from etude.recordings.where import Expression, Reduction, step_values
 
@@ -229,8 +230,6 @@ def _or_none(value: float) -> float | None:
 HELD_BYTES: Final = 256 * 2**20
 """The most memory that unfinished episodes take; beyond it, those updated longest ago are returned incomplete."""
 
-_NAMES: Final = ("episode_id", "agent_id", "module_id")
-
 
 @dataclasses.dataclass
 class Waiting:
@@ -289,9 +288,18 @@ class Assembler:
                 out += self._released([next(iter(self.waiting))])
         return out
 
+    def held(self) -> list[Experience]:
+        """Everything held, joined; an empty list if nothing is."""
+        return self._joined(list(self.waiting))
+
     def rest(self) -> list[Experience]:
         """Return everything held, and hold it no longer."""
         return self._released(list(self.waiting))
+
+    def rename(self, suffix: str) -> None:
+        """Add a suffix to the ids of the episodes that are held."""
+        for exp in self.rest():
+            self._put(exp.with_segments(episode_id=[name + suffix for name in exp.segments.episode_id]))
 
     def _put(self, exp: Experience) -> tuple[list[Any], list[Experience]]:
         """Hold ``exp``; returns the keys in it and, unless agents wait for each other, the whole episodes."""
@@ -345,12 +353,12 @@ class Assembler:
         """The pieces held, as plain data and arrays; None if there are none."""
         if not self.waiting:
             return None
-        (exp,) = self._joined(list(self.waiting))
-        segments = {name: getattr(exp.segments, name) for name in exp.segments.__slots__}
+        (exp,) = self.held()
+        segments = exp.segments.columns().items()
         return {
             "steps": dict(exp.steps),
             "offsets": exp.offsets,
-            "segments": {name: v.tolist() if name in _NAMES else v for name, v in segments.items()},
+            "segments": {name: v.tolist() if name in IDS else v for name, v in segments},
             "final_obs": dict(exp.final_obs),
         }
 

@@ -75,10 +75,9 @@ def _faults_of(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[
         at = int(np.argmax(~np.isfinite(first)))
         where = f" in component {at}" if values.ndim > 1 else ""
         yield Fault("nan", name, rows, f"holds {first[at]}{where}".replace("nan", "NaN"))
-    outside = rows_outside(values, leaf)
-    if outside is not None and len(outside):
-        what = f"is {values[outside[0]]}, outside its space {leaf}"
-        yield Fault("out_of_space", name, outside, what)
+    outside = _rows_outside(values, leaf)
+    if len(outside):
+        yield Fault("out_of_space", name, outside, f"is {values[outside[0]]}, outside its space {leaf}")
 
 
 def forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
@@ -99,8 +98,8 @@ def forbidden_actions(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[
             )
 
 
-def rows_outside(values: NDArray[Any], leaf: Space | None) -> Index | None:
-    """The indices of the rows of a discrete column that are outside its space; None if the space is not discrete."""
+def _rows_outside(values: NDArray[Any], leaf: Space | None) -> Index:
+    """The indices of the rows of a discrete column that are outside its space."""
     if isinstance(leaf, spaces.Discrete):
         low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
     elif isinstance(leaf, spaces.MultiDiscrete):
@@ -108,7 +107,7 @@ def rows_outside(values: NDArray[Any], leaf: Space | None) -> Index | None:
     elif isinstance(leaf, spaces.MultiBinary):
         low, high = 0, 1
     else:
-        return None
+        return np.zeros(0, np.int64)
     if not len(values) or values.dtype == object:
         return np.zeros(0, np.int64)
     if isinstance(low, int) and low <= values.min() and values.max() <= high:
@@ -167,13 +166,11 @@ _REMEDIES: Final = {
     "space: Source(..., {root}_space=...) or Recording.open(path, {root}_space=...).",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
-    "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
-    "duplicate of a table": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another "
-    "id. If rows in order have the same time, leave `t` out.",
-    "after_end": "Two episodes may share an id. Give each its own.",
-    "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
-    "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "
-    "episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
+    "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id. If the "
+    "rows of a table are in order but have the same time, leave `t` out.",
+    "after_end": "Do two episodes share an id? Then give each its own: if it is the id of a machine or a person with "
+    "several episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows). Is the flag of "
+    "a table set in every row of an episode, rather than the last?",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
@@ -207,6 +204,8 @@ HARMLESS: Final = ("gap", NOT_DONE)
 class Span(NamedTuple):
     """The steps of one segment, without lookback."""
 
+    key: int
+    """From `keys_of`."""
     start: int
     """The first ``t``."""
     stop: int
@@ -236,7 +235,7 @@ class Span(NamedTuple):
 
 
 Spans: TypeAlias = NDArray[Any]
-"""Many spans: a structured array with the fields of `Span`, and ``key`` from `keys_of`."""
+"""Many spans: a structured array with the fields of `Span`."""
 
 _ROW_BITS: Final = 40
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
@@ -311,7 +310,7 @@ def clashes(spans: Spans) -> dict[str, Index]:
 
 def span_at(spans: Spans, i: int) -> Span:
     """Return span ``i``."""
-    return Span(*(spans[name][i].item() for name in Span._fields))
+    return Span(*spans[i].item())
 
 
 class Timeline:
@@ -367,9 +366,9 @@ class Timeline:
         for kind, at in clashes(spans).items():
             reported: set[int] = set()
             for i in at.tolist() if kind in kinds else ():
-                a, b, key = span_at(spans, i), span_at(spans, i + 1), int(spans["key"][i])
-                if key not in reported and self._owner(a) == self._owner(b):  # not only equal hashes
-                    reported.add(key)
+                a, b = span_at(spans, i), span_at(spans, i + 1)
+                if a.key not in reported and self._owner(a) == self._owner(b):  # not only equal hashes
+                    reported.add(a.key)
                     yield self._problem(kind, a, b)
         if NOT_DONE in kinds and self._units.format != FORMAT:  # whose recordings of training are cut anywhere
             yield from self._not_done(spans)
@@ -415,8 +414,7 @@ class Timeline:
             f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
-        remedy = _REMEDIES.get(f"{kind} of a {self._units.format}", _REMEDIES.get(kind, ""))
-        text, is_gap = f"{second.words}: {self._words(b)} {what}. {remedy}".rstrip(), kind == "gap"
+        text, is_gap = f"{second.words}: {self._words(b)} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 

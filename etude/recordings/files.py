@@ -49,16 +49,6 @@ class DataFile:
         """Whether another tool wrote it last, so that the order of rows and the types of columns may differ."""
         return self.version == 0 or (self.version > 1 and not is_declared_in_order(self.metadata))
 
-    @property
-    def num_rows(self) -> int:
-        """The number of rows."""
-        return int(self.metadata.num_rows)
-
-    @property
-    def num_groups(self) -> int:
-        """The number of row groups."""
-        return int(self.metadata.num_row_groups)
-
     def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
         """For a file that another tool has rewritten, the segment numbers and the first and last ``t`` per row group.
 
@@ -70,7 +60,7 @@ class DataFile:
         if self.header is None or not {col.SEGMENT, col.T_INDEX} <= set(self.schema.names):
             return None
         found = []
-        for group in range(self.num_groups):
+        for group in range(self.metadata.num_row_groups):
             try:
                 table = self.read_group(group, [col.SEGMENT, col.T_INDEX], None)
             except DataError:
@@ -96,29 +86,23 @@ class DataFile:
         Raises:
             DataError: the bytes can't be decoded.
         """
+        pages = {(group, name) for name in names}
         if where is not None:
             self._check_filter(where)
-            return self._scanned(group, list(names), where)
-        pages = {(group, name) for name in names}
         try:
+            if where is not None:
+                checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+                path, system = in_arrow(self.path)
+                fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
+                    str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
+                )
+                return fragment.to_table(schema=self.schema, columns=list(names), filter=where)
             with self._opened(checked=pages <= self.checked) as parquet:
                 table = parquet.read_row_group(group, columns=list(names))
-            self.checked.update(pages)
-            return table
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
-
-    def _scanned(self, group: int, columns: Sequence[str], where: pc.Expression) -> pa.Table:
-        """Columns of the rows of one row group for which ``where`` holds."""
-        try:
-            checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            path, system = in_arrow(self.path)
-            fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
-                str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
-            )
-            return fragment.to_table(schema=self.schema, columns=columns, filter=where)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(group, error) from error
+        self.checked.update(pages)
+        return table
 
     def _check_filter(self, where: pc.Expression) -> None:
         """Raise a DataError if a filter is not an expression, or names columns that the file lacks."""
@@ -137,26 +121,16 @@ class DataFile:
         return DataError(f"{self.path}: row group {group} can't be read ({first_line(error)}). {remedy}")
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Read some columns of one row group as experience."""
-        if where is not None and self._has_context(group):
+        """Read some columns of one row group as experience; a segment continued from the one before keeps its lookback.
+
+        Raises:
+            DataError: the bytes can't be decoded, or are not those of experience.
+        """
+        if where is not None and self.version == 1 and col.LOOKBACK in self.schema.names:
             self._check_filter(where)
             steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
             return filtered(self.load(group, self.schema.names, None), where, steps)
-        return self.experience_of(self.read_group(group, names, where), group)
-
-    def _has_context(self, group: int) -> bool:
-        """Whether a row group contains lookback, which only format 1 has."""
-        if self.version != 1 or col.LOOKBACK not in self.schema.names:
-            return False
-        keys = [name for name in self.schema.names if name in KEYS]
-        return bool(self.load(group, keys, None).segments.lookback.any())
-
-    def experience_of(self, table: pa.Table, group: int) -> Experience:
-        """Convert the table of a row group to experience; a segment continued from the one before keeps its lookback.
-
-        Raises:
-            DataError: the table is not one of experience.
-        """
+        table = self.read_group(group, names, where)
         try:
             exp = Experience.from_table(table)
         except DataError as error:
@@ -164,7 +138,8 @@ class DataFile:
         if len(bad := impossible_times(exp)):
             t = exp.segments.t_start[bad[0]]
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
-        if self.version == 1 and group and table.num_rows and not _is_marked(table):
+        marks = table[col.LOOKBACK] if self.version == 1 and col.LOOKBACK in table.column_names else None
+        if group and marks is not None and len(marks) and not marks[0].is_valid:  # in the middle of a segment
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
@@ -233,18 +208,13 @@ def find_files(path: AnyPath) -> list[AnyPath]:
         raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
     files = [path] if path.is_file() and path.suffix == ".parquet" else recordings_in(path).get(path, [])
     if not files:
-        if path.is_file():
-            raise DataError(
-                f"{path}: is not in a known recording format, or is damaged. Give a folder of Parquet files, or one "
-                "Parquet file; "
-                "or say which column of a table (.csv, .parquet, .json, .arrow) is what, with --columns or a Source; "
-                "or read it by a function of yours (docs/custom-sources.md)."
-            )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")
+        what = "is not" if path.is_file() else "holds no Parquet file, nor a recording of another tool"
         raise DataError(
-            f"{path}: holds no Parquet file, nor a recording of another tool in a known format. Give the folder "
-            "that a recording was written to."
+            f"{path}: {what} in a known recording format, or it is damaged. Give the folder that a recording was "
+            "written to, or one Parquet file; or say which column of a table (.csv, .parquet, .json, .arrow) is what, "
+            "with --columns or a Source; or read it by a function of yours (docs/custom-sources.md)."
         )
     return files
 
@@ -278,8 +248,3 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
     header = Header.from_json(data, path)
     return DataFile(path, metadata, schema, header, data["version"], FileFacts.of(metadata))
-
-
-def _is_marked(table: pa.Table) -> bool:
-    """Whether the first row marks the begin of a segment; in files that Etude wrote it always does."""
-    return col.LOOKBACK not in table.column_names or bool(table[col.LOOKBACK][0].is_valid)

@@ -104,6 +104,13 @@ class Header:
         """The units of the actions, in words; those of recordings that are joined must be the same."""
         return units(self.action_space, self.meta)
 
+    def check_alike(self, other: "Header", where: str, remedy: str) -> None:
+        """Raise a DataError if ``other``, of what is at ``where``, has other spaces, or actions in other units."""
+        facts = [(f"`{root}` space is", space, other.spaces[root]) for root, space in self.spaces.items()]
+        for what, own, found in (*facts, ("actions are", self.units, other.units)):
+            if own != found:
+                raise DataError(f"{where}: its {what} {found}, rather than {own}. {remedy}")
+
     @property
     def spaces(self) -> dict[str, Space]:
         """The spaces by the root of their columns: ``obs`` and ``action``."""

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -15,7 +15,6 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Index
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
 from etude.recordings.episodes import Assembler
@@ -69,20 +68,16 @@ class _Series:
 
         A run that is closed writes what it holds, which a state that was saved just before holds, too.
         """
-        held = None if self.held is None else self.held.state_dict()
         ends: Ends = {}
-        if held is not None:
-            names, agents = (held["segments"][name] for name in ("episode_id", "agent_id"))
-            _extend(ends, names, agents, held["segments"]["t_start"] + np.diff(held["offsets"]))
+        for exp in self.held.held() if self.held is not None else []:
+            _extend(ends, exp)
         return any(end > ends.get(key, 0) for key, end in self.there.items())
 
     def go_on_as(self, suffix: str) -> None:
         """Give the running episodes that are held other ids, and write what comes next whatever is there."""
         self.there = {}
-        held = None if self.held is None else self.held.state_dict()
-        if self.held is not None and held is not None:
-            held["segments"]["episode_id"] = [name + suffix for name in held["segments"]["episode_id"]]
-            self.held.load_state_dict(held)
+        if self.held is not None:
+            self.held.rename(suffix)
 
     def write_rest(self) -> None:
         """Write the unfinished episodes that are held, and hold them no longer."""
@@ -306,12 +301,13 @@ def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) 
         number = number_of(file.name, prefix)
         if number is not None and first <= number < stop and file.parent == folder:
             for exp in Recording.open(file, on_bad=None).stream(columns=()):
-                segments = exp.segments
-                _extend(ends, segments.episode_id, segments.agent_id, segments.t_start + exp.lengths)
+                _extend(ends, exp)
     return ends
 
 
-def _extend(ends: Ends, names: Iterable[str], agents: Iterable[str | None], stops: Index) -> None:
-    """Add segments that end there."""
-    for name, agent, stop in zip(names, agents, stops.tolist(), strict=True):
+def _extend(ends: Ends, exp: Experience) -> None:
+    """Add where the segments of ``exp`` end."""
+    s = exp.segments
+    stops = (s.t_start + exp.lengths).tolist()
+    for name, agent, stop in zip(s.episode_id.tolist(), s.agent_id.tolist(), stops, strict=True):
         ends[name, agent] = max(stop, ends.get((name, agent), 0))

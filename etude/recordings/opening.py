@@ -32,7 +32,7 @@ from etude.recordings.formats.source import ETUDE, Source, described, spaces_add
 from etude.recordings.formats.table import Table
 from etude.recordings.formats.table_inputs import NO_VALUE, InFolders, given_twice, in_names, is_table_by_name
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header, shared_meta
-from etude.recordings.own import OwnFormat, is_in_order
+from etude.recordings.own import OwnFormat, is_in_order, usable_files
 from etude.recordings.pieces import filtered
 from etude.spaces import NamedDiscrete, Space, are_permuted, leaf_dtype, leaf_shape, leaves, space_to_json
 
@@ -127,12 +127,12 @@ class Units:
         self.files: list[AnyPath] = [file for member in members for file in member.contents.files]
         self.columns = list(members[0].contents.columns)
         self.problems: list[Problem] = [problem for member in members for problem in member.contents.problems]
-        self._starts = np.cumsum([0, *(len(member.contents.units) for member in members)])
+        self._units = [(i, unit) for i, member in enumerate(members) for unit in member.contents.units]
         self._rows: dict[int, int] = {}
         self._described: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._units)
 
     @property
     def own(self) -> OwnFormat | None:
@@ -142,7 +142,7 @@ class Units:
 
     def is_own(self, k: int) -> bool:
         """Whether unit ``k`` is of a recording in Etude's format."""
-        return isinstance(self.members[self._at(k)[0]].format, OwnFormat)
+        return isinstance(self.members[self._units[k][0]].format, OwnFormat)
 
     def rows(self, k: int) -> int:
         """Return the number of steps of unit ``k``; reads it the first time if that is not known otherwise.
@@ -150,14 +150,19 @@ class Units:
         Raises:
             DataError: it is not known, and the unit can't be read.
         """
-        member, k_there = self._at(k)
-        known = self.members[member].contents.units[k_there].rows
+        known = self._units[k][1].rows
         if known is None and k not in self._rows:
             self.load(k, ())
         return self._rows[k] if known is None else known
 
     def load(
-        self, k: int, columns: Sequence[str] | None = None, where: pc.Expression | None = None, *, finals: bool = True
+        self,
+        k: int,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        *,
+        finals: bool = True,
+        problems: list[Problem] | None = None,
     ) -> Experience:
         """Load unit ``k``: whole segments, except those that are stored in pieces.
 
@@ -166,13 +171,35 @@ class Units:
             columns: Full names of the step columns; None is all.
             where: Keep only rows for which this holds. Row groups of Etude's files that can't match are not read.
             finals: If False, final observations may be left out; those of images take long to decode.
+            problems: If given, what can't be read is left out and added to it, and so are harmless oddities.
 
         Raises:
             DataError: something in it can't be read; or a column has another dtype or shape than in another of several
-                recordings.
+                recordings. With ``problems``, it is an UnreadableError, raised if nothing can be read.
         """
-        exp = self._read(k, columns, where, finals, None)
-        if where is None:
+        member, unit = self._units[k]
+        format, contents, _ = self.members[member]
+        names = self.columns if columns is None else columns
+        if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
+            # Joined recordings have other episode ids here than on disk.
+            return filtered(self.load(k), where, names)
+        try:
+            if isinstance(format, OwnFormat):
+                exp = format.read(unit, names, problems, where=where, finals=finals)
+            elif where is None:
+                exp = format.read(unit, names, problems)
+            else:
+                exp = filtered(format.read(unit, self.columns, problems), where, names)
+            exp = exp if len(self.members) == 1 else self._adopted(member, exp)
+        except UnreadableError:
+            raise
+        except DataError as error:
+            if problems is None:
+                raise
+            file = str(unit.file or (contents.files[0] if contents.files else format.name))
+            problem = Problem("unreadable", str(error), file, unit.row, count=unit.rows or 0, repairable=True)
+            raise UnreadableError(problem) from error
+        if where is None and all(problem.harmless for problem in problems or ()):
             self._rows[k] = exp.num_steps
         return exp
 
@@ -183,10 +210,7 @@ class Units:
             UnreadableError: nothing of it can be read.
         """
         problems: list[Problem] = []
-        exp = self._read(k, columns, None, True, problems)
-        if all(problem.harmless for problem in problems):
-            self._rows[k] = exp.num_steps
-        return exp, problems
+        return self.load(k, columns, problems=problems), problems
 
     def keys(self, k: int) -> Experience:
         """Like `load_rest`, but without columns and problems."""
@@ -194,14 +218,13 @@ class Units:
 
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
         """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
-        member, k_there = self._at(k)
-        format, contents, _ = self.members[member]
+        member, unit = self._units[k]
         exp = self.keys(k) if exp is None else exp
         if len(self.members) > 1:
             ids = exp.segments.episode_id.tolist()
             own = [episode.removeprefix(f"{member}-") for episode in ids]
             exp = exp.with_segments(episode_id=own)
-        return format.place(contents.units[k_there], row, exp)
+        return self.members[member].format.place(unit, row, exp)
 
     def nothing(self, columns: Sequence[str]) -> Experience:
         """Return an experience of zero rows with these columns.
@@ -216,42 +239,6 @@ class Units:
             except DataError as error:
                 failed = failed or error
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")
-
-    def _at(self, k: int) -> tuple[int, int]:
-        """The index of the recording that contains unit ``k``, and of the unit in it."""
-        member = int(np.searchsorted(self._starts, k, side="right")) - 1
-        return member, k - int(self._starts[member])
-
-    def _read(
-        self,
-        k: int,
-        columns: Sequence[str] | None,
-        where: pc.Expression | None,
-        finals: bool,
-        problems: list[Problem] | None,
-    ) -> Experience:
-        member, k_there = self._at(k)
-        format, contents, _ = self.members[member]
-        unit, names = contents.units[k_there], self.columns if columns is None else columns
-        if where is not None and len(self.members) > 1 and col.EPISODE_ID in str(where):
-            # Joined recordings have other episode ids here than on disk.
-            return filtered(self._read(k, None, None, True, problems), where, names)
-        try:
-            if isinstance(format, OwnFormat):
-                exp = format.read(unit, names, problems, where=where, finals=finals)
-            elif where is None:
-                exp = format.read(unit, names, problems)
-            else:
-                exp = filtered(format.read(unit, self.columns, problems), where, names)
-            return exp if len(self.members) == 1 else self._adopted(member, exp)
-        except UnreadableError:
-            raise
-        except DataError as error:
-            if problems is None:
-                raise
-            file = str(unit.file or (contents.files[0] if contents.files else format.name))
-            problem = Problem("unreadable", str(error), file, unit.row, count=unit.rows or 0, repairable=True)
-            raise UnreadableError(problem) from error
 
     def _adopted(self, member: int, exp: Experience) -> Experience:
         """Give what was read from one of several recordings the episode ids that it has here."""
@@ -361,7 +348,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
     if len(places) == 1:
-        return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0], faults)]
+        return _of_one(places[0], faults)
     files = [place for place in places if isinstance(place, AnyPath) and not place.is_dir()]
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
     groups: dict[Any, list[Any]] = {}  # all files of a kind, or a single folder or object, by its index
@@ -370,10 +357,7 @@ def _found(given: "One | Sequence[One]", filesystem: Any, faults: list[Problem] 
         alike += [place] if place not in alike else []
     out: list[Described] = []
     for kind, alike in groups.items():
-        if not isinstance(kind, int):
-            out.append(_of_files(kind, alike, faults))
-        else:
-            out += _of_path(alike[0], faults) if isinstance(alike[0], AnyPath) else [_of_object(alike[0], faults)]
+        out += _of_one(alike[0], faults) if isinstance(kind, int) else [_of_files(kind, alike, faults)]
     return out
 
 
@@ -381,32 +365,27 @@ def _listed(places: Sequence[Any]) -> list[Any]:
     """The same places, with everything behind URLs listed once, several at a time."""
 
     def listed(place: Any) -> Any:
-        return place.listed() if isinstance(place, RemotePath) and place.listing is None else place
+        is_new = isinstance(place, RemotePath) and (place.listing is None or len(places) == 1)
+        return place.listed() if is_new else place
 
-    if len(places) == 1:
-        return [listed(places[0].listed() if isinstance(places[0], RemotePath) else places[0])]
     if not any(isinstance(place, RemotePath) for place in places):
         return list(places)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(listed, places))
 
 
-def _of_object(given: Any, faults: list[Problem] | None) -> Described:
-    """What is not a path: a description of files or of a table, or a user's own format."""
-    if isinstance(given, CustomSource):
-        given = CustomFormat(given)
-    elif isinstance(given, Source):
-        given = Table(given)
-    if isinstance(given, Format):
-        return Described(given, usable(given.describe(), faults))
-    raise DataError(
-        f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
-        "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
-    )
-
-
-def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Described]:
-    """The recording at a path; several if it is a folder with recordings of Etude's below it."""
+def _of_one(path: Any, faults: list[Problem] | None) -> list[Described]:
+    """The recording at a path, several if it is a folder with recordings of Etude's below it; or what an object that
+    is no path describes: files, a table, or a user's own format."""
+    if isinstance(path, CustomSource | Source):
+        path = CustomFormat(path) if isinstance(path, CustomSource) else Table(path)
+    if isinstance(path, Format):
+        return [Described(path, usable(path.describe(), faults))]
+    if not isinstance(path, AnyPath):
+        raise DataError(
+            f"can't open {shown(path)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, "
+            "which takes tables in memory too. An Experience must be written first, with a RecordingWriter."
+        )
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:
@@ -507,7 +486,7 @@ def _steps_in(
     found = [_NO_STEPS.select(names)]
     for file in files:
         said = {name: text for name, text in in_names(whole, file.path).items() if text != NO_VALUE}
-        for group in range(file.num_groups if col.T_INDEX in file.schema.names else 0):
+        for group in range(file.metadata.num_row_groups if col.T_INDEX in file.schema.names else 0):
             with contextlib.suppress(DataError, pa.ArrowException):  # it is told of where it is read
                 rows = file.read_group(group, [name for name in names if name in file.schema.names], None)
                 steps = {
@@ -549,11 +528,11 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     Raises:
         DataError: a file is broken or missing, or the files do not belong together.
     """
-    own = OwnFormat(path, given)
-    files, header = own.files(faults)
+    files, header = usable_files(path, given, faults)
     where = path if len(given or ()) < 2 else None
-    if is_in_order(files):
-        return Described(own, own.contents(files, header), where)
+    if header is not None and is_in_order(files):
+        own = OwnFormat(files, header)
+        return Described(own, own.describe(), where)
     return _rewritten(Source([file.path for file in files], preset=ETUDE), header, where, faults)
 
 
@@ -787,11 +766,10 @@ def _check_columns(first: Described, other: Described) -> None:
         if not differ:
             continue
         listed = ", ".join(f"`{name}`" for name in differ[:8])
-        advice = "Open them one by one, or merge them (`etude data merge`), which leaves out columns that not all have."
-        if any(col.is_under(name, root) for name in differ for root in (col.OBS, col.ACTION)):
-            advice = "Open them one by one: they have different spaces, as modules that are recorded apart."
         raise DataError(
-            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. {advice}"
+            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open them "
+            "one by one; or, if their spaces are the same, merge them (`etude data merge`), which leaves out columns "
+            "that not all have."
         )
     if (ours := first.contents.header.units) != (others := other.contents.header.units):
         raise DataError(

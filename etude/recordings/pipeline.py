@@ -13,7 +13,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from etude.recordings.batches import (
     rows_of,
     steps_of,
 )
-from etude.recordings.layers import CONNECTORS, LOAD, SHUFFLE, Spent
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.where import RowFilter
 
@@ -153,8 +153,55 @@ PIECE_ROWS = 65_536
 """The most rows in a piece of experience in memory, unless it is a single segment."""
 
 
+# -- the time that loading takes ------------------------------------------------------------------------------------
+
+LOAD: Final = "load"
+CONNECTORS: Final = "connectors"
+SHUFFLE: Final = "shuffle"
+LAYERS: Final = (LOAD, CONNECTORS, SHUFFLE)
+"""Read and decode files to experience; prelearner and connectors; buffer and batches."""
+
+
+@dataclasses.dataclass
+class Spent:
+    """Time, rows and bytes spent on loading."""
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
+    """Seconds by layer, summed over all workers."""
+    rows: int = 0
+    """The number of steps that came out of the connectors."""
+    left_out: int = 0
+    """The number of trainable steps that the connectors lost: too close to a cut, or dropped by the prelearner."""
+    bytes: int = 0
+    """Bytes of experience that were loaded from files, as they are in memory."""
+    part: int | None = None
+    """The index of the part, if it is about a single one."""
+    bad: Any = None
+    """The bad data found in the part; see `Recording.counts`."""
+
+    def add(self, other: "Spent") -> None:
+        """Add what was spent elsewhere."""
+        for layer, seconds in other.seconds.items():
+            self.seconds[layer] += seconds
+        self.rows += other.rows
+        self.left_out += other.left_out
+        self.bytes += other.bytes
+
+    @contextmanager
+    def on(self, layer: str) -> Iterator[None]:
+        """Count the time of a ``with`` block for a layer."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[layer] += time.perf_counter() - begin
+
+
+# -- the source, and what is made of its parts ----------------------------------------------------------------------
+
+
 class Parted(Protocol):
-    """The source of a pipeline: a recording, or experience in memory."""
+    """The source of a pipeline: a `Recording`, or experience in memory."""
 
     is_in_memory: bool
 
@@ -179,18 +226,14 @@ class Parted(Protocol):
 
 
 class InMemory:
-    """Experience in memory, split into parts of bounded size."""
+    """Experience in memory, split into parts of bounded size, with what a pipeline uses of a `Recording`."""
 
     is_in_memory = True
 
     def __init__(self, exp: Experience, max_rows: int = PIECE_ROWS) -> None:
         self.columns = list(exp.steps)
         self._pieces = list(pieces(exp, max_rows))
-
-    @property
-    def num_parts(self) -> int:
-        """The number of pieces."""
-        return len(self._pieces)
+        self.num_parts = len(self._pieces)
 
     def part(
         self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True, next_obs: bool = False
@@ -249,11 +292,9 @@ class Preparation:
         """
         exp = exp if self.select is None else self.select(exp)
         exp = exp if self.where is None else self.where.chosen(exp)
-        return (
-            exp
-            if exp.steps.keys().isdisjoint(self._unused)
-            else exp.only([n for n in exp.steps if n not in self._unused])
-        )
+        if exp.steps.keys().isdisjoint(self._unused):
+            return exp
+        return exp.only([name for name in exp.steps if name not in self._unused])
 
     def __call__(self, exp: Experience) -> Experience:
         """Prepare the segments that `chosen` returned; steps that must not be trained on become lookback.

@@ -36,8 +36,6 @@ from etude.recordings.format import Problem, chosen
 from etude.recordings.layout import Header
 from etude.recordings.opening import (
     GivenSpaces,
-    Places,
-    Units,
     check_stated,
     has_source,
     opened,
@@ -63,14 +61,10 @@ class Recording(Screened):
 
     is_in_memory = False
 
-    def __init__(
-        self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
-    ) -> None:
-        super().__init__(path, units, mode, faults)
-        self.notes: tuple[str, ...] = ()
-        """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
-        self._num_steps: int | None = None
-        self._num_episodes: int | None = None
+    notes: tuple[str, ...] = ()
+    """Notes on data that could not be kept, if `etude.recordings.convert` has just written this recording."""
+    _num_steps: int | None = None
+    _num_episodes: int | None = None
 
     @classmethod
     def open(
@@ -162,23 +156,23 @@ class Recording(Screened):
         found = leaves(self.action_space, col.ACTION).values()
         boxes = [leaf for leaf in found if isinstance(leaf, spaces.Box) and leaf.is_bounded()]
         others = [box for box in boxes if not ((box.low == -1).all() and (box.high == 1).all())]
-        if others and self.meta.get(ACTIONS) == BY_RLLIB:
+        if others and (self.meta.get(ACTIONS) == BY_RLLIB or self._look_scaled()):
             _log.warning(
-                "%s: states the env's bounds of actions, %s, but RLlib maps actions from [-1, 1] to these after "
-                "recording them, unless `normalize_actions` was off. If none is beyond [-1, 1], write "
+                "%s: actions may be in [-1, 1], as a policy chose them, and not in the env's bounds, %s, to which they "
+                "were mapped afterwards. RLlib records such actions, unless `normalize_actions` was off, and so do "
+                "replay buffers of Stable-Baselines3. If none is beyond [-1, 1], write "
                 "data=Recording.open(path, action_space=%s) and add the connector `rescale_action`.",
                 *(self.path, others[0], _without_dtypes(before_mapping(self.action_space))),
             )
-        elif others and col.ACTION in self.given and self.num_parts and isinstance(self.action_space, spaces.Box):
-            first = self.part(0, [col.ACTION]).steps[col.ACTION]
-            is_from_0 = first.dtype.kind != "f" or first.min(initial=0) >= 0  # what is scaled is on both sides of 0
-            if (self.action_space.high > 1).all() and not is_from_0 and 0.98 < abs(first).max(initial=0) <= 1:
-                _log.warning(
-                    "%s: actions go up to 1, but the env's bounds are %s. Are they as a policy chose them, before they "
-                    "were mapped to the bounds, as in replay buffers of Stable-Baselines3? Then write "
-                    "data=Recording.open(path, action_space=%s) and add the connector `rescale_action`.",
-                    *(self.path, self.action_space, _without_dtypes(before_mapping(self.action_space))),
-                )
+
+    def _look_scaled(self) -> bool:
+        """Whether none of the first actions of a space that was given is beyond [-1, 1], but some are there."""
+        space = self.action_space
+        if col.ACTION not in self.given or not self.num_parts or not isinstance(space, spaces.Box):
+            return False
+        first = self.part(0, [col.ACTION]).steps[col.ACTION]
+        is_from_0 = first.dtype.kind != "f" or first.min(initial=0) >= 0  # what is scaled is on both sides of 0
+        return bool((space.high > 1).all() and not is_from_0 and 0.98 < abs(first).max(initial=0) <= 1)
 
     # -- what it is ------------------------------------------------------------------------------------------
 

@@ -100,7 +100,6 @@ class Screened:
     def __init__(
         self, path: AnyPath | Places, units: Units, mode: OnBad | None, faults: Sequence[Problem] = ()
     ) -> None:
-        check_mode(mode)
         self.path = path
         self._units, self._mode, self._faults = units, mode, list(faults)
         is_path, how = not isinstance(path, Places), " --env ENV" if units.given else ""
@@ -145,22 +144,23 @@ class Screened:
     @property
     def left_out(self) -> dict[str, int]:
         """The rows that ``on_bad`` has left out so far, by kind of fault. Reading more parts may add to it."""
-        with self._lock:
-            found = [findings.lost for findings in self._found.values()]
-        return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
+        lost = [findings.lost for _, findings in self._findings()]
+        return _total(*lost, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
     def met(self) -> dict[str, int]:
         """The number of faults (segments, rows or files) that ``on_bad`` has found so far by kind, repaired or not."""
+        met = [findings.fault_counts for _, findings in self._findings()]
+        return _total(*met, Counter(problem.kind for problem in self._faults))
+
+    def _findings(self) -> list[tuple[int, Findings]]:
         with self._lock:
-            found = [findings.fault_counts for findings in self._found.values()]
-        return _total(*found, Counter(problem.kind for problem in self._faults))
+            return list(self._found.items())
 
     @property
     def unread_parts(self) -> int:
         """The number of files and parts left out so far of which nobody knows how many rows they have."""
-        with self._lock:
-            found = [findings for k, findings in self._found.items() if k >= 0]
+        found = [findings for k, findings in self._findings() if k >= 0]
         parts = sum(findings.fault_counts["unreadable"] for findings in found if not findings.lost["unreadable"])
         return parts + sum(not problem.count for problem in self._faults if problem.kind in _UNREAD)
 
@@ -168,10 +168,9 @@ class Screened:
     def warnings(self) -> list[str]:
         """Harmless findings so far, such as copies that are read only once: one text for each kind."""
         by_kind: dict[str, list[Problem]] = {}
-        with self._lock:
-            for findings in self._found.values():
-                for problem in findings.harmless:
-                    by_kind.setdefault(problem.message if problem.kind == MAPPING else problem.kind, []).append(problem)
+        for _, findings in self._findings():
+            for problem in findings.harmless:
+                by_kind.setdefault(problem.message if problem.kind == MAPPING else problem.kind, []).append(problem)
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
@@ -252,73 +251,11 @@ class Screened:
             SettingsError: ``where`` is a text that is not a valid condition on the steps of this recording.
         """
         where = RowFilter(where) if isinstance(where, str) else where
-        if self._timeline is not None:
-            return self._checked(k, columns, where, clashes, finals, next_obs)
-        exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
-        if isinstance(where, RowFilter):
-            return where.chosen(exp, looks_ahead=False).only(columns)
-        return exp if where is None else filtered(exp, where, columns)
-
-    def _pass_over(self) -> Timeline | None:
-        """Return a checker of the order of steps for one pass, such as one with a filter.
-
-        None in the modes ``repair`` and ``skip``, which check the order beforehand.
-        """
-        if self.leaves_out:
-            return None
-        return Timeline(self._units, KINDS[:3] if self._mode == "strict" else KINDS[:1])
-
-    def _repair_plan(self) -> RepairPlan:
-        with self._lock:
-            if self._plan is None:
-                self._begin()
-                self._plan = plan = RepairPlan(self._units, keep_order=self._mode == "skip")
-                self.count(-1, Findings(plan.left_out, plan.fault_counts, plan.harmless))
-            return self._plan
-
-    def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
-        plan = self._repair_plan()
-        try:
-            exp, problems = self._units.load_rest(k, columns)
-        except DataError:
-            exp, problems = self._units.nothing(self._units.columns if columns is None else columns), []
-            found = Findings(Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1))
-        else:
-            found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
-            for problem in problems:
-                if not problem.harmless:
-                    found.lost[problem.kind] += problem.count
-                    found.fault_counts[problem.kind] += 1
-        found.harmless += tuple(problem_of(self._units, k, exp, f) for f in beyond_bounds(exp, self._bounded))
-        exp = plan.applied(k, exp)
-        if not finals:  # nobody reads them, so that nothing is left out for them
-            exp = Experience(exp.steps, exp.offsets, exp.segments, {})
-        faults = [fault for fault in _wrong_values(self._units, k, exp, self._leaves) if next_obs or not fault.harmless]
-        for fault in faults:
-            found.fault_counts[fault.kind] += len(fault.rows)
-        exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip", next_obs=next_obs)
-        found.lost += lost
-        self.count(k, found)
-        return exp
-
-    def _rows_lost(self, k: int) -> int:
-        """The number of rows of an unreadable part; 0 if it is unknown."""
-        try:
-            return self._repair_plan().rows_stored(k) or self._units.rows(k)
-        except DataError:
-            return 0
-
-    # -- strict -----------------------------------------------------------------------------------------------
-
-    def _checked(
-        self,
-        k: int,
-        columns: Sequence[str],
-        where: pc.Expression | RowFilter | None,
-        clashes: Timeline | None,
-        finals: bool,
-        next_obs: bool,
-    ) -> Experience:
+        if self._timeline is None:
+            exp = self._load_repaired(k, columns if where is None else None, finals or where is not None, next_obs)
+            if isinstance(where, RowFilter):
+                return where.chosen(exp, looks_ahead=False).only(columns)
+            return exp if where is None else filtered(exp, where, columns)
         self._begin()
         problems: list[Problem] = []
         if isinstance(where, RowFilter):
@@ -349,6 +286,54 @@ class Screened:
         keys = exp.only(()) if where is None and self._is_in_worker else None
         self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
         return exp
+
+    def _pass_over(self) -> Timeline | None:
+        """Return a checker of the order of steps for one pass, such as one with a filter.
+
+        None in the modes ``repair`` and ``skip``, which check the order beforehand.
+        """
+        if self.leaves_out:
+            return None
+        return Timeline(self._units, KINDS[:3] if self._mode == "strict" else KINDS[:1])
+
+    def _repair_plan(self) -> RepairPlan:
+        with self._lock:
+            if self._plan is None:
+                self._begin()
+                self._plan = plan = RepairPlan(self._units, keep_order=self._mode == "skip")
+                self.count(-1, Findings(plan.left_out, plan.fault_counts, plan.harmless))
+            return self._plan
+
+    def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
+        plan = self._repair_plan()
+        try:
+            exp, problems = self._units.load_rest(k, columns)
+        except UnreadableError as error:
+            exp = self._units.nothing(self._units.columns if columns is None else columns)
+            problems = [dataclasses.replace(error.problem, kind="unreadable", count=self._rows_lost(k))]
+        found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
+        for problem in problems:
+            if not problem.harmless:
+                found.lost[problem.kind] += problem.count
+                found.fault_counts[problem.kind] += 1
+        found.harmless += tuple(problem_of(self._units, k, exp, f) for f in beyond_bounds(exp, self._bounded))
+        exp = plan.applied(k, exp)
+        if not finals:  # nobody reads them, so that nothing is left out for them
+            exp = Experience(exp.steps, exp.offsets, exp.segments, {})
+        faults = [fault for fault in _wrong_values(self._units, k, exp, self._leaves) if next_obs or not fault.harmless]
+        for fault in faults:
+            found.fault_counts[fault.kind] += len(fault.rows)
+        exp, lost = without_faults(exp, faults, whole_segments=self._mode == "skip", next_obs=next_obs)
+        found.lost += lost
+        self.count(k, found)
+        return exp
+
+    def _rows_lost(self, k: int) -> int:
+        """The number of rows of an unreadable part; 0 if it is unknown."""
+        try:
+            return self._repair_plan().rows_stored(k) or self._units.rows(k)
+        except DataError:
+            return 0
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
         """Load these columns of the steps of part ``k`` for which ``where`` holds."""

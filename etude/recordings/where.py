@@ -101,7 +101,7 @@ class Expression:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For worker processes: the text, as compiled functions can't be sent."""
-        return functools.partial(Expression, of_steps=self._of_steps), (self.text,)
+        return type(self), (self.text,)
 
     def _token(self, match: re.Match[str]) -> str:
         if match[1] is None:
@@ -255,9 +255,6 @@ class RowFilter(Expression):
         super().__init__(text, of_steps=True)
         if not self.columns:
             raise self._error("names no column")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowFilter, (self.text,)
 
     def columns_in(self, there: Collection[str]) -> tuple[str, ...]:
         """The step columns among ``there`` that it uses; other names are facts of the segments."""

@@ -49,7 +49,7 @@ from etude.recordings.layout import (
     number_of,
     parquet_options,
 )
-from etude.recordings.own import first_difference
+from etude.recordings.own import form
 from etude.recordings.pieces import copied, first_piece, row_bytes
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
@@ -104,7 +104,7 @@ class FileRoller:
         self.next_number = max(own, default=-1) + 1
         """The number of the next file."""
         facts = own[self.next_number - 1].facts if own else None
-        self._rows_before = facts.rows_before + facts.rows if facts else sum(file.num_rows for file in own.values())
+        self._rows_before = facts.rows_before + facts.rows if facts else sum(f.metadata.num_rows for f in own.values())
         """Rows in finished files with this prefix."""
 
     def check(self, exp: Experience) -> None:
@@ -113,16 +113,17 @@ class FileRoller:
         Raises:
             DataError: they differ.
         """
-        schema = disk_schema(exp[:0].to_table().schema) if self._there else None
+        written = {field.name: form(field) for field in disk_schema(exp[:0].to_table().schema)} if self._there else {}
         for file in self._there:
-            difference = first_difference(schema, file.schema)
-            if difference:
-                name, own, there = difference
-                remedy = "Leave it out with `columns=`" if there is None else "Append the column as it is there"
-                raise DataError(
-                    f"{file.path}: column `{name}` is {there or 'absent'} in this file, but {own or 'absent'} in what "
-                    f"is to be appended. {remedy}, or record to a folder of its own."
-                )
+            known = {field.name: form(field) for field in file.schema}
+            for name in dict.fromkeys([*known, *written]):
+                own, there = written.get(name), known.get(name)
+                if own != there:
+                    remedy = "Leave it out with `columns=`" if there is None else "Append the column as it is there"
+                    raise DataError(
+                        f"{file.path}: column `{name}` is {there or 'absent'} in this file, but {own or 'absent'} in "
+                        f"what is to be appended. {remedy}, or record to a folder of its own."
+                    )
 
     def write(self, parts: Sequence[Experience], *, publish: bool) -> None:
         """Write ``parts`` as one row group, and with ``publish`` close the file.
@@ -202,12 +203,10 @@ class FileRoller:
         self._writer = None
         self._sink.close()
         while True:  # without locks, another writer may have taken this name
-            try:
+            with contextlib.suppress(FileExistsError):
                 if not self._path.exists():
                     publish_at(self._aside, self._path)
                     break
-            except FileExistsError:
-                pass
             self._path = self._next_path()
         self.published_rows += self._rows
         self._rows_before += self._rows
@@ -220,14 +219,12 @@ class FileRoller:
 
     def abandon(self) -> None:
         """Discard the unfinished file after a failure."""
-        try:
+        with contextlib.suppress(OSError, pa.ArrowException):  # the first failure is the one to report
             if self._writer is not None:
                 writer, self._writer = self._writer, None
                 writer.close()
                 self._sink.close()
                 self._aside.unlink(missing_ok=True)
-        except (OSError, pa.ArrowException):
-            pass  # the first failure is the one to report
 
 
 def _clean(lock: Lock, prefix: str) -> None:
@@ -269,13 +266,7 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
                 f"{there.path}: does not state its spaces: another tool has rewritten it. Convert the folder with "
                 "`etude data convert A B --env ENV`, and append to the new one; or choose another folder."
             )
-        if there.header.spaces != header.spaces:
-            raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
-        if there.header.units != header.units:
-            raise DataError(
-                f"{there.path}: has actions in other units: its own are {there.header.units}, those to be appended are "
-                f"{header.units}. Choose another folder."
-            )
+        header.check_alike(there.header, str(there.path), "Append what is like it, or choose another folder.")
     return files
 
 
@@ -499,11 +490,10 @@ class RecordingWriter:
                 raise DataError(f"there is a column `{name}`, but the spaces have only {listed}. Rename one of them.")
         for name, leaf in leaves.items():
             wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
-            if name not in described and self._columns is None:
-                raise DataError(f"there is no column `{name}`, but the space has one: {leaf}.")
-            if described.get(name, wanted) != wanted:
+            found = described.get(name)
+            if found != wanted and (found is not None or self._columns is None):
                 raise DataError(
-                    f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
+                    f"column `{name}` is {found or 'absent'}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
                 )
         for name in col.under(described, col.OBS):

@@ -168,7 +168,7 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     cut = whole.cut(3, lookback=1)
     record(tmp_path / "own", *(cut.select(np.array([i])) for i in (0, 2, 3, 6, 1, 5, 4)))
     recording = Recording.open(tmp_path / "own", on_bad=None)
-    pieces = list(whole_episodes(recording, episodes_of_one_agent(recording), "minari", [], 100))
+    pieces = list(whole_episodes(recording, episodes_of_one_agent(recording), "minari", []))
     got = Experience.concat(pieces)
     assert sorted(got.segments.episode_id.tolist()) == ["e0", "e1", "e2", "e3"]
     assert_same(got.select(np.argsort(got.segments.episode_id.astype(str))), whole)

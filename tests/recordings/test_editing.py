@@ -203,7 +203,7 @@ def test_other_spaces_are_refused_by_name(tmp_path):
     record(tmp_path / "a", numbered([4]))
     with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
         writer.write(numbered([4]))
-    with pytest.raises(DataError, match=r"b: its `action` space is Discrete\(7\), but that of .*a is Discrete\(1000\)"):
+    with pytest.raises(DataError, match=r"b: its `action` space is Discrete\(7\), rather than .*1000.* with .*a\."):
         merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
