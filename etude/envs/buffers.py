@@ -172,7 +172,7 @@ Take: TypeAlias = Callable[[tuple[int, ...], Any], NDArray[Any]]
 """Allocates an array of zeros of a shape and dtype."""
 
 
-class Rows:
+class AgentRows:
     """The newest rows of all copies of an env: those that wait for actions, or those that end."""
 
     def __init__(self, layout: AgentLayout, num_envs: int, take: Take) -> None:
@@ -202,7 +202,7 @@ class StepBuffers:
         self.layout, self.num_envs = layout, num_envs
         self.status = take((num_envs,), np.int64)
         """The bits of each env's last order."""
-        self.shown, self.ended = Rows(layout, num_envs, take), Rows(layout, num_envs, take)
+        self.shown, self.ended = AgentRows(layout, num_envs, take), AgentRows(layout, num_envs, take)
         self.rows = (self.shown, self.ended)
         self.unheld = take((num_envs, len(layout.agents)), np.float64)
         """The rewards of agents that never acted in the last episode, NaN for others; meaningless without the bit."""

@@ -22,8 +22,8 @@ from etude.envs.buffers import (
     OVER,
     SHOWN,
     WRONG,
+    AgentRows,
     Infos,
-    Rows,
     StepBuffers,
     TurnBuilder,
 )
@@ -121,7 +121,7 @@ Check: TypeAlias = Callable[[], bool]
 the array's bytes, which is three times as fast as `all` for small arrays."""
 
 
-def _checks(rows: Rows, leaves_of: Iterable[Mapping[str, Space]]) -> list[Check]:
+def _checks(rows: AgentRows, leaves_of: Iterable[Mapping[str, Space]]) -> list[Check]:
     """The checks of all columns that may hold invalid numbers."""
     checks = [_check_of_floats(rows.reward)]
     for columns, own_leaves in zip(rows.obs, leaves_of, strict=True):

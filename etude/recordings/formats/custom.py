@@ -463,7 +463,7 @@ def read_text(
     return CustomSource(paths, to_experience, obs_space, action_space, env, "text", together, filesystem)
 
 
-class _Part(NamedTuple):
+class _CustomPart(NamedTuple):
     """What a unit is read from. All but the spans are shared by all units."""
 
     spans: Sequence[Sequence[ByteSpan]]
@@ -491,14 +491,14 @@ class CustomFormat(Format):
         folders = zip(*(names_of(absolute(str(file)))[:-1] for file in files), strict=False)
         depth = sum(1 for _ in itertools.takewhile(lambda names: len({*names}) == 1, folders))
         spans = spans_of(files, source.together)
-        whole = _Part(spans, Fitter(source.obs_space, source.action_space), LineCounts(), depth)
+        whole = _CustomPart(spans, Fitter(source.obs_space, source.action_space), LineCounts(), depth)
         parts = parts_of(spans, self._budget(whole, files), cut=source.together == "line")
         function = getattr(source.to_experience, "__qualname__", type(source.to_experience).__name__)
         header = Header(source.obs_space, source.action_space, source.env, {"to_experience": function})
         units = [Unit(k, data=whole._replace(spans=own)) for k, own in enumerate(parts)]
         return Contents(header, list(whole.fitter.schema), units, files)
 
-    def _budget(self, whole: _Part, files: Sequence[AnyPath]) -> int:
+    def _budget(self, whole: _CustomPart, files: Sequence[AnyPath]) -> int:
         """The number of file bytes in a unit, estimated from the first rows with steps."""
         size, failed = 0, list[DataError]()
         for raws, made in self._results(whole):
@@ -540,7 +540,7 @@ class CustomFormat(Format):
             row -= num
         return super().place(unit, row, exp)
 
-    def _results(self, part: _Part) -> Iterator[tuple[Raws, list[Experience] | DataError]]:
+    def _results(self, part: _CustomPart) -> Iterator[tuple[Raws, list[Experience] | DataError]]:
         """Yield the rows for each call of the function, and what it makes of them, checked; or why it can't."""
         for spans in part.spans:
             for raws in self._rows(spans, part.counts):
@@ -559,7 +559,7 @@ class CustomFormat(Format):
                 rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
         yield rows
 
-    def _made(self, raws: Raws, part: _Part) -> list[Experience]:
+    def _made(self, raws: Raws, part: _CustomPart) -> list[Experience]:
         source, place = self._source, self._place(raws)
         rows = [decoded(row) for row in raws] if source.kind == "text" else list(raws)
         alone = source.together == "line" or (source.kind, source.together) == ("binary", "file")

@@ -76,7 +76,7 @@ class FrameSpan(NamedTuple):
     stop: int
 
 
-class Rows(NamedTuple):
+class FrameRows(NamedTuple):
     """Some rows of a file."""
 
     span: FrameSpan
@@ -366,7 +366,7 @@ class LeRobot(Format):
             return {}
         return {name: self._column(rows, self._columns[name]) for name in names}
 
-    def _at(self, rows: Rows) -> NDArray[np.int64]:
+    def _at(self, rows: FrameRows) -> NDArray[np.int64]:
         """The indices of the rows' episodes in `episodes`."""
         known = np.append(self.episodes[EPISODE], -1)
         at = np.searchsorted(known[:-1], rows.episode)
@@ -375,7 +375,7 @@ class LeRobot(Format):
             raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
         return at
 
-    def _ends(self, rows: Rows, last: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _ends(self, rows: FrameRows, last: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
         The flags are ``next.terminated`` and ``next.truncated``. Without them, ``next.done`` means terminated, or
@@ -399,7 +399,7 @@ class LeRobot(Format):
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
-    def _column(self, rows: Rows, feature: Feature) -> NDArray[Any]:
+    def _column(self, rows: FrameRows, feature: Feature) -> NDArray[Any]:
         if feature.kind == "video":
             return self._frames(rows, feature)
         if not feature.key:
@@ -433,9 +433,9 @@ class LeRobot(Format):
         _check_there(self._parquet.schema(span.file), keys, str(self.files[span.file]))
         return self._parquet.read_rows(span.file, span.first, span.stop, keys)
 
-    def _rows(self, span: FrameSpan, keys: list[str]) -> Rows:
+    def _rows(self, span: FrameSpan, keys: list[str]) -> FrameRows:
         table = self._table(span, keys)
-        return Rows(span, table, *(self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)))
+        return FrameRows(span, table, *(self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)))
 
     def _place(self, span: FrameSpan, row: int) -> Place:
         """Locate a row of a unit."""
@@ -448,7 +448,7 @@ class LeRobot(Format):
 
     # -- frames of videos -------------------------------------------------------------------------------------
 
-    def _frames(self, rows: Rows, feature: Feature) -> NDArray[Any]:
+    def _frames(self, rows: FrameRows, feature: Feature) -> NDArray[Any]:
         """The frames of a camera."""
         span, at = rows.span, self._at(rows)
         names = (f"videos/{feature.key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp"))

@@ -275,7 +275,7 @@ _AT_ONCE: Final = 1000
 """The most episodes that are looked at before the file is opened anew."""
 
 
-class _Episode(NamedTuple):
+class _OpenEpisode(NamedTuple):
     """An episode in an open file."""
 
     groups: dict[Path, Any]
@@ -372,7 +372,7 @@ class Hdf5Episodes:
         """Return the form of columns in one episode; those of ``images`` may be JPEG."""
         found = {}
         with opened(self.path) as root:
-            episode = _Episode({(): self._opener.group(root, name, name)}, None)
+            episode = _OpenEpisode({(): self._opener.group(root, name, name)}, None)
             for key, path in paths.items():
                 group, where = self._parent(episode, name, path), "/".join((name, *path))
                 packed = self._packed(group, path[-1], where) if key in images else None
@@ -394,10 +394,10 @@ class Hdf5Episodes:
         """Read columns of some episodes, concatenated."""
         with opened(self.path) as root:
             file = descriptor(root)
-            episodes = ((name, _Episode({(): self._opener.group(root, name, name)}, file)) for name in names)
+            episodes = ((name, _OpenEpisode({(): self._opener.group(root, name, name)}, file)) for name in names)
             return read_all(episodes, lengths, wanted, self._read_one)
 
-    def _parent(self, episode: _Episode, name: str, path: Path) -> Any:
+    def _parent(self, episode: _OpenEpisode, name: str, path: Path) -> Any:
         """The group that contains a column."""
         group = episode.groups.get(path[:-1])
         if group is None:
@@ -406,7 +406,7 @@ class Hdf5Episodes:
             episode.groups[path[:-1]] = group
         return group
 
-    def _read_one(self, episode: _Episode, name: str, column: MinariColumn, target: NDArray[Any]) -> None:
+    def _read_one(self, episode: _OpenEpisode, name: str, column: MinariColumn, target: NDArray[Any]) -> None:
         path, group = column.path, self._parent(episode, name, column.path)
         if target.size and not column.is_image:
             kind = self._opener.filled(group, path[-1].encode(), target, self._kinds.get(path, 0), episode.file)

@@ -2,6 +2,7 @@
 """Sort rows on disk, in bounded memory, for recordings whose rows are not in order."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ _KEY_BYTES: Final = 64
 ROW: Final = "row in etude"
 """The column with the original index of each row."""
 TABLE: Final = "sorted.arrow"
+_NOTES: Final = "notes.json"
 _TRACK, _WHEN = "track in etude", "time in etude"
 _TRACK_COLUMNS: Final = ["track", "rows", "first", "last"]
 _NO_TRACKS: Final = pa.schema([(name, pa.int64()) for name in _TRACK_COLUMNS]).empty_table()
@@ -180,15 +182,17 @@ def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: 
 def sorted_groups(
     groups: Sequence[Group],
     tables: Callable[[], Iterator[pa.Table]],
-    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
+    tracks: Callable[[Callable[[str], None]], Iterator[tuple[Ints, Ints]]],
     *made_by: object,
-) -> list[Group]:
-    """Sort the rows of a table: a small one in memory, a larger one in the cache; returns the sorted rows.
+) -> tuple[list[Group], list[str]]:
+    """Sort the rows of a table: a small one in memory, a larger one in the cache.
+
+    Returns the sorted rows, and what ``tracks`` has noted.
 
     Args:
         groups: The unsorted rows.
         tables: Yields the columns of each group.
-        tracks: Yields the track and the time of each row, group by group.
+        tracks: Yields the track and the time of each row, group by group. Its argument takes notes about them.
         made_by: What the sorted table depends on other than the files.
     """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
@@ -196,18 +200,23 @@ def sorted_groups(
     origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
     size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
     is_small = size < cache.LEAST_BYTES
-    return groups_in(cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small), groups)
+    made = cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
+    with made.opened(_NOTES) as file:
+        notes: list[str] = json.loads(file.read())
+    return groups_in(made, groups), notes
 
 
 def _sort(
     tables: Callable[[], Iterator[pa.Table]],
-    tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
+    tracks: Callable[[Callable[[str], None]], Iterator[tuple[Ints, Ints]]],
     is_small: bool,
     folder: Path,
 ) -> None:
+    notes: dict[str, None] = {}
+
     def rows() -> Iterator[KeyedRows]:
         first = 0
-        for (track, when), table in zip(tracks(), tables(), strict=True):
+        for (track, when), table in zip(tracks(notes.setdefault), tables(), strict=True):
             row = pa.array(np.arange(first, first + table.num_rows))
             yield KeyedRows(track, when, plain(table).append_column(ROW, row))
             first += table.num_rows
@@ -219,9 +228,10 @@ def _sort(
         write_batches(folder / TABLE, table.schema, [table])
     else:
         found = TrackTable()
-        for track, when in tracks():
+        for track, when in tracks(notes.setdefault):
             found.add(track, when)
         write_sorted(found, rows(), folder / TABLE)
+    (folder / _NOTES).write_text(json.dumps(list(notes)))
 
 
 def groups_in(made: cache.Made, unsorted: Sequence[Group]) -> list[Group]:

@@ -329,6 +329,7 @@ class TableColumns:
             found = {name: self._found[name][::-1] for name in names}
             ranges = self._ranges(root) if any(inferring.needs_range(name, *own) for name, own in found.items()) else {}
             space = inferring.inferred_space(found, root, ranges, col.subtree(self._texts, root))
+            self._warn_of_many_names(root)
             if root == col.ACTION and isinstance(space, spaces.Box) and not space.shape:
                 self._warn_of_whole_actions(space)
         else:
@@ -367,6 +368,17 @@ class TableColumns:
             if both := [own for own in mapped[root] if own in mapped[col.OBS]]:
                 what = f"`{both[0]}` is mapped as both `{col.OBS}` and `{root}`: a policy can't see it before it acts."
                 self.warn(f"{self._where}: column {what}")
+
+    def _warn_of_many_names(self, root: str) -> None:
+        """Warn of text that is different in many rows, which is hardly a choice."""
+        rows = sum(group.num_rows for group in self._groups)
+        for name, texts in col.subtree(self._texts, root).items():
+            if len(texts) > _FEW and 4 * len(texts) > rows:
+                self.warn(
+                    f"{self._where}: `{name}` is text with {len(texts):,} different values in "
+                    f"{rows:,} rows, such as {min(texts)[:40]!r}. They are read as names, which have no order, and a "
+                    "policy refuses others. If they hold numbers, convert them."
+                )
 
     def _warn_of_whole_actions(self, space: spaces.Box) -> None:
         """Warn of whole numbers that may be choices: below 0, large, or of a type of fractions (pandas makes them)."""
@@ -805,7 +817,9 @@ def contents_of(
     if index is None:
         needed, tracks = columns.of_table(), partial(table_index.tracks_of, ordered, chained, common.words)
         made_by = (needed, [plan.mapped.get(name) for name in keys], columns.date_order)
-        groups = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
+        groups, notes = sorted_groups(groups, partial(columns.tables, needed), tracks, *made_by)
+        for note in notes:
+            columns.warn(note)
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
         index = table_index.index_of(ordered, chained, common.words, is_sorted=True, **how)

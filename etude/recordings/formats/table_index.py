@@ -141,23 +141,40 @@ def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
     return dataclasses.replace(index, terminated=terminated, truncated=truncated)
 
 
-def tracks_of(groups: Groups, chained: NDArray[np.bool_] | None, place: Place) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time.
-
-    Raises:
-        DataError: the times have no date. Past midnight, their order would not be that of the steps.
-    """
-    reader, first = _KeyReader(chained, place), 0
+def tracks_of(
+    groups: Groups, chained: NDArray[np.bool_] | None, place: Place, warn: Callable[[str], None]
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the sort keys of rows in any order, group by group: the track number of each row, and its time."""
+    reader, first, midnight = _KeyReader(chained, place), 0, None
     for rows, columns in groups():
         keys = reader.read(rows, columns)
-        if reader.is_time_of_day:
-            raise DataError(
-                f"{place(first)}: `{col.T_INDEX}` is a time of day, and rows are not in order of episode and time, so "
-                f"that times past midnight could not be told apart. Map a column of date and time; or {WITHOUT_T}."
-            )
         episode, *agent = _tracks(keys)
-        yield episode << 32 | agent[0] if agent else episode, keys.get(col.T_INDEX, np.arange(first, first + rows))
+        track = episode << 32 | agent[0] if agent else episode
+        back = _goes_back(track, keys[col.T_INDEX]) if reader.is_clock else np.zeros(0, np.int64)
+        is_rare = _RARE * len(back) <= rows - len(np.unique(track))  # of rows in order otherwise
+        if len(back) and midnight is None and (reader.is_time_of_day or is_rare):
+            midnight = int(back[0])
+            warn(f"{place(first + midnight)}: {_PAST_MIDNIGHT if reader.is_time_of_day else _SET_BACK}")
+        yield track, keys.get(col.T_INDEX, np.arange(first, first + rows))
         first += rows
+
+
+_PAST_MIDNIGHT: Final = (
+    "`t` is a time of day, which goes back there within an episode. Rows are sorted by it, so that those after "
+    "midnight come first: if episodes run past midnight, map a column of date and time."
+)
+_SET_BACK: Final = (
+    "the time in `t` goes back there, in an episode that is in order otherwise. Rows are put in order of time. If "
+    "the clock was set back, as in autumn, map times in UTC, or leave `t` out."
+)
+_RARE: Final = 20
+"""A time that goes back once in so many rows is one of rows in order."""
+
+
+def _goes_back(track: Ints, t: Ints) -> Ints:
+    """The rows whose time is before that of the row before them in their track."""
+    order = np.argsort(track, kind="stable")
+    return order[np.flatnonzero((np.diff(track[order]) == 0) & (np.diff(t[order]) < 0)) + 1]
 
 
 Keys: TypeAlias = Mapping[str, NDArray[Any]]

@@ -434,6 +434,18 @@ def test_files_that_count_their_own_episodes_are_told_of(
         assert not caplog.text
 
 
+def test_a_clock_that_was_set_back_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    times = pd.Timestamp("2026-10-25 00:00:02") + pd.to_timedelta(np.arange(40) * 15, unit="min")
+    back = times.where(np.arange(40) < 12, times - pd.Timedelta(minutes=60, seconds=1))
+    columns = {"obs": "x", "action": "a", "episode_id": "day", "t": "time", "terminated": "last-row"}
+    frame = pd.DataFrame({"x": np.arange(40.0), "a": 0, "day": 0, "time": back})
+    read(frame, columns)
+    assert "row 12: the time in `t` goes back there, in an episode that is in order otherwise" in caplog.text
+    caplog.clear()
+    assert read(frame.assign(time=times).sample(frac=1, random_state=0), columns).steps["obs"].tolist() == [*range(40)]
+    assert not caplog.text
+
+
 def test_rows_of_which_few_go_on_stand_alone_and_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """Random transitions between states that hardly change follow each other by chance."""
     rng = np.random.default_rng(0)
@@ -459,6 +471,16 @@ def test_next_observations_of_other_parts_are_named() -> None:
     table = pa.table({"x": [0, 1], "n": [{"a": 1, "b": 2}] * 2, "a": [0, 1], "end": [False, True]})
     with pytest.raises(DataError, match="`next_obs` has the columns"):
         read(table, {"obs": "x", "next_obs": "n", "action": "a", "terminated": "end"})
+
+
+def test_text_that_is_different_in_many_rows_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = {"o": [f"{k}.5;{k}" for k in range(200)], "a": [0, 1] * 100, "trip": np.arange(200) // 10}
+    columns = {"obs": "o", "action": "a", "episode_id": "trip", "terminated": "last-row"}
+    read(pa.table(rows), columns)
+    assert "`obs` is text with 200 different values in 200 rows, such as '0.5;0'" in caplog.text
+    caplog.clear()
+    read(pa.table(rows | {"o": ["wet", "dry"] * 100}), columns)
+    assert not caplog.text
 
 
 def test_lists_beside_numbers_are_parts_of_their_own() -> None:
@@ -601,8 +623,7 @@ def timed(rows: list[Row], kind: pa.DataType, step: int) -> pa.Table:
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_times_put_steps_in_order_and_number_them(kind: pa.DataType, step: int, has_ids: bool) -> None:
     rows = rows_of([4, 3, 5], first=0)
-    is_shuffled = has_ids and not pa.types.is_time(kind)  # times of day need rows in order
-    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))] if is_shuffled else rows
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))] if has_ids else rows
     columns = {name: own for name, own in (COLUMNS | NEXTS).items() if has_ids or name != "episode_id"}
     recording = Recording.open(Source(timed(shuffled, kind, step), columns=columns))
     found = {exp.steps["obs"][0, 0]: exp for exp in recording.read()}
@@ -1250,16 +1271,14 @@ def test_times_without_an_id_rise_within_an_episode(minutes: list[int], wrong: i
     assert Recording.open(Source(after_an_end, CLOCK | {"terminated": "done"})).read().lengths.tolist() == [2, 2]
 
 
-def test_a_time_of_day_that_goes_back_is_refused() -> None:
-    for hours, is_refused in (([9, 10, 11], False), ([22, 23, 1], True)):
+def test_a_time_of_day_that_goes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for hours, told in (([9, 10, 11], False), ([22, 23, 1], True)):
+        caplog.clear()
         table = clocked([0, 1, 2], shift=["a"] * 3, clock=[datetime.time(hour) for hour in hours])
         columns = CLOCK | {"t": "clock", "episode_id": "shift", "terminated": "last-row"}
-        if not is_refused:
-            assert Recording.open(Source(table, columns)).read().lengths.tolist() == [3]
-            continue
-        with pytest.raises(DataError, match="`t` is a time of day, and rows are not in order.* Map a column of date"):
-            Recording.open(Source(table, columns))
-        assert Recording.open(Source(table, {**columns, "t": "time"})).read().lengths.tolist() == [3]
+        recording = Recording.open(Source(table, columns))
+        recording.read()
+        assert caplog.text.count("`t` is a time of day, which goes back there within an episode") == told
 
 
 @pytest.mark.parametrize("written", ["{:,.2f}", "{:,.0f}"])
@@ -1276,6 +1295,7 @@ def test_numbers_with_separators_of_thousands_are_no_names(written: str, swap: b
 @pytest.mark.parametrize(
     ("rows", "columns", "warning"),
     [
+        ({"x": [0.5, 1.0, 2.0], "a": [0, 1, 0], "clock": ["23:58", "23:59", "00:01"]}, {"t": "clock"}, "time of day"),
         ({"x": [0.5, 1.0, 2.0], "a": [-1, 0, 3]}, {}, "whole numbers of type"),
         ({"x": [0.5, 1.0, 2.0], "a": [0, 1, 0]}, {"obs": ["x", "a"]}, "mapped as both"),
     ],
