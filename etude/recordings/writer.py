@@ -266,7 +266,11 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
                 f"{there.path}: does not state its spaces: another tool has rewritten it. Convert the folder with "
                 "`etude data convert A B --env ENV`, and append to the new one; or choose another folder."
             )
-        header.check_alike(there.header, str(there.path), "Append what is like it, or choose another folder.")
+        header.check_alike(
+            there.header,
+            str(there.path),
+            "Only steps of equal spaces and units can be appended: choose another folder.",
+        )
     return files
 
 

@@ -80,7 +80,7 @@ def test_a_description_that_can_not_be_written_leaves_the_old_one(tmp_path, monk
         raise OSError("no space left on device")
 
     save_tree(tmp_path, STATE, meta=1)
-    monkeypatch.setattr(tree, "replace", refuse)
+    monkeypatch.setattr(tree, "write_atomically", refuse)
     with pytest.raises(CheckpointError, match=r"can't change the checkpoint at .*: no space left on device\."):
         replace_meta(tmp_path, 2)
     assert load_meta(tmp_path) == 1

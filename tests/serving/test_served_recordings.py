@@ -98,7 +98,7 @@ def test_policies_of_other_spaces_have_folders_of_their_own_and_more_is_added(tm
             exp = etude.Recording.open(tmp_path / "data" / name).read()
             assert set(exp.segments.module_id.tolist()) == {name}
             assert (exp.num_segments, exp.num_steps) == (count, 2 * count)
-    with pytest.raises(DataError, match="other spaces"):
+    with pytest.raises(DataError, match="Only steps of equal spaces and units can be appended"):
         PolicyService(make_policy(spaces.Discrete(3)), ServingConfig(record=str(tmp_path / "data" / "red")))
 
 
