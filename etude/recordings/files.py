@@ -120,13 +120,20 @@ class DataFile:
             remedy = f"PyArrow 26 can read it; this is {pa.__version__}. Update it: pip install 'pyarrow>=26'."
         return DataError(f"{self.path}: row group {group} can't be read ({first_line(error)}). {remedy}")
 
+    def _has_context(self, group: int) -> bool:
+        """Whether a row group contains lookback, which only format 1 has."""
+        if self.version != 1 or col.LOOKBACK not in self.schema.names:
+            return False
+        keys = [name for name in self.schema.names if name in KEYS]
+        return bool(self.load(group, keys, None).segments.lookback.any())
+
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Read some columns of one row group as experience; a segment continued from the one before keeps its lookback.
 
         Raises:
             DataError: the bytes can't be decoded, or are not those of experience.
         """
-        if where is not None and self.version == 1 and col.LOOKBACK in self.schema.names:
+        if where is not None and self._has_context(group):
             self._check_filter(where)
             steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
             return filtered(self.load(group, self.schema.names, None), where, steps)

@@ -3,6 +3,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -13,14 +14,14 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience import Experience, Segments
+from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.table import KEYS, to_numpy
+from etude.experience.table import KEYS, shape_of
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile, find_files, has_own_columns, open_files
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats.arrow import innermost, is_bytes, is_list
-from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, disk_schema, read_manifest
+from etude.recordings.layout import FORMAT, MANIFEST, FileFacts, Header, Manifest, read_manifest
 from etude.recordings.pieces import continues
 from etude.spaces import leaf_dtype, leaf_shape
 
@@ -232,6 +233,18 @@ def _refuse(problem: Problem, faults: list[Problem] | None) -> None:
 # -- faults of whole files, from their footers -----------------------------------------------------------------------
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
+_KEY_TYPES = {
+    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), _is_text),
+    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), pa.types.is_signed_integer),
+    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), pa.types.is_boolean),
+}
+
+
 _REMEDY: Final = "or read the rest with on_bad='skip'."
 
 
@@ -240,17 +253,17 @@ def _example(files: Sequence[DataFile]) -> DataFile | None:
     return min(files, key=lambda file: (file.is_rewritten, file.header is None), default=None)
 
 
-def _has_own_types(file: DataFile, like: DataFile) -> bool:
+def _has_own_types(file: DataFile, first: DataFile) -> bool:
     """Whether the columns of a file that another tool has rewritten have the types that Etude writes."""
     try:
         Experience.from_table(file.schema.empty_table())
     except DataError:
         return False
-    return _column_fault(file, like, loosely=False) is None
+    return _column_fault(file, first) is None and (file.header is None or _space_fault(file, file.header) is None)
 
 
-def fault_of(file: DataFile, like: DataFile, wanted: Header | None) -> Problem | None:
-    """Check a file against the recording's header and the file ``like``; None if nothing is wrong."""
+def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
+    """Check a file against the recording's header and first file; None if nothing is wrong."""
     if file.header is None and has_own_columns(file.schema.names):
         return None  # another tool has rewritten it: it is read as a table
     if file.header is None or wanted is None:
@@ -267,87 +280,129 @@ def fault_of(file: DataFile, like: DataFile, wanted: Header | None) -> Problem |
                 "Recordings of different envs can't be in one folder: move this file to its own."
             )
             return _problem("mismatched_spaces", file, what)
-    return _column_fault(file, like, loosely=file.is_rewritten)
+    if file.is_rewritten:  # it is read as a table, whose types may differ
+        return _column_fault(file, first, loosely=True) or _kind_fault(file, file.header)
+    return _column_fault(file, first) or _space_fault(file, file.header)
 
 
-def _column_fault(file: DataFile, like: DataFile, *, loosely: bool) -> Problem | None:
-    """Find a column that is there twice, is missing, is not in the file ``like``, or has another type than there, or
-    than its space says. ``loosely`` is for a file that is read as a table: the width of numbers does not matter."""
-    names, header = file.schema.names, file.header or like.header
+def _kind_fault(file: DataFile, header: Header) -> Problem | None:
+    """Find a column of a file that another tool has rewritten whose values can't be those of its space."""
+    for name, leaf in header.leaves().items():
+        for own in (name, col.moved(name, col.OBS, col.FINAL_OBS)):
+            if own not in file.schema.names:
+                continue
+            kind, size = file.schema.field(own).type, math.prod(leaf_shape(leaf))
+            wanted = "i" if leaf_dtype(leaf).kind in "iu" else leaf_dtype(leaf).kind
+            fits = is_list(kind) == bool(leaf_shape(leaf)) and _kind_of(innermost(kind)) == wanted
+            fits = fits and not (pa.types.is_fixed_size_list(kind) and kind.list_size != size)
+            is_image = leaf_dtype(leaf) == np.uint8 and len(leaf_shape(leaf)) > 1  # stored as bytes
+            if not fits and not (is_image and _kind_of(kind) == "V"):
+                what = f"column `{own}` is of type {kind}, but its space is {leaf}. Convert it, or restore the file."
+                return _problem("wrong_type", file, what, own)
+    return None
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    """The kind of a type, as NumPy names it, where all integers are ``i`` and bytes ``V``; else its name."""
+    if pa.types.is_integer(kind):
+        return "i"
+    if pa.types.is_boolean(kind):
+        return "b"
+    return "f" if pa.types.is_floating(kind) else "V" if is_bytes(kind) else str(kind)
+
+
+def _space_fault(file: DataFile, header: Header) -> Problem | None:
+    """Find a column whose dtype or shape differs from its space's, as other tools may write it."""
+    try:
+        empty = Experience.from_table(file.schema.empty_table())
+    except DataError:
+        return None  # reported when rows are read
+    for name, leaf in header.leaves().items():
+        wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
+        for own, columns in ((name, empty.steps), (col.moved(name, col.OBS, col.FINAL_OBS), empty.final_obs)):
+            if name in columns and describe(columns[name]) != wanted:
+                what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
+                return _problem("wrong_type", file, f"{what} restore the file from a copy.", own)
+    return None
+
+
+def _column_fault(file: DataFile, first: DataFile, *, loosely: bool = False) -> Problem | None:
+    """Find a column that is there twice, is missing, or differs from the first file's; ``loosely`` allows numbers of
+    another width."""
+    names = file.schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
         return _problem("wrong_type", file, what, twice)
+    for name, is_kind in _KEY_TYPES.items():
+        kind = file.schema.field(name).type if name in names else pa.null()
+        is_number = loosely and is_kind is pa.types.is_signed_integer and _kind_of(kind) in ("i", "f")
+        if name in names and not is_kind(kind) and not is_number:
+            what = f"column `{name}` is of type {file.schema.field(name).type}, which is not possible. Restore it."
+            return _problem("wrong_type", file, what, name)
     if file.version == 1 and col.SEGMENT in names:
         what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
         return _problem("wrong_type", file, what)
     finals = [col.moved(name, col.OBS, col.FINAL_OBS) for name in col.under(names, col.OBS)]
     seen = [col.as_obs(name) for name in col.under(names, col.FINAL_OBS)]
-    for name in (*REQUIRED, *finals, *seen, *like.schema.names):
-        if name not in names and not (loosely and name == col.SEGMENT):
-            what = f"has no column `{name}`; it has {', '.join(names)}. Restore it."
-            return _problem("missing_column", file, what, name)
+    missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
+    difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema, loosely=loosely)
+    if difference is None:
+        return None
+    name, own, wanted = difference
     remedy = "A recording has the same columns everywhere: move this file to a folder of its own."
-    of_spaces = pa.schema([]) if header is None else _schema_of(header, names)
-    for field in file.schema:
-        name = field.name
-        if name not in like.schema.names and not (loosely and name == col.SEGMENT):
-            what = f"has a column `{name}` ({form(field)}), which {like.path.name} lacks. {remedy}"
-            return _problem("extra_column", file, what, name)
-        for other, where in ((of_spaces, "what Etude writes"), (like.schema, like.path.name)):
-            wanted = other.field(other.names.index(name)) if name in other.names else field
-            if not _are_alike(field, wanted, loosely=loosely):
-                what = f"column `{name}` is {form(field)}, but {form(wanted)} in {where}. {remedy}"
-                return _problem("wrong_type", file, what, name)
-    return None
-
-
-def _schema_of(header: Header, names: Sequence[str]) -> pa.Schema:
-    """Those columns among ``names`` that are written for these spaces, and the keys."""
-    parts = {name: leaf for name, leaf in header.leaves().items() if name in names}
-    steps = {name: np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)) for name, leaf in parts.items()}
-    empty = Experience(steps, np.zeros(1, np.int64), Segments.of(0, episode_id=""), col.subtree(steps, col.OBS))
-    return disk_schema(empty.to_table().schema)
-
-
-def form(field: pa.Field) -> str:
-    """Describe the values of a column: their dtype and shape, or their Arrow type if experience can't hold it."""
-    try:
-        return describe(to_numpy(pa.schema([field]).empty_table(), field.name)).replace("object", "text")
-    except DataError:
-        return str(field.type)
-
-
-def _are_alike(field: pa.Field, other: pa.Field, *, loosely: bool) -> bool:
-    """Whether two columns of one name hold the same; if ``loosely``, numbers of one kind, or texts, in lists or not."""
-    if field.equals(other, check_metadata=True):
-        return True
-    if not loosely and field.name not in KEYS:
-        return form(field) == form(other)
-    kinds = {_kind_of(innermost(one.type)) for one in (field, other)}
-    if loosely and field.name in (col.T_INDEX, col.SEGMENT, col.REWARD):
-        return kinds <= {"i", "f"}
-    if "bytes" in kinds:  # of an image, which may also be a list of numbers
-        return kinds <= {"bytes", "i"} and all(is_list(one.type) or is_bytes(one.type) for one in (field, other))
-    sizes = {one.type.list_size for one in (field, other) if pa.types.is_fixed_size_list(one.type)}
-    return is_list(field.type) == is_list(other.type) and len(kinds) == 1 and len(sizes) < 2
-
-
-def _kind_of(kind: pa.DataType) -> str:
-    """The kind of a type: all integers are ``i``, all texts ``text``, and byte strings ``bytes``."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_integer(kind):
-        return "i"
-    if pa.types.is_floating(kind):
-        return "f"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
-        return "text"
-    return "bytes" if is_bytes(kind) else str(kind)
+    if own is None:
+        kind, what = "missing_column", f"has no column `{name}`; it has {', '.join(file.schema.names)}. Restore it."
+    elif wanted is None:
+        kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} lacks. {remedy}"
+    else:
+        kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
+    return _problem(kind, file, what, name)
 
 
 def _problem(kind: str, file: DataFile, what: str, column: str | None = None) -> Problem:
     text = f"{file.path}: {what}"
     return Problem(kind, text, str(file.path), column=column, count=file.metadata.num_rows, repairable=True)
+
+
+def first_difference(
+    schema: pa.Schema, other: pa.Schema, *, loosely: bool = False
+) -> tuple[str, str | None, str | None] | None:
+    """Return the first column that differs: its name, and its type in each schema, None where it is absent.
+
+    None if there is none. The order of columns and whether they are nullable do not matter; ``loosely``, nor does the
+    width of numbers, nor the column `segment`.
+    """
+    for name in dict.fromkeys([*other.names, *schema.names]):
+        fields = [s.field(s.names.index(name)) if name in s.names else None for s in (schema, other)]
+        own, wanted = (None if field is None else _type_of(field) for field in fields)
+        if own != wanted and not (loosely and (name == col.SEGMENT or _are_close(name, *fields))):
+            return name, own, wanted
+    return None
+
+
+def _are_close(name: str, a: pa.Field | None, b: pa.Field | None) -> bool:
+    """Whether two columns hold numbers of one kind, of any width, or texts, in lists or not."""
+    if a is None or b is None:
+        return False
+    one, other = a.type, b.type
+    if name in (col.T_INDEX, col.REWARD):
+        return {_kind_of(one), _kind_of(other)} <= {"i", "f"}
+    if _is_text(one) or _is_text(other):
+        return _is_text(one) and _is_text(other)
+    sizes = {kind.list_size for kind in (one, other) if pa.types.is_fixed_size_list(kind)}
+    return is_list(one) == is_list(other) and _kind_of(innermost(one)) == _kind_of(innermost(other)) and len(sizes) < 2
+
+
+def _type_of(field: pa.Field) -> str:
+    """Describe the type of a column, with the shape of its rows if they have several axes.
+
+    Lists whose shape is known have a fixed size, whether their type says so or not.
+    """
+    shape, kind = shape_of(field), field.type
+    if shape is not None and pa.types.is_list(kind):
+        kind = pa.list_(kind.value_field, math.prod(shape))
+    return str(kind) if shape is None or len(shape) < 2 else f"{kind} of shape {shape}"
 
 
 def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:

@@ -49,7 +49,7 @@ from etude.recordings.layout import (
     number_of,
     parquet_options,
 )
-from etude.recordings.own import form
+from etude.recordings.own import first_difference
 from etude.recordings.pieces import copied, first_piece, row_bytes
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
@@ -113,17 +113,16 @@ class FileRoller:
         Raises:
             DataError: they differ.
         """
-        written = {field.name: form(field) for field in disk_schema(exp[:0].to_table().schema)} if self._there else {}
+        schema = disk_schema(exp[:0].to_table().schema) if self._there else None
         for file in self._there:
-            known = {field.name: form(field) for field in file.schema}
-            for name in dict.fromkeys([*known, *written]):
-                own, there = written.get(name), known.get(name)
-                if own != there:
-                    remedy = "Leave it out with `columns=`" if there is None else "Append the column as it is there"
-                    raise DataError(
-                        f"{file.path}: column `{name}` is {there or 'absent'} in this file, but {own or 'absent'} in "
-                        f"what is to be appended. {remedy}, or record to a folder of its own."
-                    )
+            difference = first_difference(schema, file.schema)
+            if difference:
+                name, own, there = difference
+                remedy = "Leave it out with `columns=`" if there is None else "Append the column as it is there"
+                raise DataError(
+                    f"{file.path}: column `{name}` is {there or 'absent'} in this file, but {own or 'absent'} in what "
+                    f"is to be appended. {remedy}, or record to a folder of its own."
+                )
 
     def write(self, parts: Sequence[Experience], *, publish: bool) -> None:
         """Write ``parts`` as one row group, and with ``publish`` close the file.
