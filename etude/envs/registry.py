@@ -7,9 +7,11 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -164,11 +166,8 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        install = f"install it by {_INSTALL[module_name]}" if module_name in _INSTALL else "install what is missing"
-        raise EnvError(
-            f"env {name!r}: can't import the module `{module_name}` ({described(error)}). A module must be importable "
-            f"from here: run in its folder, put its folder on PYTHONPATH, or {install}."
-        ) from error
+        what = f"env {name!r}: can't import the module `{module_name}` ({described(error)})."
+        raise EnvError(what + _way_out(module_name, error)) from error
     if hasattr(module, attribute):
         factory: Callable[[], Any] = getattr(module, attribute)
         if isinstance(factory, ModuleType):
@@ -182,6 +181,23 @@ def named(name: str) -> EnvSpec | Callable[[], Any]:
     return _spec(attribute)
 
 
+def _way_out(module_name: str, error: BaseException) -> str:
+    """What to do about an env's module that can't be imported, after a space; empty if the error itself says it."""
+    if module_name in _INSTALL:
+        return f" Install it: {_INSTALL[module_name]}"
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    if not f"{module_name}.".startswith(f"{error.name}."):
+        return f" It needs `{error.name}`, which is not installed."
+    advice = " It must be importable from here: run in its folder, install it, or put its folder on PYTHONPATH."
+    package_name, _, _ = module_name.rpartition(".")
+    if error.name != module_name or not package_name:
+        return advice
+    package = importlib.import_module(package_name)  # was imported on the way to the missing module
+    beside = [f"{package_name}.{found.name}" for found in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+    return advice + suggestion(module_name, beside)
+
+
 def _spec(name: str) -> EnvSpec:
     try:
         return gym.spec(name)
@@ -191,12 +207,28 @@ def _spec(name: str) -> EnvSpec:
             _register(package, name)
             if name in gym.registry:
                 return gym.spec(name)
-        near = nearest(name, gym.registry)
+        near, theirs = nearest(name, gym.registry), _in_pettingzoo(name)
         raise EnvError(
-            f"no env {name!r} is registered ({error}). {f'Nearest: {near!r}. ' if near else ''}If a package registers "
-            f"it, name the package too: 'package:{name}'. A function that makes an env is named 'module:function': "
-            "'pettingzoo.sisl.pursuit_v5:parallel_env', for example."
+            f"no env {name!r} is registered ({error}). {f'Nearest: {near!r}. ' if near else ''}"
+            f"{f'PettingZoo has {theirs!r}. ' if theirs else ''}If a package registers it, name the package too: "
+            f"'package:{name}'. A function that makes an env is named 'module:function'."
         ) from None
+
+
+def _in_pettingzoo(name: str) -> str | None:
+    """The full name of PettingZoo's env ``name``, such as ``pursuit_v5`` or ``sisl/pursuit-v5``, in the version that is
+    installed; None if there is none."""
+    own = re.fullmatch(r"(?:[\w.]+[/.])?(\w+)[-_]v\d+", name)
+    found = None
+    with contextlib.suppress(ValueError):  # a module of that name was made by hand
+        found = importlib.util.find_spec("pettingzoo") if own else None
+    if own is None or found is None:
+        return None
+    for folder in found.submodule_search_locations or ():
+        for path in Path(folder).glob(f"*/{own[1]}_v*.py"):
+            factory = "parallel_env" if "parallel_env" in path.read_text(encoding="utf-8") else "env"
+            return f"pettingzoo.{path.parent.name}.{path.stem}:{factory}"
+    return None
 
 
 def _package_of(name: str) -> _Package | None:
