@@ -166,11 +166,13 @@ _REMEDIES: Final = {
     "space: Source(..., {root}_space=...) or Recording.open(path, {root}_space=...).",
     "impossible_logp": "Only `etude evaluate --on` with recorded probabilities refuses it. Probabilities of a table "
     "are mapped as `propensity`.",
-    "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id. If the "
-    "rows of a table are in order but have the same time, leave `t` out.",
-    "after_end": "Do two episodes share an id? Then give each its own: if it is the id of a machine or a person with "
-    "several episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows). Is the flag of "
-    "a table set in every row of an episode, rather than the last?",
+    "duplicate": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another id.",
+    "duplicate of a table": "Was a file copied, or an episode recorded twice? Remove one of them, or give it another "
+    "id. If rows in order have the same time, leave `t` out.",
+    "after_end": "Two episodes may share an id. Give each its own.",
+    "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
+    "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "
+    "episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 
@@ -414,7 +416,8 @@ class Timeline:
             f"{first.words}: it is out of order",
             "gap": f"continues at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
         }[kind]
-        text, is_gap = f"{second.words}: {self._words(b)} {what}. {_REMEDIES.get(kind, '')}".rstrip(), kind == "gap"
+        remedy = _REMEDIES.get(f"{kind} of a {self._units.format}", _REMEDIES.get(kind, ""))
+        text, is_gap = f"{second.words}: {self._words(b)} {what}. {remedy}".rstrip(), kind == "gap"
         rows = 1 if is_gap else b.stop - b.start
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 

@@ -215,13 +215,17 @@ def find_files(path: AnyPath) -> list[AnyPath]:
         raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
     files = [path] if path.is_file() and path.suffix == ".parquet" else recordings_in(path).get(path, [])
     if not files:
+        if path.is_file():
+            raise DataError(
+                f"{path}: is not in a known recording format, or is damaged. Give a folder of Parquet files, or one "
+                "Parquet file; or say which column of a table (.csv, .parquet, .json, .arrow) is what, with --columns or a Source; "
+                "or read it by a function of yours (docs/custom-sources.md)."
+            )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")
-        what = "is not" if path.is_file() else "holds no Parquet file, nor a recording of another tool"
         raise DataError(
-            f"{path}: {what} in a known recording format, or it is damaged. Give the folder that a recording was "
-            "written to, or one Parquet file; or say which column of a table (.csv, .parquet, .json, .arrow) is what, "
-            "with --columns or a Source; or read it by a function of yours (docs/custom-sources.md)."
+            f"{path}: holds no Parquet file, nor a recording of another tool in a known format. Give the folder "
+            "that a recording was written to."
         )
     return files
 

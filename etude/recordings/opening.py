@@ -766,10 +766,11 @@ def _check_columns(first: Described, other: Described) -> None:
         if not differ:
             continue
         listed = ", ".join(f"`{name}`" for name in differ[:8])
+        advice = "Open them one by one, or merge them (`etude data merge`), which leaves out columns that not all have."
+        if any(col.is_under(name, root) for name in differ for root in (col.OBS, col.ACTION)):
+            advice = "Open them one by one: they have different spaces, as modules that are recorded apart."
         raise DataError(
-            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open them "
-            "one by one; or, if their spaces are the same, merge them (`etude data merge`), which leaves out columns "
-            "that not all have."
+            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. {advice}"
         )
     if (ours := first.contents.header.units) != (others := other.contents.header.units):
         raise DataError(

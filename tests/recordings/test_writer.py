@@ -196,7 +196,7 @@ def test_append_to_what_another_tool_has_rewritten_is_refused(tmp_path):
         ({"reward": None}, r"column `reward` is float64 in this file, but absent in what is to be appended\. Append"),
         (
             {"info/x": np.zeros((5, 3, 2))},
-            r"column `info/x` is float64\[2, 3\] in this .*float64\[3, 2\] in what",
+            r"column `info/x` is fixed_size_list<.*>\[6\] of shape \[2, 3\] in this .*shape \[3, 2\] in what",
         ),
     ],
 )
