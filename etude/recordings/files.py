@@ -218,8 +218,8 @@ def find_files(path: AnyPath) -> list[AnyPath]:
         if path.is_file():
             raise DataError(
                 f"{path}: is not in a known recording format, or is damaged. Give a folder of Parquet files, or one "
-                "Parquet file; or say which column of a table (.csv, .parquet, .json, .arrow) is what, with --columns or a Source; "
-                "or read it by a function of yours (docs/custom-sources.md)."
+                "Parquet file; or say which column of a table (.csv, .parquet, .json, .arrow) is what, with --columns "
+                "or a Source; or read it by a function of yours (docs/custom-sources.md)."
             )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")

@@ -436,6 +436,41 @@ def test_what_else_is_beside_the_parts_is_not_read(tmp_path: Path, folder: Path)
     assert Recording.open(out).num_episodes == len(LENGTHS) + 1
 
 
+@pytest.mark.parametrize("name", ["t", "segment"])
+@pytest.mark.parametrize("on_bad", ["strict", "skip", None])
+def test_rows_that_fall_are_out_of_order_whatever_their_type(tmp_path: Path, name: str, on_bad: Any) -> None:
+    """Differences of numbers without a sign are never below 0."""
+    record(tmp_path / "r", numbered([9, 6]).cut(4))
+    table = pq.read_table(tmp_path / "r")
+    falls = {"t": [("segment", "ascending"), ("t", "descending")], "segment": [("segment", "descending")]}
+    table = table.sort_by(falls[name])
+    table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(pa.uint32()))
+    (tmp_path / "out").mkdir()
+    pq.write_table(table, tmp_path / "out" / "x.parquet")
+    found = Recording.open(tmp_path / "out", on_bad=on_bad)
+    same(found, numbered([9, 6]))
+    (batch,) = found.batches(15, columns=["reward"], shuffle=False, epochs=1)
+    first = numbered([9, 6]).steps["reward"] < 1
+    assert batch["reward"][batch["reward"] < 1].tolist() == numbered([9, 6]).steps["reward"][first].tolist()
+    assert batch["reward"][batch["reward"] >= 1].tolist() == numbered([9, 6]).steps["reward"][~first].tolist()
+    assert not found.left_out
+
+
+def test_images_as_lists_in_one_file_are_left_out_alone(tmp_path: Path) -> None:
+    space = gym.spaces.Box(0, 255, (4, 3, 1), np.uint8)
+    images = np.random.default_rng(0).integers(0, 255, (15, 4, 3, 1), dtype=np.uint8)
+    exp = numbered([9, 6])
+    exp = Experience({**exp.steps, "obs": images}, exp.offsets, exp.segments, {"obs": images[:2]})
+    with RecordingWriter(tmp_path, obs_space=space, action_space=ACTION, max_rows_per_file=9) as writer:
+        writer.write(exp)
+    file = sorted(tmp_path.iterdir())[1]
+    table = pq.read_table(file)
+    lists = pa.array([list(image) for image in table["obs"].to_pylist()], pa.list_(pa.uint8()))
+    pq.write_table(table.set_column(table.schema.get_field_index("obs"), "obs", lists), file)
+    assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 9
+    assert [problem.kind for problem in validate(tmp_path).problems] == ["wrong_type"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("reward", "text"), ("reward", "gone"), ("action", "float"), ("terminated", "number"), ("obs", "longer")],

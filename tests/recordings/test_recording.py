@@ -323,7 +323,7 @@ def test_a_column_that_only_later_files_have_is_named(tmp_path):
     with pytest.raises(DataError, match=r"a/part-00000\.parquet and .*b/part-00000.parquet .*only .*b/.* has `logp`"):
         Recording.open(tmp_path)
     shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
-    message = r"part-00001\.parquet: has a column `logp` \(float64\), which part-00000\.parquet lacks\. .* of its own"
+    message = r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet lacks\. .* folder of its"
     with pytest.raises(DataError, match=message):
         Recording.open(tmp_path / "a")
 
@@ -367,7 +367,9 @@ def test_a_column_of_another_type_is_named(tmp_path):
     table = pq.read_table(path)
     index = table.column_names.index("reward")
     pq.write_table(table.set_column(index, "reward", table["reward"].cast(pa.string())), path)
-    with pytest.raises(DataError, match=r"part-00001\.parquet: column `reward` is text, but float64 in part-00"):
+    with pytest.raises(
+        DataError, match=r"part-00001\.parquet: column `reward` is of type string, but double in part-00"
+    ):
         Recording.open(tmp_path)
 
 
@@ -424,7 +426,7 @@ def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
 
 def test_folders_with_nothing_that_is_known(tmp_path):
     (tmp_path / "output.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known"):
+    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool in a known format"):
         Recording.open(tmp_path)
     with pytest.raises(
         DataError, match=r"output\.json: is not in a known recording format.* or one Parquet file; .* Source"

@@ -190,10 +190,10 @@ def test_append_to_what_another_tool_has_rewritten_is_refused(tmp_path):
     [
         (
             {"reward": np.zeros(5, np.float32)},
-            r"column `reward` is float64 in this file, but float32 in .* Append the col",
+            r"column `reward` is double in this file, but float in .* Append the col",
         ),
-        ({"logp": np.zeros(5)}, r"column `logp` is absent in this file, but float64 in what .* Leave it out with `col"),
-        ({"reward": None}, r"column `reward` is float64 in this file, but absent in what is to be appended\. Append"),
+        ({"logp": np.zeros(5)}, r"column `logp` is absent in this file, but double in what .* Leave it out with `col"),
+        ({"reward": None}, r"column `reward` is double in this file, but absent in what is to be appended\. Append"),
         (
             {"info/x": np.zeros((5, 3, 2))},
             r"column `info/x` is fixed_size_list<.*>\[6\] of shape \[2, 3\] in this .*shape \[3, 2\] in what",
