@@ -202,7 +202,7 @@ def batches_of(
             parts.clear()
         for epoch in itertools.count(first) if epochs is None else range(first, epochs):
             rng = np.random.default_rng([seed, epoch])
-            given = 0
+            num_rows = 0
             if whole is not None:
                 blocks = whole.blocks(rng.permutation(len(whole)), block_size)
             elif shuffle:
@@ -211,9 +211,9 @@ def batches_of(
             else:
                 blocks = _in_order(groups.loaded(range(groups.num_groups)), pool, block_size)
             for block in blocks:
-                given += rows_of(block)
+                num_rows += rows_of(block)
                 yield block
-            if not given:
+            if not num_rows:
                 raise DataError(NOTHING)
 
     blocks = each_epoch() if ahead is None else ahead(each_epoch())

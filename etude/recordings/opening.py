@@ -365,6 +365,7 @@ def _listed(places: Sequence[Any]) -> list[Any]:
     """The same places, with everything behind URLs listed once, several at a time."""
 
     def listed(place: Any) -> Any:
+        # A single folder may have been listed before files were added to it; several are listed once, by `_found`.
         is_new = isinstance(place, RemotePath) and (place.listing is None or len(places) == 1)
         return place.listed() if is_new else place
 
@@ -374,18 +375,19 @@ def _listed(places: Sequence[Any]) -> list[Any]:
         return list(pool.map(listed, places))
 
 
-def _of_one(path: Any, faults: list[Problem] | None) -> list[Described]:
+def _of_one(given: Any, faults: list[Problem] | None) -> list[Described]:
     """The recording at a path, several if it is a folder with recordings of Etude's below it; or what an object that
     is no path describes: files, a table, or a user's own format."""
-    if isinstance(path, CustomSource | Source):
-        path = CustomFormat(path) if isinstance(path, CustomSource) else Table(path)
-    if isinstance(path, Format):
-        return [Described(path, usable(path.describe(), faults))]
-    if not isinstance(path, AnyPath):
+    if isinstance(given, CustomSource | Source):
+        given = CustomFormat(given) if isinstance(given, CustomSource) else Table(given)
+    if isinstance(given, Format):
+        return [Described(given, usable(given.describe(), faults))]
+    if not isinstance(given, AnyPath):
         raise DataError(
-            f"can't open {shown(path)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, "
+            f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, "
             "which takes tables in memory too. An Experience must be written first, with a RecordingWriter."
         )
+    path = given
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:

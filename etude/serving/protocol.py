@@ -126,8 +126,10 @@ def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Colu
         columns[name] = column = array if is_batch else array[None]
         batches[name] = is_batch, len(column)
         if len(set(batches.values())) > 1:
-            other = next(iter(batches))
-            raise RequestError(name, f"has another number of rows than `{other}`; in a batch, all have the same one.")
+            other, (of_batch, rows) = next(iter(batches.items()))
+            there = f"{rows} rows" if of_batch else "no axis of a batch"
+            own = f"{len(column)} rows" if is_batch else "no axis of a batch"
+            raise RequestError(name, f"has {own}, but `{other}` has {there}.")
         if not 1 <= len(column) <= max_rows:
             raise RequestError(name, f"is a batch of {len(column)}, but must have 1 to {max_rows} rows.")
         inside = are_choices(leaf, column)

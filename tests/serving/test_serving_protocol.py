@@ -63,7 +63,7 @@ def test_a_batch_has_an_axis_in_front_of_every_part():
     assert is_batch
     np.testing.assert_array_equal(found["obs/state/1"], [one["state"][1] for one in samples])
     batch["more"]["x"].pop()
-    with pytest.raises(RequestError, match="`obs/more/x` has another number of rows than `obs/camera`") as refused:
+    with pytest.raises(RequestError, match="`obs/more/x` has 3 rows, but `obs/camera` has 4 rows") as refused:
         read_value(space, batch, "obs", 4)
     assert refused.value.field == "obs/more/x"
 
