@@ -31,6 +31,8 @@ SILENCE: Final = 2.0
 """A process that sends its guard nothing for this many seconds is not alive."""
 PARENT: Final = 0.25
 """Seconds between two looks at whether the parent process is still there."""
+GUARD_MERGED: Final = 0.25
+"""As `MERGED`, for the guard."""
 
 ALIVE: Final = 0xFE
 SAVING: Final = 0xFF
@@ -241,8 +243,12 @@ class Guard:
         hears, self._told = os.pipe()
         os.set_blocking(self._told, False)
         try:
-            words = [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)]
-            self._process = subprocess.Popen(words, stdin=hears, stdout=subprocess.PIPE, process_group=0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)],
+                stdin=hears,
+                stdout=subprocess.PIPE,
+                process_group=0,
+            )
         except OSError:
             os.close(self._told)
             raise
@@ -319,11 +325,11 @@ def guard() -> None:
 
     It gets the same signals through its standard input, and forwards them to a thread of the parent, which from then on
     reports that it is alive. If the parent stops reporting, because C code holds Python's lock, the guard kills it: the
-    number of seconds in the argument after the first signal, but not while it saves.
+    number of seconds in the argument after the first signal, or soon after the second one; but not while it saves.
     """
     parent, patience = os.getppid(), float(sys.argv[1])
     ending = {int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
-    first = alive = 0.0
+    first = second = alive = 0.0
     is_saving = False
     while os.getppid() == parent:
         heard = b""
@@ -337,8 +343,12 @@ def guard() -> None:
                 alive, is_saving = now, byte == SAVING
             elif byte in ending:
                 os.write(1, bytes([byte]))
-                first = first or now
-        if first and not is_saving and now > first + patience and now > alive + SILENCE:
+                if not first:
+                    first = now
+                elif now - first > GUARD_MERGED and not second:
+                    second = now
+        is_due = (first and now > first + patience and not is_saving) or (second and now > second + AT_ONCE)
+        if is_due and now > alive + SILENCE:
             os.kill(parent, signal.SIGKILL)
             os.write(2, KILLED)
             return

@@ -629,8 +629,9 @@ def foreign_env(value: Any) -> str:
     names = {cls.__name__ for cls in type(value).__mro__}
     if "VecEnv" in names:
         return (
-            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, and `num_envs`. In "
-            "place of VecNormalize and VecFrameStack, take connectors=('normalize_obs', 'frame_stack:4')."
+            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, as its id or a "
+            "function that makes one, and `num_envs`. In place of VecNormalize, connectors=('normalize_obs',) scales "
+            "observations; in place of VecFrameStack, 'frame_stack:4' stacks them."
         )
     return ""
 

@@ -476,8 +476,14 @@ def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
 
 
 def _bounds_to_json(bounds: np.ndarray) -> Any:
-    numbers = [str(number) if math.isinf(number) else number for number in bounds.reshape(-1).tolist()]
-    return numbers[0] if len({*numbers}) == 1 else numbers
+    flat = bounds.reshape(-1)
+    if flat.size and (flat == flat[0]).all():
+        return _number_to_json(flat[0].item())
+    return [_number_to_json(x) for x in flat.tolist()]
+
+
+def _number_to_json(x: float) -> float | str:
+    return str(x) if x in (float("inf"), float("-inf")) else x
 
 
 def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -580,14 +586,29 @@ def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
 
 def misfit(space: Space, value: Any, name: str) -> SpaceError:
     """The error for a value that lacks a part of its space, or has another structure; the part is named."""
-    for part, path, _ in walk(space, name):
-        inner, at = value, name
-        for key in path:
-            try:
-                inner, at = inner[key], f"{at}{SEPARATOR}{key}"
-            except (KeyError, IndexError, TypeError):
-                return SpaceError(f"`{part}` is missing: `{at}` is {described_value(inner)}.")
-    return SpaceError(f"`{name}` is {described_value(value)}, but its space is {in_words(space)}.")
+    return _misfit(space, value, name) or SpaceError(
+        f"`{name}` is {described_value(value)}, but its space is {in_words(space)}."
+    )
+
+
+def _misfit(space: Space, value: Any, name: str) -> SpaceError | None:
+    if isinstance(space, spaces.Dict):
+        keys = ", ".join(map(str, space.spaces))
+        if not isinstance(value, Mapping):
+            return SpaceError(f"`{name}` is {described_value(value)}, but must be a dict with {keys}.")
+        for key in space.spaces:
+            if key not in value:
+                return SpaceError(f"`{name}{SEPARATOR}{key}` is missing: `{name}` is {described_value(value)}.")
+    elif isinstance(space, spaces.Tuple):
+        count = len(space.spaces)
+        if not isinstance(value, tuple | list):
+            return SpaceError(f"`{name}` is {described_value(value)}, but must be a tuple of {count} parts.")
+        if len(value) < count:
+            return SpaceError(f"`{name}` has {len(value)} of the {count} parts of its space.")
+    else:
+        return None
+    found = (_misfit(part, value[key], f"{name}{SEPARATOR}{key}") for key, part in _parts(space))
+    return next((error for error in found if error is not None), None)
 
 
 def described_value(value: Any) -> str:

@@ -261,7 +261,7 @@ def test_a_driver_whose_files_can_not_be_closed_is_told(monkeypatch):
     monkeypatch.setattr(type(memory), "_open", lambda *args, **options: Unclosable(b"1"))
     with pytest.raises(OSError, match="AttributeError: property 'closed'"), path.open():
         pass
-    with pytest.raises(DataError, match=r"box/a\.parquet: can't be read \(AttributeError: prop.* URL"):
+    with pytest.raises(DataError, match=r"box/a\.parquet: its file system's driver fails \(AttributeError: prop.* URL"):
         footer(path)
 
 

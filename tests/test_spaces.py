@@ -199,13 +199,9 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
         (spaces.Discrete(3), 1.5, "`obs` has dtype float64"),
         (spaces.MultiDiscrete([2, 2]), np.array([0, 2]), r"`obs` is \[0 2\], outside its space MultiDiscrete"),
         (spaces.Dict(a=BOX), {"b": 1}, "`obs/a` is missing: `obs` is a dict with b"),
-        (spaces.Dict(a=BOX), np.zeros(2), "`obs/a` is missing: `obs` is of type ndarray"),
+        (spaces.Dict(a=BOX), np.zeros(2), "`obs` is of type ndarray, but must be a dict with a"),
         (spaces.Dict(a=BOX), {"a": np.zeros(1)}, r"`obs/a` has shape \(1,\)"),
-        (
-            spaces.Tuple([BOX, BOX]),
-            (np.zeros(2),),
-            "`obs/1` is missing: `obs` is of type tuple",
-        ),
+        (spaces.Tuple([BOX, BOX]), (np.zeros(2),), "`obs` has 1 of the 2 parts"),
     ],
 )
 def test_values_that_do_not_fit_are_shown_beside_their_space(space, value, message):

@@ -163,7 +163,9 @@ class SweepOptions(SearchOptions, FolderOptions):
 
 def main(command: str, args: list[str]) -> int:
     """Run ``etude tune ALGORITHM ...``, ``etude sweep ALGORITHM ...``, or ``etude tune --resume OUT``."""
-    if command == "tune" and args and args[0].partition("=")[0] == "--resume":
+    if command == "sweep":
+        _check_whole(args)
+    elif args and args[0].partition("=")[0] == "--resume":
         return flags.run(Resume, args, prog="etude tune")
     cls = algorithm_class(args, command, USAGE if command == "sweep" else USAGE.replace("\n", f"\n{AGAIN}", 1))
     if cls is None:
@@ -404,7 +406,9 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     """Run ``etude sweep ALGORITHM ...``."""
     owner, given, space, options = ask_space(cls, SweepOptions, args, "sweep")
     if options.stop == Stop():
-        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+        raise SettingsError(
+            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
+        )
     out = options.folder(f"sweep-{owner}", given.get("env"), in_place="a sweep")
     found = _trials(cls, owner, given, space, options, out)
     jobs = [job for trial in found for job in trial.jobs]
@@ -445,6 +449,16 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     if (cut or failed) and not options.quiet:
         say(f"go on: {_to_go_on(args, out)}")
     return INTERRUPTED if cut else FAILED if failed else 0
+
+
+def _check_whole(args: Sequence[str]) -> None:
+    """Refuse `--resume` without the search space: a folder does not say what a command may import and call."""
+    resumes = any(word.partition("=")[0] == "--resume" for word in args)
+    if resumes and not any(word.startswith("--space") for word in args):
+        raise SettingsError(
+            "a sweep continues with the command that started it, plus --resume FOLDER, as in etude sweep ppo --env "
+            "CartPole-v1 --space.lr 1e-3,1e-4 --stop.env-steps 50000 --resume runs/sweep."
+        )
 
 
 def _to_go_on(args: Sequence[str], out: Path) -> str:
@@ -499,12 +513,13 @@ def _check_same(job: TrainingJob) -> None:
         dict(flat_items({name: value for name, value in whole.items() if name not in _MAY_DIFFER}))
         for whole in (saved_in(job.out, "config"), new)
     )
-    for name in [*are, *were]:
-        was, now = were.get(name), are.get(name)
+    for name, now in are.items():
+        was = were.get(name)
         if was != now:
             raise SettingsError(
                 f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but is now to have {now}: a sweep goes "
-                "on with the settings, --space, --seed and --samples that it began with. Or give another --out."
+                "on with the settings, --space, --seed and --samples that it began with (more samples are fine). Or "
+                "give another --out."
             )
 
 

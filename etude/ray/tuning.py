@@ -103,7 +103,9 @@ def tune(
         mode=(Literal["max", "min"], mode),
     )
     if stop in (None, Stop()) and scheduler is None:
-        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+        raise SettingsError(
+            "`stop` is not set, but trials need to know when to end: give it a budget, such as `env_steps`."
+        )
     if isinstance(config, OfflineConfig) and config.data is not None:
         config = dataclasses.replace(config, data=_anywhere(config.data))
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
@@ -248,7 +250,7 @@ def _anywhere(data: Any) -> Any:
     if dataclasses.is_dataclass(data) and not isinstance(data, type) and getattr(data, "filesystem", None) is None:
         paths = {name: _anywhere(getattr(data, name)) for name in ("data", "paths") if hasattr(data, name)}
         return dataclasses.replace(data, **paths) if paths else data
-    return absolute(data)
+    return absolute(os.fspath(data)) if isinstance(data, os.PathLike) else absolute(data)
 
 
 # -- search spaces --------------------------------------------------------------------------------------------------

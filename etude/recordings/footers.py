@@ -84,10 +84,11 @@ def _read(path: AnyPath) -> pq.FileMetaData:
             f"{path}: is not a whole Parquet file: it was cut off or overwritten ({first_line(error)}). "
             "Restore it from a copy, or move it away to read the rest."
         ) from error
-    except Exception as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
-            f"{path}: can't be read ({described(error)}). If a library that this process has imported, such as Ray "
-            "Data, refuses its types, convert the recording in a process without it, by `etude data convert`. If the "
-            "driver of its file system fails, give another URL."
+            f"{path}: a library that this process has imported, such as Ray Data, refuses what the file says of its "
+            f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
         ) from error
+    except Exception as error:
+        raise DataError(f"{path}: its file system's driver fails ({described(error)}). Give another URL.") from error
     return metadata

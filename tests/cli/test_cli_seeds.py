@@ -155,8 +155,8 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
         (["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"], "where it is"),
         (["ppo", "--env", "X-v0", "--space.seed", "1,2", "--seeds", "2", "--stop.updates", "1"], "--seeds both say"),
         ([], "etude sweep needs an algorithm: ppo,"),
-        (["--resume", "runs/sweep"], "etude sweep needs an algorithm: ppo,"),
-        (["ppo", "--resume=runs/sweep"], "ppo has nothing to try: give --space.lr"),
+        (["--resume", "runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),
+        (["ppo", "--resume=runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),
     ],
 )
 def test_errors_of_a_sweep(args, message, tmp_path, monkeypatch, capsys):
