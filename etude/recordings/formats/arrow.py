@@ -3,7 +3,7 @@
 
 import math
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -69,14 +69,9 @@ def flat(
 
 def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False) -> NDArray[Any]:
     """Convert a column of numbers, or of lists of numbers of one length, to ``[rows, ...]``; see `flat`."""
-    kind, shape = array.type, list[Any]()
+    kind, shape, order = array.type, None, None
     if isinstance(kind, pa.BaseExtensionType):
-        shape, order = list(getattr(kind, "shape", None) or []), getattr(kind, "permutation", None)
-        if order is not None and list(order) != sorted(order):  # tools read it in different ways
-            raise DataError(
-                f"{place(0)}: column `{name}` is a tensor whose axes are stored in the order {list(order)}. Store it "
-                "with its axes in order, as of numpy.ascontiguousarray(values)."
-            )
+        shape, order = getattr(kind, "shape", None), getattr(kind, "permutation", None)
         array, kind = array.storage, array.storage.type
     if pa.types.is_dictionary(kind):
         array = array.dictionary_decode()
@@ -89,8 +84,10 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
         width = _width(array, name, place)
         inside = numbers(array.flatten(), name, lambda row: place(row // width), with_nan=with_nan)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
-        is_tensor = shape and math.prod(shape) == width * math.prod(values.shape[2:])
-        return values.reshape(len(array), *shape) if is_tensor else values
+        if shape and math.prod(shape) == width * math.prod(values.shape[2:]):
+            values = values.reshape(len(array), *shape)
+            return values if order is None else values.transpose(0, *_axes(order, name, place))
+        return values
     if is_bytes(kind):
         return _bytes_of(array, name, place)
     if pa.types.is_decimal(kind):
@@ -101,6 +98,20 @@ def numbers(array: pa.Array, name: str, place: Place, *, with_nan: bool = False)
         advice = "Convert it" if not is_text(kind) else "Convert it to numbers, or give each text a number"
         raise DataError(f"{place(row)}: column `{name}` is of type {kind}{such}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _axes(order: Sequence[int], name: str, place: Place) -> Iterable[int]:
+    """The stored axes of a tensor, from 1, in the order in which they are used.
+
+    Raises:
+        DataError: the order is not its own inverse. PyArrow writes the inverse of what Arrow's format says.
+    """
+    if any(order[axis] != i for i, axis in enumerate(order)):
+        raise DataError(
+            f"{place(0)}: column `{name}` is a tensor whose axes are stored in the order {list(order)}, which tools "
+            "read in different ways. Store it with its axes in order, as of numpy.ascontiguousarray(values)."
+        )
+    return [1 + axis for axis in order]
 
 
 def innermost(kind: pa.DataType) -> pa.DataType:
@@ -250,8 +261,13 @@ def _with_kinds(table: pa.Table, kind_of: Callable[[pa.DataType], pa.DataType]) 
 
 def kind_without_views(kind: pa.DataType) -> pa.DataType:
     """The type of a column; see `without_views`."""
-    texts = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return kind_with(kind, lambda inside: texts.get(inside, inside))
+
+    def plain_kind(inside: pa.DataType) -> pa.DataType:
+        if pa.types.is_string_view(inside):
+            return pa.string()
+        return pa.binary() if pa.types.is_binary_view(inside) else inside
+
+    return kind_with(kind, plain_kind)
 
 
 def kind_with(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

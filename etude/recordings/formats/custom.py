@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import itertools
+import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
@@ -346,9 +347,13 @@ def _id(name: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _step(value: Any) -> int:
-    if not isinstance(value, int | np.integer) or not 0 <= value < 2**62:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**62:
         raise _refused("t_start", value, "the number of the first step, from 0")
-    return int(value)
+    return number
 
 
 def _flag(name: str, value: Any, num: int) -> bool:

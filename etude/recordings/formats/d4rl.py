@@ -16,10 +16,10 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,18 @@ _NPZ_VERSION: Final = 1
 
 
 Found: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]] | None
-"""The shape and dtype of an array, by name (groups with a slash) in a file; None if it is not plain numbers."""
+"""The shape and dtype of an array; None if it is not plain numbers."""
+
+
+class ArrayFile(Protocol):
+    """A file of named arrays."""
+
+    path: AnyPath
+    arrays: dict[str, Found]
+    """The arrays by name (groups with a slash)."""
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Read some rows of an array."""
 
 
 class _ArrayColumn(NamedTuple):
@@ -67,7 +78,7 @@ class _ArrayColumn(NamedTuple):
 
 
 def _loaded(
-    file: "_Hdf5File | _NpzFile",
+    file: ArrayFile,
     layout: Mapping[str, _ArrayColumn],
     first: int,
     episodes: pa.Array,
@@ -89,7 +100,7 @@ def _loaded(
 class FlatArrays(TableRows, FileFormat):
     """Files of long arrays, read as a table. Each file begins a new episode."""
 
-    opener: "type[_Hdf5File | _NpzFile]"
+    opener: Callable[[AnyPath], ArrayFile]
     """Opens a file and reads its names, shapes and dtypes."""
 
     def describe(self) -> Contents:
@@ -119,7 +130,7 @@ class FlatArrays(TableRows, FileFormat):
         return dataclasses.replace(contents, header=dataclasses.replace(contents.header, meta=meta))
 
 
-def _groups(file: "_Hdf5File | _NpzFile", layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
+def _groups(file: ArrayFile, layout: Mapping[str, _ArrayColumn], prefix: str) -> Iterator[Group]:
     """The rows of a file, in pieces of the size of units."""
     found = file.arrays[layout[col.under(layout, col.ACTION)[0]].stored]
     assert found is not None  # a column
@@ -142,7 +153,7 @@ def _groups(file: "_Hdf5File | _NpzFile", layout: Mapping[str, _ArrayColumn], pr
 # -- which arrays become which columns -------------------------------------------------------------------------------
 
 
-def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
+def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
     """The columns and flags of a file, by Etude's names; others are added to ``dropped``, with the reason."""
     arrays = file.arrays
     for name in ("observations", "actions"):
@@ -177,6 +188,9 @@ def _layout(file: "_Hdf5File | _NpzFile", dropped: dict[str, str]) -> dict[str, 
             shape = shape[2:] if num_envs == 1 and shape[1:2] == (1,) else shape[1:]
             is_choice = name == col.ACTION and shape == (1,) and found[1].kind in "iub"
             out[name] = _ArrayColumn(stored, () if is_choice or is_flag else shape, found[1].newbyteorder("="))
+    if col.REWARD in out and out[col.REWARD].shape not in ((), (1,)):
+        found_shape = list(out[col.REWARD].shape)
+        raise DataError(f"{file.path}: `rewards` has rows of shape {found_shape}, not one number each.")
     own, after = col.subtree(out, col.OBS), col.renamed(out, col.NEXT_OBS, col.OBS)
     if after and {k: c[1:] for k, c in own.items()} != {k: c[1:] for k, c in after.items()}:
         what = f"{_listed(after)}; {_listed(own)}"
@@ -193,7 +207,7 @@ def _flags(stored: Iterable[str]) -> dict[str, str]:
     return flags
 
 
-def _num_envs(file: "_Hdf5File | _NpzFile") -> int:
+def _num_envs(file: ArrayFile) -> int:
     """The number of envs whose rows are side by side, as in a replay buffer of Stable-Baselines3, or 0: rewards are
     ``[N, envs]``, observations and actions ``[N, envs, ...]``."""
     arrays = {name: found for name, found in file.arrays.items() if found is not None}
@@ -203,7 +217,7 @@ def _num_envs(file: "_Hdf5File | _NpzFile") -> int:
     return rewards[1] if is_of_envs else 0
 
 
-def _refusal(file: "_Hdf5File | _NpzFile", stored: str, length: int) -> DataError:
+def _refusal(file: ArrayFile, stored: str, length: int) -> DataError:
     found = file.arrays[stored]
     what = "does not hold plain numbers" if found is None else f"is of shape {list(found[0])}"
     rows = f"{length:,} rows of numbers, as `actions` has" if length else "a row of numbers for each step"

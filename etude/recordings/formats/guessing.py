@@ -88,6 +88,8 @@ _PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s
 _ACTION_PART: Final = r"(actions?|act|a)_?\d+"
 PLACEHOLDER: Final = "COLUMN"
 _MIXED_ROWS: Final = "docs/your-data.md, Mixed rows"
+_RISES: Final = 10
+"""How often a total so far must rise further to be taken for one."""
 _CHANCE: Final = 0.01
 """How likely flags may be in the last row of each value of a column by chance."""
 
@@ -206,6 +208,8 @@ class _Guessing:
         for role in CALLED:
             self._take_called(role)
         self._take_time()
+        self._take_count()
+        self._take_episode()
         self._take_person()
         entities = self._entities()
         self._take_ends()
@@ -216,6 +220,7 @@ class _Guessing:
             self._note("no column is called as a reward: only imitation (bc) goes without one")
         self._end_episodes()
         self._check_mixed(entities)
+        self._check_total()
         self._check_values()
         first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
         taken = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
@@ -278,6 +283,22 @@ class _Guessing:
             self._take(col.T_INDEX, *found)
             self._note(f"`{found[0]}` is the only column of times: rows are put in its order")
 
+    def _take_count(self) -> None:
+        """Take what is called an action, but counts the rows of each episode, for the step."""
+        episode, action = self._one(col.EPISODE_ID), self._one(col.ACTION)
+        if episode is None or action is None or col.T_INDEX in self._taken:
+            return
+        array, order = self._columns[action], np.argsort(_codes(self._columns[episode]), kind="stable")
+        if not pa.types.is_integer(array.type) or array.null_count or self._distinct[episode] == self._rows:
+            return
+        goes_on = np.diff(_codes(self._columns[episode])[order]) == 0
+        counts = np.asarray(array, np.float64)[order]
+        is_told = goes_on.sum() > 3  # fewer may be choices
+        if is_told and (np.diff(counts)[goes_on] == 1).all() and np.ptp(counts[np.append(True, ~goes_on)]) == 0:
+            del self._taken[col.ACTION]
+            self._take(col.T_INDEX, action)
+            self._note(f"`{action}` counts the rows of each `{episode}`: taken for the step, not the action")
+
     def _by_episode(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The order of the rows by a column and time, and whether each is the last of its value there.
 
@@ -304,6 +325,20 @@ class _Guessing:
     def _ends(self) -> NDArray[np.bool_]:
         """Whether a flag is set in each row."""
         return np.asarray(np.any([_truths(self._columns[name]) for name in self._flags()], axis=0))
+
+    def _take_episode(self) -> None:
+        """Take an id whose values nearly all end with a flag, and have it nowhere else, for the episode's."""
+        if col.EPISODE_ID in self._taken or not (flags := self._flags()):
+            return
+        ends = self._ends()
+        for name in self._entities():
+            if _is_person(name) or not self._is_named(name) or self._columns[name].null_count:
+                continue
+            order, is_last = self._by_episode(name)
+            if 20 * (ends[order] != is_last).sum() <= ends.sum():
+                self._take(col.EPISODE_ID, name)
+                self._note(f"each `{name}` ends with {_listed(flags)}: taken for the episode's id")
+                return
 
     def _take_person(self) -> None:
         """Take a person's id, if it occurs again, for the episode's, if there is none and there is a flag.
@@ -408,6 +443,20 @@ class _Guessing:
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
         self._note(f"no column is called as an action: {why}")
 
+    def _check_total(self) -> None:
+        """Say so if the rewards look like a score so far: in no episode do they fall, but they often rise further."""
+        episode, reward = self._one(col.EPISODE_ID), self._one(col.REWARD)
+        if episode is None or reward is None or episode not in self._columns or self._columns[reward].null_count:
+            return
+        order, is_last = self._by_episode(episode)
+        so_far = np.asarray(self._columns[reward], np.float64)[order]
+        change = np.diff(so_far)[~is_last[:-1]]
+        if (change >= 0).all() and (change[so_far[:-1][~is_last[:-1]] > 0] > 0).sum() >= _RISES:
+            self._note(
+                f"`{reward}` never falls within an episode: if it is the total so far, the reward of a row is its "
+                "difference to the row before"
+            )
+
     def _check_values(self) -> None:
         """Say which of the columns taken hold values that are an error."""
         for role, name in [(role, name) for role, own in self._taken.items() for name in own if name in self._columns]:
@@ -501,7 +550,9 @@ class _Guessing:
             if self._distinct[episode] != self._rows:
                 self._note("no column is called as a step or a time: rows are taken as they stand")
             return
-        keys = [name for name in (episode, self._one(col.AGENT_ID), t) if name is not None]
+        tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
+        self._check_uneven(tracks, t)
+        keys = [*tracks, t]
         if not self._are_repeated(keys):
             return
         several = f"several rows have the same `{'`, `'.join(keys)}`"
@@ -534,6 +585,29 @@ class _Guessing:
         """The number of different values of columns together."""
         table = pa.table({name: self._columns[name] for name in names})
         return int(table.group_by(list(names)).aggregate([]).num_rows)
+
+    def _check_uneven(self, tracks: Sequence[str], t: str) -> None:
+        """Leave out ``t`` if most of its rises are of several steps, as of a time.
+
+        In a shuffled table, the first rows miss most steps of an episode: only a range of ``t`` that all rows
+        together can't fill is then that of a time.
+        """
+        array = self._columns[t]
+        if not table_index.can_be_times(array.type) or array.null_count or table_index.are_times([array]):
+            return
+        codes = [_codes(self._columns[name]) for name in tracks]
+        order = np.lexsort((_codes(array), *codes))
+        is_same = np.all([np.diff(own[order]) == 0 for own in codes], axis=0)
+        rises = np.diff(np.asarray(array, np.float64)[order])[is_same].astype(np.int64)
+        step = np.gcd.reduce(rises)
+        if 2 * (rises > step).sum() <= len(rises):
+            return
+        what = f"`{t}` rises unevenly, like a time, so it does not number the steps"
+        if (order == np.lexsort(codes)).all():
+            del self._taken[col.T_INDEX]
+            self._note(f"{what}: left out, as the rows of each episode are in order")
+        elif rises.sum() // step + (~is_same).sum() + 1 > self._all_rows:
+            self._note(f"{what}: turn it into times, such as 2026-03-01 08:30:00")
 
 
 def _decoded(array: pa.Array) -> pa.Array:

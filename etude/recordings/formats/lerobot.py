@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +39,7 @@ from etude.recordings.formats.inferring import Range, inferred_space, needs_rang
 from etude.recordings.formats.parquet_files import ParquetFiles
 from etude.recordings.layout import Header, read_json
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
+from etude.urls import first_line
 
 INFO: Final = "meta/info.json"
 OBSERVATION: Final = "observation"
@@ -220,17 +221,22 @@ class LeRobot(Format):
         names = [EPISODE, "length"]
         videos = [feature.key for feature in self._columns.values() if feature.kind == "video"]
         names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
-        paths = _parquet(self.folder / "meta/episodes")
-        about = ParquetFiles(paths)
-        if not about.groups:
+        tables: list[Columns] = []
+        for path in _parquet(self.folder / "meta/episodes"):
+            try:
+                with footers.opened(path) as parquet:
+                    _check_there(parquet.schema_arrow, names, str(path))
+                    row = 0
+                    for group in range(parquet.num_row_groups):  # all at once would take far more memory
+                        table = parquet.read_row_group(group, columns=names)
+                        table.validate()
+                        tables.append({name: _whole(table[name], name, str(path), row) for name in names})
+                        row += len(table)
+            except (*footers.BROKEN, ValueError, KeyError) as error:
+                raise DataError(f"{path}: can't be read ({first_line(error)}). Restore it from a copy.") from error
+        if not tables:
             raise DataError(f"{self.folder}: there is no meta/episodes/*/*.parquet. Restore it from a copy.")
-        for k, path in enumerate(paths):
-            _check_there(about.schema(k), names, str(path))
-        tables = [about.read(group, names) for group in range(len(about.groups))]
-        found = {
-            name: np.concatenate([_whole(table[name], name, partial(about.place, k)) for k, table in enumerate(tables)])
-            for name in names
-        }
+        found = {name: np.concatenate([table[name] for table in tables]) for name in names}
         order = np.argsort(found[EPISODE], kind="stable")
         return {name: values[order] for name, values in found.items()}
 
@@ -577,13 +583,12 @@ def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
             raise DataError(f"{where}: column `{key}` {how}; there are {', '.join(schema.names)[:500]}.")
 
 
-def _whole(column: pa.ChunkedArray, name: str, place: Callable[[int], Place]) -> NDArray[Any]:
-    """A column of ``meta/episodes``: integers, except for times."""
-    values = numbers(one_array(column), name, lambda row: place(row).words)
+def _whole(column: pa.ChunkedArray, name: str, where: str, first: int) -> NDArray[Any]:
+    """A column of a file of ``meta/episodes``, from a row on: integers, except for times."""
+    values = numbers(one_array(column), name, lambda row: f"{where}: row {first + row}")
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():
-        where = place(0).file
         raise DataError(f"{where}: column `{name}` does not hold one number, whole but for times, in each row.")
     return out
 

@@ -122,7 +122,7 @@ class ArrowEpisodes:
 
     def files(self) -> list[AnyPath]:
         """Return all files of all episodes."""
-        return [path for name in self._names() for path in self._files_of(name)]
+        return [path for name in self._names() for path in self._found(name)]
 
     def where(self, name: str) -> str:
         """Describe an episode, for errors."""
@@ -136,9 +136,15 @@ class ArrowEpisodes:
         inside = [path for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         return [path.name for path in sorted(inside, key=lambda path: int(path.name))]
 
-    def _files_of(self, name: str) -> list[AnyPath]:
+    def _found(self, name: str) -> list[AnyPath]:
         found: list[Any] = list((self._folder / name).glob(f"*{self._suffix}"))
         return sorted(found)
+
+    def _files_of(self, name: str) -> list[AnyPath]:
+        files = self._found(name)
+        if not files:
+            raise DataError(f"{self._folder / name}: there is no {self._suffix} file of this episode. Restore it.")
+        return files
 
     def index(self) -> Episodes:
         """Return the existing episodes, sorted by number, and problems of those that can't be read."""

@@ -11,6 +11,7 @@ Source: the formats of msgpack (https://github.com/msgpack/msgpack/blob/master/s
 import contextlib
 import math
 import re
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -377,8 +378,13 @@ def _add_column(column: NDArray[Any], parts: list[bytes | Entries], plain: bool)
         head |= {b"kind": b"", b"shape": list(column.shape[1:])}
     body = b"".join(packed(key) + packed(value) for key, value in head.items())
     data = _bytes_of(column)
-    bin_header = packed(bytes(data.shape[1]))[: -data.shape[1] or None]
-    parts += [map_header(len(head) + 1) + body + packed(b"data") + bin_header, data]
+    parts += [map_header(len(head) + 1) + body + packed(b"data") + _bin_header(data.shape[1]), data]
+
+
+def _bin_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return b"\xc4" + struct.pack(">B", size)
+    return b"\xc5" + struct.pack(">H", size) if size < 1 << 16 else b"\xc6" + struct.pack(">I", size)
 
 
 def _bytes_of(column: NDArray[Any]) -> Entries:

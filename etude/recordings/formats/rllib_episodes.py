@@ -101,10 +101,14 @@ class AgentEpisode:
     @property
     def t_started(self) -> int:
         """The index of its first step in the episode."""
+        self.check_start()
+        return int(self.plain.get("t_started", 0))
+
+    def check_start(self) -> None:
+        """Raise a DataError if `t_started` is not the index of a step."""
         value = self.plain.get("t_started", 0)
         if not isinstance(value, int | np.integer) or not 0 <= value < 2**62:
             raise DataError(f"`t_started` is {str(value)[:40]!r}, not a step")
-        return int(value)
 
     def space(self, root: str) -> Space | None:
         """Return the space of the observations (``obs``) or actions (``action``), if stored."""
@@ -327,7 +331,7 @@ def piece_of(episode: AgentEpisode, names: Sequence[str], header: Header, schema
         if len(column) != wanted:
             raise DataError(f"`{name}` has {len(column)} entries, but with {num} actions it needs {wanted}")
         columns[name] = words.cast(column, dtype, shape, name)
-    _ = episode.t_started  # checks it
+    episode.check_start()
     return Piece(episode, num, columns, (episode.flag("is_terminated"), episode.flag("is_truncated")))
 
 
@@ -346,7 +350,13 @@ def num_steps(episode: AgentEpisode) -> int:
         raise DataError("it has no `actions`")
     if buffer.columns and not buffer.finalized:
         return max(0, len(next(iter(buffer.columns.values()))) - buffer.lookback)
-    return min((len(column) for column in flat(buffer, col.ACTION, None).values()), default=0)
+    data: Any = buffer.data
+    whole = buffer.finalized or not isinstance(data, list)
+    while whole and isinstance(data, dict | list | tuple) and len(data):
+        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
+        raise DataError("its `actions` are not a list")
+    return max(0, len(data) - buffer.lookback)
 
 
 def step_columns(episode: AgentEpisode, header: Header, roots: set[str] | None = None) -> Columns:

@@ -504,8 +504,6 @@ def _keys_of(columns: Columns) -> list[bytes]:
 def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -> list[list[int]]:
     """Chain the rows of one episode, so that each row's observation is the next observation of the row before.
 
-    Of several rows with this observation, the following one in the file is taken, else the first unused one.
-
     Args:
         obs: The bytes of each row's observation.
         next_obs: The bytes of each row's next observation.
@@ -514,19 +512,31 @@ def _chained(obs: list[bytes], next_obs: list[bytes], done: NDArray[np.bool_]) -
     Returns:
         Chains of row indices. Those that no row leads to come first, in the order of the rows.
     """
-    waiting: dict[bytes, dict[int, None]] = {}
-    for i, key in enumerate(obs):
-        waiting.setdefault(key, {})[i] = None
-    reached = {key for i, key in enumerate(next_obs) if not done[i]}
+    waiting: dict[bytes, list[int]] = {}
+    for row in range(len(obs) - 1, -1, -1):
+        waiting.setdefault(obs[row], []).append(row)
+    reached = {key for row, key in enumerate(next_obs) if not done[row]}
+    used = np.zeros(len(obs), bool)
     chains: list[list[int]] = []
-    for first in [*(i for i, key in enumerate(obs) if key not in reached), *range(len(obs))]:
-        row: int | None = first if first in waiting[obs[first]] else None
-        chain: list[int] = []
-        while row is not None:
-            chain.append(row)
-            del waiting[obs[row]][row]
-            following = {} if done[row] else waiting.get(next_obs[row], {})
-            row = row + 1 if row + 1 in following else next(iter(following), None)
-        if chain:
-            chains.append(chain)
+    for row in [*(r for r in range(len(obs)) if obs[r] not in reached), *range(len(obs))]:
+        if used[row]:
+            continue
+        chain = [row]
+        used[row] = True
+        while not done[chain[-1]]:
+            following = _next(chain[-1], waiting.get(next_obs[chain[-1]], []), used)
+            if following is None:
+                break
+            chain.append(following)
+            used[following] = True
+        chains.append(chain)
     return chains
+
+
+def _next(row: int, candidates: list[int], used: NDArray[np.bool_]) -> int | None:
+    """The following row in the file if it fits, else the first unused one of those that fit."""
+    while candidates and used[candidates[-1]]:
+        candidates.pop()
+    if not candidates:
+        return None
+    return row + 1 if row + 1 in candidates[-8:] and not used[row + 1] else candidates[-1]

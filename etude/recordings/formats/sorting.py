@@ -166,8 +166,9 @@ def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tu
     columns = [*rows.table.columns, pa.chunked_array([pa.array(rows.track)]), pa.chunked_array([pa.array(rows.when)])]
     table = pa.table(columns, schema=schema)
     found, heads = np.unique(bucket[order], return_index=True)
-    for which, own in zip(found.tolist(), np.split(order, heads[1:]), strict=False):  # none of none is one
-        yield which, table.take(pa.array(own))
+    bounds = itertools.pairwise([*heads.tolist(), len(order)])
+    for which, (start, stop) in zip(found.tolist(), bounds, strict=True):
+        yield which, table.take(pa.array(order[start:stop]))
 
 
 def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> KeyedRows:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from etude import columns as col
 from etude.columns import SEPARATOR
@@ -15,6 +15,7 @@ from etude.files import RemotePath, shown
 from etude.settings import choice, suggestion
 from etude.spaces import Space
 
+C = TypeVar("C")
 KEYS: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
 DONE: Final = "done"
 FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
@@ -68,6 +69,28 @@ ETUDE: Final = "etude"
 """The preset for a recording of Etude's that another tool has rewritten: each column is mapped to its own name."""
 
 
+def _arguments_checked(cls: type[C]) -> type[C]:
+    """Make unknown arguments of a dataclass raise a SettingsError that says where they belong."""
+    made: Any = cls
+    plain_init, known = made.__init__, [field.name for field in dataclasses.fields(made)]
+
+    @functools.wraps(plain_init)
+    def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
+        others = [name for name in given if name not in known]
+        if mapped := {name: given[name] for name in others if name in NAMES}:
+            raise SettingsError(
+                f"{cls.__name__} has no argument `{next(iter(mapped))}`: which of the table's columns is what "
+                f"goes into `columns`. Write {cls.__name__}(..., columns={mapped})."
+            )
+        if others:
+            raise SettingsError(f"{cls.__name__} has no argument `{others[0]}`. {choice(others[0], known)}")
+        plain_init(self, *unnamed, **given)
+
+    made.__init__ = checked_init
+    return cls
+
+
+@_arguments_checked
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A table of steps, and what its columns mean.
@@ -165,23 +188,6 @@ class Source:
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
         return out
-
-
-_PLAIN_INIT: Final = Source.__init__
-
-
-@functools.wraps(_PLAIN_INIT)
-def _checked_init(self: Source, *unnamed: Any, **given: Any) -> None:
-    known = [field.name for field in dataclasses.fields(Source)]
-    if others := {name: value for name, value in given.items() if name not in known}:
-        raise SettingsError(
-            f"Source has no argument `{next(iter(others))}`. {choice(next(iter(others)), known)} Which of the table's "
-            f"columns is what goes into `columns`, as in columns={others}."
-        )
-    _PLAIN_INIT(self, *unnamed, **given)
-
-
-Source.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 def without_order(own: str, names: Sequence[str]) -> tuple[str, str | None]:

@@ -4,10 +4,11 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -147,8 +148,14 @@ class TableColumns:
         """What may be meant otherwise than it is read."""
         for name, own in self._values().items():
             self._found |= self._shapes(name, own)
+
+        @functools.cache
+        def complete(g: int) -> Collection[str]:
+            known = groups[g].complete
+            return known() if known else ()
+
         for name, column in plan.extras.items():
-            if reason := self._unusable(name, column):
+            if reason := self._unusable(name, column, complete):
                 self.dropped[name] = reason
         if source.obs_space is None:
             self._widen()
@@ -217,7 +224,8 @@ class TableColumns:
         if col.is_under(name, col.FINAL_OBS):
             found = self._finals(g, name, own)
         else:
-            found = {path: self._as_planned(g, path, values) for path, values in self._raw(g, name, own).items()}
+            place = self._groups[g].place
+            found = {path: self._as_planned(path, values, place) for path, values in self._raw(g, name, own).items()}
         return found, sum(values.nbytes for values in found.values())
 
     def _finals(self, g: int, name: str, own: Sequence[str]) -> Columns:
@@ -229,9 +237,12 @@ class TableColumns:
         shape, dtype = self._found[col.as_obs(name)]
         out = np.zeros((len(known), *shape), dtype)
         if len(rows):
-            filled = table.filter(pa.array(known))
-            found = self._numbers(filled, name, own, lambda row: group.place(int(rows[row])))
-            out[rows] = self._as_planned(g, col.as_obs(name), found[name])
+
+            def place(row: int) -> str:
+                return group.place(int(rows[row]))
+
+            found = self._numbers(table.filter(pa.array(known)), name, own, place)
+            out[rows] = self._as_planned(col.as_obs(name), found[name], place, "`, `".join(own))
         return {name: out, HAS_FINAL: known}
 
     # -- what there is ----------------------------------------------------------------------------------------
@@ -263,8 +274,9 @@ class TableColumns:
         """The shapes of rows and dtypes of one of Etude's columns, from the first group."""
         return {path: (values.shape[1:], values.dtype) for path, values in self._raw(0, name, own).items()}
 
-    def _unusable(self, name: str, own: str) -> str | None:
-        """Take the shape of an extra; or say why it can't be kept, by all groups.
+    def _unusable(self, name: str, own: str, complete: Callable[[int], Collection[str]]) -> str | None:
+        """Take the shape of an extra; or say why it can't be kept, by all groups, of which ``complete`` says the
+        columns that miss no value.
 
         Integers and booleans of which some are missing can't be kept, as NaN could not replace them, nor lists of
         another length.
@@ -282,45 +294,40 @@ class TableColumns:
             found = self._shapes(name, (own,))
             self._found |= found
             for g, group in enumerate(self._groups[1:] if is_whole or is_ragged else (), 1):
-                if is_ragged or own not in (group.complete() if group.complete else ()):
+                if is_ragged or own not in complete(g):
                     array = one_array(self._read(group, [own])[own])
-                    self._as_planned(g, name, numbers(array, own, group.place, with_nan=not is_whole))
+                    values = numbers(array, own, group.place, with_nan=not is_whole)
+                    self._as_planned(name, values, group.place)
         except DataError as error:
             for path in found:
                 del self._found[path]
             return str(error)
         return None
 
-    def _later(self, name: str) -> list[str]:
-        """The table's columns of the observations that follow those in a column of Etude's."""
-        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
-        return [part for root in roots for part in self._plan.mapped.get(col.moved(name, col.OBS, root), ())]
-
     def _widen(self) -> None:
         """Take wider numbers for observations where those that follow have others: more digits, or fractions."""
-        for name in col.subtree(self._plan.mapped, col.OBS).keys() & self._found.keys():
-            (shape, dtype), later = self._found[name], self._later(name)
-            kinds = {str(self._schema.field(part).type) for part in (*self._plan.mapped[name], *later)}
-            if dtype.kind in "iu" and len(kinds) > 1 and not self._are_all_in(later, dtype):
-                wide = np.dtype(np.int64 if self._are_all_in(later, np.dtype(np.int64)) else np.float64)
+        for name in col.under(self._found, col.OBS):
+            shape, dtype = self._found[name]
+            if dtype.kind in "iu" and self._misfits(name, dtype):
+                wide = np.dtype(np.float64 if self._misfits(name, np.dtype(np.int64)) else np.int64)
                 self._found[name] = shape, wide
 
-    def _are_all_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> bool:
-        """Whether all numbers in columns of the table are whole and in the range of ``dtype``."""
-        limits = np.iinfo(dtype)
-        for group in self._groups if names else ():
-            table = self._read(group, names)
-            for part in names:
-                values = np.asarray(_numbers_in(one_array(table[part])).drop_null())
-                if values.dtype.kind == "f":
-                    values = values[~np.isnan(values)]
-                    if (values != np.floor(values)).any():
-                        return False
-                if values.dtype.kind in "iuf" and len(values):
-                    low, high = values.min(), values.max()
-                    if low < limits.min or high > limits.max:
-                        return False
-        return True
+    def _misfits(self, name: str, dtype: np.dtype[Any]) -> bool:
+        """Whether numbers that follow an observation, which have another type, do not fit in ``dtype``."""
+        mapped, later = self._plan.mapped, col.moved(name, col.OBS, col.NEXT_OBS)
+        if name in mapped:
+            after = [part for own in (later, col.moved(name, col.OBS, col.FINAL_OBS)) for part in mapped.get(own, ())]
+            kinds = {str(self._schema.field(part).type) for part in (*mapped[name], *after)}
+            return len(kinds) > 1 and self._lies_in(after, dtype) is not None
+        if self._found.get(later, self._found[name])[1] == self._found[name][1]:
+            return False
+        whole = next(own for own in mapped if col.is_under(later, own))
+        for g in range(len(self._groups)):  # a member of a struct
+            values = self._raw(g, whole, mapped[whole]).get(later, np.zeros(0))
+            values = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+            if not np.array_equal(values.astype(dtype), values):
+                return True
+        return False
 
     def _space(self, root: str, given: Space | None) -> Space:
         names = col.under(self._found, root)
@@ -394,16 +401,46 @@ class TableColumns:
             )
 
     def _fit_in(self, name: str, dtype: np.dtype[Any]) -> bool:
-        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space."""
+        """Whether a column of integers, and those of the observations that follow, fit in the dtype of its space.
+
+        Raises:
+            DataError: what follows has numbers that neither fit in it nor in the dtype of the column.
+        """
         found = self._found[name][1]
         if dtype.kind + found.kind not in ("ii", "iu", "ui", "uu") or name not in self._plan.mapped:
             return False
-        if np.can_cast(found, dtype, "safe"):
-            return True
-        fits = self._are_all_in([*self._plan.mapped[name], *self._later(name)], dtype)
+        roots = (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, col.OBS) else ()
+        later = [col.moved(name, col.OBS, root) for root in roots]
+        fits = np.can_cast(found, dtype, "safe") or self._lies_in(self._plan.mapped[name], dtype) is None
+        after = [part for one in later for part in self._plan.mapped.get(one, ())]
+        wrong = self._lies_in(after, dtype if fits else found)
+        if wrong and not np.can_cast(found, dtype, "safe"):
+            fits, wrong = False, self._lies_in(after, found)
+        if wrong:
+            raise DataError(f"{wrong}, which do not fit in the {dtype if fits else found} of `{name}`. Correct them.")
         if not fits:
             self.warn(f"{self._where}: `{name}` has numbers that do not fit in the {dtype} of its space.")
         return fits
+
+    def _lies_in(self, names: Sequence[str], dtype: np.dtype[Any]) -> str | None:
+        """None if all numbers of these columns are whole and in the range of ``dtype``; else which are not."""
+        limits = np.iinfo(dtype)
+        for group in self._groups if names else ():
+            table = self._read(group, names)
+            for part in names:
+                array = _numbers_in(one_array(table[part]))
+                is_whole = pa.types.is_integer(array.type)
+                if pa.types.is_floating(array.type):
+                    array = array.drop_null()
+                    array = array.filter(pc.invert(pc.is_nan(array)))
+                    is_whole = pc.all(pc.equal(array, pc.floor(array)), min_count=0).as_py()
+                elif not is_whole:
+                    continue
+                low, high = pc.min_max(array).as_py().values()
+                if low is not None and not (is_whole and limits.min <= low <= high <= limits.max):
+                    what = "numbers" if is_whole else "fractions"
+                    return f"{group.place(0)}: column `{part}` has {what} from {low} to {high}"
+        return None
 
     def _ranges(self, root: str) -> dict[str, inferring.Range]:
         """The ranges of integers under ``root`` in all groups."""
@@ -467,8 +504,8 @@ class TableColumns:
         """The numbers of the table's column ``own``, by Etude's names, which start with ``name``; of text, the numbers
         of its names if ``is_coded``."""
         array = one_array(table[own])
-        if is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
-            return {name: strings(array, own, place)}
+        if is_coded and is_text(array.type) and (name not in self._plan.mapped or col.is_under(name, col.INFO)):
+            return {name: strings(array, own, place)}  # in a vector, text is an error
         may_be_empty = name in (col.REWARD, col.LOGP) or col.is_under(name, col.NEXT_OBS)
         if may_be_empty and array.null_count and pa.types.is_integer(array.type):
             with contextlib.suppress(pa.ArrowInvalid):  # more digits than a fraction has: a missing one is an error
@@ -503,20 +540,21 @@ class TableColumns:
             )
         return np.asarray(found).astype(space.dtype)
 
-    def _as_planned(self, g: int, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    def _as_planned(self, name: str, values: NDArray[Any], place: RowPlace, called: str | None = None) -> NDArray[Any]:
+        """Values in the shape and dtype of one of Etude's columns, which errors call ``called``."""
         if name not in self._found:
             return values  # a member that the first rows lack; it can't be requested
         shape, dtype = self._found[name]
         if math.prod(shape) * len(values) != values.size:
             raise DataError(
-                f"{self._groups[g].place(0)}: `{name}` has rows of shape {list(values.shape[1:])}, but "
+                f"{place(0)}: `{called or name}` has rows of shape {list(values.shape[1:])}, but "
                 f"`{col.as_obs(name)}` of {list(shape)}. All rows must have one shape."
             )
         values = values.reshape(len(values), *shape)
         is_whole = dtype.kind != "f" and values.dtype.kind == "f"
         if is_whole and col.is_under(name, col.NEXT_OBS) and np.isnan(values).any():
             return values  # empty where an episode ends; see `TableRows.read`
-        return values if dtype.kind == "O" else _cast(values, dtype, name, self._groups[g].place)
+        return values if dtype.kind == "O" else _cast(values, dtype, called or name, place)
 
 
 def _cast(values: NDArray[Any], dtype: np.dtype[Any], name: str, place: RowPlace) -> NDArray[Any]:
@@ -670,6 +708,11 @@ class TableRows(Format):
             if common.has_next:
                 final = found[after[name]][last]
                 final[~known] = 0
+                if final.dtype.kind == "f" != found[name].dtype.kind:  # of whole numbers, some of which are empty
+                    gaps = np.isnan(final).reshape(len(last), -1).any(axis=1)
+                    if gaps.any():
+                        where = common.words(int(at[gaps.argmax()]))
+                        raise DataError(f"{where}: `{after[name]}` is empty in a part. Fill it, or empty all parts.")
                 final_obs[name] = _cast(final, found[name].dtype, after[name], lambda i: common.words(int(at[i])))
                 continue
             final = final_obs[name] = np.zeros((len(last), *found[name].shape[1:]), found[name].dtype)

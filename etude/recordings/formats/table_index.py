@@ -62,7 +62,8 @@ class TableIndex:
     def is_mostly_late(self) -> bool:
         """Whether most agents, and more than one, lack the first steps of their episode."""
         late = self.t_start[np.append(True, ~self.has_next)] > 0
-        return 1 < int(late.sum()) > len(late) / 2
+        num = int(late.sum())
+        return num > 1 and 2 * num > len(late)
 
 
 def index_of(
@@ -464,9 +465,10 @@ def times(array: pa.Array, place: Place, name: str, order: str | None) -> pa.Arr
         if not wrong.any():
             return pa.array(values, pa.timestamp("us"), mask=~is_there)
         row, first = int(wrong.argmax()), f" with the {order.partition('-')[0]} first"
+    example = "24/3/2026" if order == DAY_FIRST else "3/24/2026"
     raise DataError(
         f"{place(row)}: the column `{name}` of `{col.T_INDEX}` is text such as {texts[row].as_py()[:40]!r}, neither "
-        f"the number of a step nor a time{first} such as 2026-03-01 08:30:00 or 3/24/2026 3:15 PM, written alike in "
+        f"the number of a step nor a time{first} such as 2026-03-01 08:30:00 or {example} 3:15 PM, written alike in "
         f"all rows. Convert it; or {WITHOUT_T}."
     )
 

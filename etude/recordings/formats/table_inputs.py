@@ -242,7 +242,7 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, s
     top = above_glob(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
-        inside = visible_files(path) if path.is_dir() else [path] * path.is_file()
+        inside = visible_files(path) if path.is_dir() else [path] if path.is_file() else []
         of_dataset = _BESIDE_ARROW if any(file.suffix == ".arrow" for file in inside) else ()
         folder = top or (path if path.is_dir() else path.parent)
         for file in [file for file in inside if file.name not in of_dataset]:

@@ -185,6 +185,8 @@ def test_ids_are_texts_and_none_is_no_id() -> None:
     segments = exp.segments
     assert [segments.episode_id[0], segments.agent_id[0], segments.module_id[0]] == ["e", "3", None]
     assert segments.t_start.tolist() == [5]
+    (exp,) = Fitter(NUMBERS, CHOICES).fitted({**GOOD, "t_start": np.array(3)}, "e")
+    assert exp.segments.t_start.tolist() == [3]
 
 
 GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}

@@ -173,7 +173,7 @@ def changed(**changes: Any) -> Arrays:
             changed(rewards=np.zeros(9)),
             r"`rewards` is of shape .*, but must have 10 rows of numbers, as `actions` has.*cut the longer",
         ),
-        (changed(rewards=np.zeros((10, 2))), r"`reward` has rows of shape \[2\], not one number each"),
+        (changed(rewards=np.zeros((10, 2))), r"`rewards` has rows of shape \[2\], not one number each"),
         (changed(terminals=np.full(10, 2)), "row 0: the column of `terminated` is '2', not true or false"),
         (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], but must have 10 rows of numbers"),
         (changed(next_observations=np.zeros((10, 2))), "`next_observations` has other shapes or dtypes"),

@@ -3,7 +3,7 @@
 
 import datetime
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,11 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "obs=speed,load action=command reward=score episode_id=trip t=charted propensity=p terminated=last-row",
         ["`charted` is the only column of times: rows are put in its order", "obs is all", "no column says"],
     ),
+    "with a count that is called like an action": (
+        trips(tick=None, command=None, decision=[0, 1, 2] * 2, route=["go", "stop", "go", "stop", "go", "go"]),
+        "obs=speed,load action=route reward=score episode_id=trip t=decision propensity=p terminated=last-row",
+        ["`decision` counts the rows of each `trip`: taken for the step", "no column is called", "obs is", "no column"],
+    ),
     "with a time of the trip": (
         trips(tick=None, begun=[NOON] * 3 + [NOON + datetime.timedelta(days=1)] * 3),
         "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
@@ -85,6 +90,16 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         trips(trip=[1] * 6, van=["a", "a", "a", "b", "b", "b"]),
         "obs=speed,load,van action=command reward=score episode_id=van,trip t=tick propensity=p terminated=last-row",
         ["obs is all", "have the same `trip`, `tick`, but never of the same `van`: both", "no column says"],
+    ),
+    "an uneven count of seconds": (
+        trips(tick=[3, 10, 90, 5, 6, 31]),
+        "obs=speed,load action=command reward=score episode_id=trip propensity=p terminated=last-row",
+        ["`tick` rises unevenly", "left out, as the rows of each episode are in order"],
+    ),
+    "an uneven count of seconds, out of order": (
+        trips(tick=[90, 10, 3, 5, 6, 31]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["`tick` rises unevenly, like a time, so it does not number the steps: turn it into times"],
     ),
     "a few steps are missing": (
         trips(tick=[0, 1, 2, 0, 1, 7]),
@@ -203,7 +218,7 @@ def test_both_flags_of_rlds_are_taken() -> None:
     assert (guess.columns["done"], guess.columns["terminated"]) == ("is_last", "is_terminal")
 
 
-def test_an_id_that_ends_with_the_flag_is_to_be_mapped() -> None:
+def test_an_id_that_ends_with_the_flag_is_the_episodes() -> None:
     """The rows of two trips alternate, so that the flag alone would mix them."""
     mixed: dict[str, list[Any]] = {
         "cycle_id": ["a", "b", "a", "b", "a", "b"],
@@ -212,15 +227,11 @@ def test_an_id_that_ends_with_the_flag_is_to_be_mapped() -> None:
         "reward": [0.0, 1.0, 0.5, 1.0, 0.5, 0.0],
         "done": [False, False, False, False, True, True],
     }
+    guess = guess_columns(pa.table(mixed))
+    assert guess.columns["episode_id"] == "cycle_id"
     named = {"job" if name == "cycle_id" else name: values for name, values in mixed.items()}
-    for table, key in ((mixed, "cycle_id"), (named, "job")):
-        assert any(f"map episode_id={key}" in reason for reason in guess_columns(pa.table(table)).unsure)
-    several = {name: values * 4 for name, values in mixed.items()}
-    several["cycle_id"] = [f"{name}-{k}" for k in range(4) for name in mixed["cycle_id"]]
-    guess = guess_columns(pa.table(several))
-    assert guess.columns["episode_id"] == "COLUMN"
-    assert guess.unsure[0].startswith("rows of different `cycle_id` are mixed")
-    assert guess.unsure[0].endswith("map episode_id=cycle_id")
+    assert guess_columns(pa.table(named)).columns["episode_id"] == "job"
+    assert any("each `cycle_id` ends with `done`" in reason for reason in guess.unsure)
     guess = guess_columns(pa.table(mixed | {"done": [False, True, False, False, True, True]}))
     assert "episode_id" not in guess.columns
     assert any("if rows of different `cycle_id` are mixed" in reason for reason in guess.unsure)
@@ -363,6 +374,27 @@ def test_a_person_with_several_ends_is_no_episode() -> None:
     assert Recording.open(source).read().lengths.tolist() == [24] * 30
 
 
+@pytest.mark.parametrize(
+    ("score", "is_total"),
+    [
+        (lambda k: 2.0 * (k % 10), True),
+        (lambda k: float(k % 10 // 5), False),  # a goal reached, and held
+        (lambda k: float(k % 10 == 9), False),
+        (lambda k: 1.0, False),
+        (lambda k: float(k * 7 % 10), False),
+    ],
+)
+def test_a_total_is_told_from_rewards(score: Callable[[int], float], is_total: bool) -> None:
+    table = {
+        "game_id": [k // 10 for k in range(60)],
+        "obs": np.arange(60) * 0.5,
+        "action": np.arange(60) % 2,
+        "score": [score(k) for k in range(60)],
+    }
+    unsure = guess_columns(pa.table(table)).unsure
+    assert any("`score` never falls within an episode: if it is" in each for each in unsure) is is_total
+
+
 def test_rows_of_a_person_are_put_in_order_of_times_as_text() -> None:
     """As texts, 10/1/2026 comes before 9/30/2026."""
     table = {
@@ -395,7 +427,7 @@ def test_the_words_can_be_pasted(kind: str) -> None:
     words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
     source = TableOptions(columns=words).described(table)
     assert source.columns == guess.columns
-    told = ("two could be", "a few steps are missing")
+    told = ("two could be", "a few steps are missing", "an uneven count of seconds, out of order")
     if kind not in (*told, "an action and an observation are missing"):
         assert Recording.open(source).read().num_steps == guess.rows
 
@@ -406,6 +438,22 @@ def test_a_flag_is_found_in_the_first_rows_of_a_larger_table(monkeypatch: pytest
     assert guess_columns(pa.table(ended)).columns["done"] == "arrived"
     elsewhere = trips(arrived=[False, True, True, False, False, True])
     assert guess_columns(pa.table(elsewhere)).columns["terminated"] == "last-row"
+
+
+@pytest.mark.parametrize("kind", ["steps", "even steps", "seconds"])
+def test_steps_of_a_shuffled_table_are_not_taken_for_times(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    ticks = {
+        "steps": np.arange(100),
+        "even steps": np.arange(0, 200, 2),
+        "seconds": np.sort(rng.choice(4000, 100, replace=False)),
+    }
+    columns = {"trip": np.repeat(np.arange(20), 100), "tick": np.tile(ticks[kind], 20), "x": rng.random(2000)}
+    table = pa.table(columns | {"action": rng.integers(0, 2, 2000)}).take(rng.permutation(2000))
+    monkeypatch.setattr(guessing, "MOST_ROWS", 300)  # the other steps are not looked at
+    guess = guess_columns(table)
+    assert guess.columns["t"] == "tick"
+    assert any("rises unevenly" in line for line in guess.unsure) == (kind == "seconds")
 
 
 def test_neither_rows_nor_their_order_change_it() -> None:

@@ -27,7 +27,7 @@ from some_written import assert_equal, converted, episodes, recorded, spaces_of
 from etude.cli.main import main
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
-from etude.recordings import Recording, RecordingWriter, convert, merge_recordings, validate
+from etude.recordings import Recording, RecordingWriter, convert, footers, merge_recordings, validate
 from etude.recordings.formats import lerobot
 from etude.spaces import NamedDiscrete
 
@@ -645,11 +645,15 @@ def test_what_an_export_can_not_keep_is_refused_or_noted(tmp_path: Path) -> None
         assert ("the names of `action`'s choices have no place in " in notes) == is_noted
 
 
-def test_episodes_may_be_described_in_several_row_groups(tmp_path: Path) -> None:
+def test_episodes_may_be_described_in_several_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = plain(tmp_path / "a", [6, 4, 5])
     path = folder / "meta/episodes/chunk-000/file-000.parquet"
     pq.write_table(pq.read_table(path), path, row_group_size=1)
+    opened: list[str] = []
+    found = footers.opened
+    monkeypatch.setattr(footers, "opened", lambda path, *more: opened.append(str(path)) or found(path, *more))
     assert Recording.open(folder).read().lengths.tolist() == [6, 4, 5]
+    assert opened.count(str(path)) == 1
     about = pa.table({"episode_index": [0, 1, 2], "length": pa.array([6, 4, None])})
     pq.write_table(about, path, row_group_size=1)
     with pytest.raises(DataError, match=r"file-000\.parquet: row 2"):

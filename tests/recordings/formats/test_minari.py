@@ -427,3 +427,11 @@ def test_datasets_that_minari_has_on_this_machine(tmp_path: Path, monkeypatch: p
         DataError, match=r"no such dataset on this machine .*Nearest: `mine/small-v0`.* minari download"
     ):
         Recording.open("minari://mine/smal-v0")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_an_episode_without_its_file_is_told(tmp_path: Path, kind: str) -> None:
+    folder = write_arrow(tmp_path, BOX, MODE, episodes(BOX, MODE, [2, 3], infos=False), kind=kind)
+    (folder / "1" / f"part-0.{kind}").unlink()
+    with pytest.raises(DataError, match=rf"1: there is no \.{kind} file of this episode\. Restore it\."):
+        Recording.open(folder)

@@ -155,6 +155,11 @@ def test_episodes_without_spaces_and_without_steps(tmp_path):
     assert recording.header.action_space == gym.spaces.Discrete(int(exp.steps["action"].max()) + 1)
     assert recording.header.obs_space.shape == (3,)
     assert [problem.kind for problem in recording.validate().problems] == ["no_steps"]
+    empty = episode(0, name="lost")[0]  # a chunk whose steps are gone, but not that it looks back at one
+    empty |= {"actions": buffer([], PAIR, lookback=1)}
+    recording, exp = read(write_items(tmp_path / "b.parquet", [empty, episode(3, name="a")[0]]))
+    assert exp.lengths.tolist() == [3]
+    assert [problem.kind for problem in recording.validate().problems] == ["no_steps"]
 
 
 def many_agents(**changes):

@@ -11,6 +11,7 @@ from some_rllib import packed, tensor
 from some_rllib_table import at, read, rows_of, write
 
 from etude.recordings import Recording
+from etude.recordings.formats.rllib_table import _chained
 
 
 def assert_is(exp, rows):
@@ -212,3 +213,11 @@ def test_repeats_in_any_order_lose_no_row(tmp_path):
     assert_is(exp, at(rows, np.concatenate([np.flatnonzero(rows["eps_id"] == name) for name in firsts])))
     (problem,) = recording.validate().problems
     assert "12 rows are copies of others; they are read once" in problem.message
+
+
+def test_of_many_rows_with_one_observation_the_first_follow_each_other():
+    done = np.array([True] * 10 + [False, True])
+    obs, after = [b"a"] * 10 + [b"b", b"a"], [b"x"] * 10 + [b"a", b"x"]
+    assert _chained(obs, after, done) == [[10, 0], *([k] for k in range(1, 10)), [11]]
+    obs, after, done = [b"b", b"a", b"a"], [b"a", b"a", b"x"], np.array([False, False, True])
+    assert _chained(obs, after, done) == [[0, 1, 2]]

@@ -309,6 +309,8 @@ def test_what_is_first_in_a_date_is_shown_by_any_file_or_said() -> None:
         DataError, match=r"row 3: .* `t` is text such as '13/2/2026', neither .* time with the month first"
     ):
         opened(table(t=[*dates[:3], "13/2/2026", *dates[4:]]), {"t": "t:month-first"})
+    with pytest.raises(DataError, match=r"with the day first such as 2026-03-01 08:30:00 or 24/3/2026 3:15 PM"):
+        opened(table(t=[*dates[:3], "2/13/2026", *dates[4:]]), {"t": "t:day-first"})
 
 
 def test_one_file_shows_the_order_of_the_dates_of_all(tmp_path: Path) -> None:
