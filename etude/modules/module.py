@@ -192,10 +192,13 @@ class Module(nn.Module):
             own = len(there) - len(shape)
             if not isinstance(columns[name], Tensor) or own < len(axes) or there[own:] != shape:
                 wanted = ", ".join(map(str, (*axes, *shape)))
+                batch = f"[{', '.join(['None'] * len(axes))}]"
+                write = (
+                    f"module(torch.as_tensor(obs){batch})" if name == OBS else f"torch.as_tensor(part){batch} for each"
+                )
                 return (
                     f"a module is called with torch tensors [{wanted}], but `{name}` is a "
-                    f"{type(columns[name]).__name__} of shape {there}. For a single observation, write "
-                    f"module(torch.as_tensor(obs)[{', '.join(['None'] * len(axes))}])."
+                    f"{type(columns[name]).__name__} of shape {there}. For a single observation, write {write}."
                 )
         return ""
 

@@ -221,7 +221,7 @@ def test_a_function_chooses_the_modules_that_learn_offline(tmp_path: Path) -> No
 
 def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    with pytest.raises(DataError, match="has no observation filter of module 'main' stored with it: take"):
+    with pytest.raises(DataError, match="has no observation filter stored with it: take"):
         BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
 
 
