@@ -37,7 +37,8 @@ from etude.algorithms.task import Task as Task, TaskConfig as TaskConfig
 from etude.learners import ComputeConfig as ComputeConfig, OptimizerConfig as OptimizerConfig
 
 # The algorithms, in the order in which they are listed to users.
-from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig, A2C as A2C, A2CConfig as A2CConfig
+from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+from etude.algorithms.a2c import A2C as A2C, A2CConfig as A2CConfig
 from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
 from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
 from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig, QTargetConfig as QTargetConfig

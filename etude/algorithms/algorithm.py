@@ -20,11 +20,25 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude import columns as col
-from etude.algorithms import checkpoint, policies, run, saving
+from etude.algorithms import checkpoint, run, saving
 from etude.algorithms.checkpoint import Checkpoints, Component, Names
 from etude.algorithms.config import AlgorithmConfig, ModuleLike, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
 from etude.algorithms.play import Played, Recorder, connectors_meta, play, record, runner_for, seed_after
+from etude.algorithms.policies import (
+    MAIN,
+    check_apart,
+    check_owner,
+    is_of_another,
+    learner_pipeline,
+    learning_rates,
+    make_policy,
+    modules_given,
+    own_networks,
+    schedules_of_losses,
+    spaces_in,
+    spawned,
+)
 from etude.algorithms.progress import Shows, View, say
 from etude.algorithms.results import (
     MIN_EPISODES,
@@ -186,7 +200,7 @@ class Algorithm(Generic[C]):
         """The policies that act, by module id: each is a module with the connectors between it and its envs."""
         self.learner = Learner(modules_to_train=config.agents.modules_to_train)
         """Trains all modules; ``learner.modules[module_id]`` trains one of them."""
-        for name, given in policies.modules_given(config).items():
+        for name, given in modules_given(config).items():
             self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
         self.figures = RunningStats(self.window, self.config.metrics.smoothing)
@@ -217,25 +231,25 @@ class Algorithm(Generic[C]):
         self._run: dict[str, Any] = {}
         """How `fit` writes the run into a folder, which ``etude train --resume`` goes on with."""
         self.setup()
-        policies.own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
+        own_networks(self, self.policies)  # last: one whose making failed leaves its networks to the next
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
         if self.config.agents.modules is not None:  # a module's random numbers must not depend on the other modules
-            weights, learner = policies.spawned(weights, name), policies.spawned(learner, name)
+            weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
-            policies.check_apart(self.policies, self.config.agents.modules_to_train)
+            check_apart(self.policies, self.config.agents.modules_to_train)
             self.learner.modules[name] = self._new_learner(name, policy.module, learner)
         self._parameters = None
         return policy
 
     def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
         own = self.module_connectors()
-        if self._saved_spaces is not None and isinstance(given, nn.Module) and policies.is_of_another(self, given):
+        if self._saved_spaces is not None and isinstance(given, nn.Module) and is_of_another(self, given):
             given = copy.deepcopy(given)  # all its weights will be loaded, and the other run's stay
-        policy = policies.make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
-        policies.check_owner(self, policy.module.net)
+        policy = make_policy(self.config, partial(self.make_module, given), spaces, weights, own)
+        check_owner(self, policy.module.net)
         return policy
 
     @classmethod
@@ -250,9 +264,9 @@ class Algorithm(Generic[C]):
         """
         maker = cls.__new__(cls)
         maker.is_policy_alone = True
-        maker.config, maker._saved_spaces = config, {policies.MAIN: spaces}
+        maker.config, maker._saved_spaces = config, {MAIN: spaces}
         policy = maker._new_policy(config.module, spaces, np.random.SeedSequence(0))
-        maker.policies = {policies.MAIN: policy}
+        maker.policies = {MAIN: policy}
         load_weights(policy.module, weights)
         maker.after_load(policy.module)
         maker.before_collect(env_steps)
@@ -265,11 +279,11 @@ class Algorithm(Generic[C]):
         return ModuleLearner(
             module,
             module.own_loss or self.loss,
-            connectors=policies.learner_pipeline(connectors, module, self.config),
+            connectors=learner_pipeline(connectors, module, self.config),
             name=name,
-            lr=policies.learning_rates(self.config, self.learning_rates(), groups, self.name),
+            lr=learning_rates(self.config, self.learning_rates(), groups, self.name),
             schedules_by=self.schedules_by,
-            scheduled=policies.schedules_of_losses(self.config),
+            scheduled=schedules_of_losses(self.config),
             parameters=groups,
             optimizer=self.config.optimizer,
             compute=self.config.compute,
@@ -861,7 +875,7 @@ class Algorithm(Generic[C]):
                 folder,
                 num_episodes,
                 self.recorded_spaces(
-                    policies.spaces_in(runner.arena, list(self.policies), self.config.agents.module_of, self.spaces)
+                    spaces_in(runner.arena, list(self.policies), self.config.agents.module_of, self.spaces)
                 ),
                 explore=explore,
                 updates=self.updates,
@@ -897,7 +911,7 @@ class Algorithm(Generic[C]):
         connectors = connectors_meta(self.policies, several=several)
         return {
             "algorithm": saving.name_of(type(self)),
-            "module": nets if several else nets[policies.MAIN],
+            "module": nets if several else nets[MAIN],
             "connectors": connectors.pop("connectors"),
             "explore": explore,
             "seed": seed,

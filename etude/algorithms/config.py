@@ -290,9 +290,25 @@ class TargetConfig:
 # -- settings of algorithms ------------------------------------------------------------------------------------------
 
 _SHARED = (
-    *("env", "engine", "seed", "agents", "num_envs", "workers", "num_steps", "iteration_steps", "trajectories"),
-    *("callbacks", "record", "metrics", "evaluation", "compute.device", "compute.threads"),
-    *("data", "filter", "reading", "updates_per_iteration"),
+    "env",
+    "engine",
+    "seed",
+    "agents",
+    "num_envs",
+    "workers",
+    "num_steps",
+    "iteration_steps",
+    "trajectories",
+    "callbacks",
+    "record",
+    "metrics",
+    "evaluation",
+    "compute.device",
+    "compute.threads",
+    "data",
+    "filter",
+    "reading",
+    "updates_per_iteration",
 )
 """Settings that can't differ between modules."""
 

@@ -381,8 +381,9 @@ def _learn(
         return
     own = stored if config.agents.modules is None else (stored or {}).get(name)
     if own is None:
+        whose = "" if config.agents.modules is None else f" of module {name!r}"
         raise DataError(
-            f"{shown(config.data)} has no observation filter of module {name!r} stored with it: take "
+            f"{shown(config.data)} has no observation filter{whose} stored with it: take "
             "obs_filter='data', which reads the data once to compute it."
         )
     state_from_json(prepare.connectors, own)

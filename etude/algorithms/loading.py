@@ -61,9 +61,8 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     with what_fits(path):
         algorithm = cls(config, saved_spaces=spaces)
     # where an algorithm runs and records does not change it
-    changes = _changes(
-        config, saved, sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"})
-    )
+    names = sorted({field.name for field in dataclasses.fields(config)} - {"engine", "record"})
+    changes = _changes(config, saved, names, also_new=True)
     algorithm.recorder.has_new_settings = bool(changes)
     saving.drop_other_episodes(tree, saved, config.env)
     try:
@@ -88,14 +87,23 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     return algorithm
 
 
-def _changes(config: AlgorithmConfig, saved: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Those of the settings ``names`` that are others than were saved, by path. What was saved by an older version may
-    lack some inner settings."""
+def _changes(
+    config: AlgorithmConfig, saved: Mapping[str, Any], names: Iterable[str], *, also_new: bool = False
+) -> list[str]:
+    """Those of the settings ``names`` that are others than were saved, by path.
+
+    What was saved by an older version may lack some inner settings. These count if ``also_new``, and if they don't have
+    their defaults.
+    """
     found = []
     for name in names:
         now, was = saving.to_plain(getattr(config, name)), saved.get(name)
         if saving.is_plain(now) and saving.is_plain(was):
             found += [f"`{name}.{inner}`" for inner in was if inner in now and now[inner] != was[inner]]
+            if also_new:
+                default = saving.to_plain(getattr(type(config), name, None))
+                usual = default if saving.is_plain(default) else {}
+                found += [f"`{name}.{i}`" for i in now if i not in was and now[i] != usual.get(i)]
         elif now != was:
             found.append(f"`{name}`")
     return found

@@ -2,7 +2,7 @@
 """OffPolicyAlgorithm: the base class of algorithms that learn from a replay."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -314,8 +314,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             for name, replay in self.replays.items()
         }
         owed = Component(lambda: dict(self._owed), self._set_owed)
-        learning = Component(lambda: sorted(self._learning), lambda names: setattr(self, "_learning", set(names)))
+        learning = Component(lambda: sorted(self._learning), self._set_learning)
         return {**super().components(), **replays, "owed": owed, "learning": learning}
+
+    def _set_learning(self, names: Iterable[str]) -> None:
+        self._learning = set(names)
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
         each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number

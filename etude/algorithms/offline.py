@@ -270,7 +270,7 @@ class OfflineAlgorithm(Algorithm[C]):
                 runner.close()
                 raise
             self._evaluator = runner
-            return played
+            return self._recorded(played)
         last, policies = self.evaluated_beside(), {}
         for name, own in self.policies.items():
             spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
@@ -290,13 +290,17 @@ class OfflineAlgorithm(Algorithm[C]):
             self._beside = None
             raise
         self._beside = None  # only now: Ctrl-C while waiting does not lose it
+        return self._recorded(played)
+
+    def _recorded(self, played: Played) -> Played:
+        """Record the episodes of an evaluation, before anything else can fail."""
+        # evaluations give their episodes equal ids
+        self.recorder.take(played.parts, tag=f"@{played.evaluation.updates}")
         return played
 
     def take_evaluation(self, played: Played) -> None:
-        """Also record the episodes of an evaluation, and add them to the figures of results."""
+        """Also add the episodes of an evaluation to the figures of results."""
         super().take_evaluation(played)
-        # evaluations give their episodes equal ids
-        self.recorder.take(played.parts, tag=f"@{played.evaluation.updates}")
         if played.finished is not None:
             self.take_finished(played.finished)
 

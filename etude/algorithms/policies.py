@@ -222,6 +222,7 @@ def spaces_in(
         env = int(arena.env_of[slot])
         named = agent if module_of is None else module_of(agent, Episode(f"0-{env}-0", env, 0))
         found.setdefault(named, of_slot[slot])
+    by_function = sorted(map(str, found))
     for module_id in module_ids:
         if module_id in found:
             continue
@@ -232,7 +233,7 @@ def spaces_in(
         else:
             raise SettingsError(
                 f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: its "
-                f"own are unknown. Let `module_of` name it there; it named {sorted(map(str, found))}."
+                f"own are unknown. Let `module_of` name it there; it named {by_function}."
             )
     return {module_id: found[module_id] for module_id in module_ids}
 

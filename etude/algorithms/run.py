@@ -140,14 +140,15 @@ def check_no_run(out: Path, runs: Path | None = None) -> None:
     """Raise a SettingsError if a folder contains a run; ``runs`` contains the folders of several runs, if it is one of
     them."""
     if holds_run(out):
-        go_on = "It has saved nothing yet: "
+        go_on, what = "It has saved nothing yet: ", "it"
         if runs is not None:
             go_on = f"Continue all runs in {runs} (--resume {shlex.quote(str(runs))}; in Python resume=True), "
+            what = "them"
         elif (out / MANIFEST).exists():
             go_on = f"Continue it (--resume {shlex.quote(str(out))}; in Python, call fit on what etude.load returns), "
         raise SettingsError(
-            f"{out} already contains a run. {go_on}replace it (--overwrite, overwrite=True), or choose another folder "
-            "(--out)."
+            f"{out} already contains a run. {go_on}replace {what} (--overwrite, overwrite=True), or choose another "
+            "folder (--out)."
         )
 
 

@@ -27,7 +27,7 @@ def arguments_checked(method: F) -> F:
         if not given or not hasattr(type(given[0]), method.__name__):
             raise SettingsError(
                 f"{method.__name__}() is a method of an algorithm object, such as algorithm = "
-                f"PPO(PPOConfig(env='CartPole-v1')). To create one from a checkpoint, write etude.load(path)."
+                "PPO(PPOConfig(env='CartPole-v1')). To create one from a checkpoint, write etude.load(path)."
             )
         if is_constructor:
             _check_config(type(given[0]), given[1:], named)

@@ -185,10 +185,7 @@ class TwinDelayed(Algorithm[Any]):
         if given is None:
             given = Network(obs_space, action_space, config.network, NoisyTanh(action_space, ACTION), value=False)
         made = make_module(given, obs_space, action_space)
-        if isinstance(self, OffPolicyAlgorithm):
-            check_memories(made, config.network, "TD3")
-        else:
-            not_recurrent(made, self.name)
+        self.check_policy(made)
         if isinstance(made, DeterministicModule):
             return made
         if is_built_in:  # a user's network keeps its weights
@@ -233,6 +230,9 @@ class TwinDelayed(Algorithm[Any]):
             value = net.target_critic.values(batch.encode_next(net.target_critic), action).amin(0)
             return target_of(batch, config.gamma, value)
 
+    def check_policy(self, policy: Module) -> None:
+        """Raise a SettingsError for a policy that can't be trained."""
+
     def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
         """The policy's loss, as the part ``actor``.
 
@@ -263,6 +263,10 @@ class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
         """Make a policy and critics with their targets; see `DeterministicModule`."""
         check_box(action_space, "TD3")
         return super().make_module(given, obs_space, action_space)
+
+    def check_policy(self, policy: Module) -> None:
+        """Check that policy and critics are both recurrent or both not."""
+        check_memories(policy, self.config.network, "TD3")
 
     def before_collect(self, env_steps: int) -> None:
         """Let modules act at random until learning starts, and set the exploration noise."""
@@ -308,6 +312,10 @@ class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):
         """Make a policy and critics with their targets; see `DeterministicModule`."""
         check_box(action_space, "TD3+BC", "IQL, which learns any actions, or CQL or DQN for Discrete ones")
         return super().make_module(given, obs_space, action_space)
+
+    def check_policy(self, policy: Module) -> None:
+        """Check that the policy is not recurrent."""
+        not_recurrent(policy, self.name)
 
     def policy_loss(self, worth: Tensor, chosen: Tensor, action: Tensor) -> Loss:
         """The policy's loss of Fujimoto & Gu 2021, eq. 5."""

@@ -65,6 +65,8 @@ class Encoder:
     def __init__(self, *, arrays_allowed: bool = True) -> None:
         self.arrays: dict[str, NDArray[Any]] = {}
         self._arrays_allowed = arrays_allowed
+        self._inside: set[int] = set()
+        """The ids of the containers that are being encoded."""
 
     def encode(self, node: Tree, path: str = "") -> Any:
         """Convert ``node`` to JSON data.
@@ -95,13 +97,19 @@ class Encoder:
         raise _refusal(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold")
 
     def _container(self, node: Any, path: str) -> Any:
-        if isinstance(node, list | tuple):
-            items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]
-            return items if isinstance(node, list) else {KIND: "tuple", "items": items}
-        if all(type(key) is str for key in node) and KIND not in node:
-            return {key: self.encode(value, f"{path}/{key}") for key, value in node.items()}
-        items = [[self.encode(k, f"{path}/<key>"), self.encode(v, f"{path}/{k}")] for k, v in node.items()]
-        return {KIND: "dict", "items": items}
+        if id(node) in self._inside:
+            raise _refusal(path, f"a {type(node).__name__} that contains itself")
+        self._inside.add(id(node))
+        try:
+            if isinstance(node, list | tuple):
+                items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]
+                return items if isinstance(node, list) else {KIND: "tuple", "items": items}
+            if all(type(key) is str for key in node) and KIND not in node:
+                return {key: self.encode(value, f"{path}/{key}") for key, value in node.items()}
+            items = [[self.encode(k, f"{path}/<key>"), self.encode(v, f"{path}/{k}")] for k, v in node.items()]
+            return {KIND: "dict", "items": items}
+        finally:
+            self._inside.discard(id(node))
 
     def _array(self, array: NDArray[Any], path: str) -> Any:
         if array.dtype == object:

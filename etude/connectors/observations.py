@@ -29,7 +29,7 @@ from etude.connectors.connector import (
 )
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, Index, cast, clip, concat, host, where_rows
+from etude.experience.arrays import Array, Constant, Index, cast, clip_in_place, concat, host, where_rows
 from etude.experience.experience import check_finite
 from etude.modules.module import Module
 from etude.modules.network import has_pixels
@@ -243,7 +243,7 @@ class NormalizeObs(ObservationMap):
         for name, (mean, scale) in self._frozen.items():
             values = obs[name] - mean.like(obs[name])
             values *= scale.like(values)
-            out[name] = cast(clip(values, -self.clip, self.clip), np.float32)
+            out[name] = cast(clip_in_place(values, -self.clip, self.clip), np.float32)
         return out
 
     def update(self, exp: Experience) -> None:
@@ -253,7 +253,8 @@ class NormalizeObs(ObservationMap):
             DataError: an observation is not finite; the message says where. The statistics are then unchanged.
         """
         batches = {name: array_column(exp, name, "NormalizeObs") for name in self._moments}
-        check_finite(exp, (col.OBS,))
+        final_obs = {name: exp.final_obs[name] for name in batches if name in exp.final_obs}
+        check_finite(Experience(batches, exp.offsets, exp.segments, final_obs), (col.OBS,))
         has_lookback = bool(exp.segments.lookback.any())
         for name, batch in batches.items():
             self._moments[name].add(batch[exp.trained()] if has_lookback else batch)

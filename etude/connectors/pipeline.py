@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -280,28 +281,31 @@ class Pipeline(Connector):
 
         def act_all(chosen: Columns) -> tuple[Columns, dict[str, Any]]:
             after: dict[str, Any] = {}
-            action = chosen
-            for i in reversed(range(len(acts))):
+
+            def one(action: Columns, i: int) -> Columns:
                 action, kept = acts[i](action)
                 if kept:
                     after[str(i)] = kept
-            self._check_actions(chosen, action)
-            return action, after
+                return action
+
+            return self._acted(chosen, [partial(one, i=i) for i in reversed(range(len(acts)))]), after
 
         return inputs, act_all
 
     def act(self, action: Columns) -> Columns:
-        chosen = action
-        for act in self._act:
-            action = act(action)
-        self._check_actions(chosen, action)
-        return action
+        return self._acted(action, self._act)
 
-    def _check_actions(self, chosen: Columns, action: Columns) -> None:
-        """Raise a SpaceError if the first actions for the env, made of ``chosen``, are not of its action space."""
+    def _acted(self, action: Columns, by: Sequence[Callable[[Columns], Columns]]) -> Columns:
+        """What is done in the env. The first actions must be of its action space, or a SpaceError is raised."""
+        num_rows = len(next(iter(action.values()))) if self._watches_actions else 0
+        for act in by:
+            action = act(action)
+            if self._watches_actions and not isinstance(action, Mapping):
+                raise SpaceError(f"`act` of a connector returned a {type(action).__name__}: it must return columns.")
         if self._watches_actions:
-            self._check_shapes("act", action, self._action_shapes, len(next(iter(chosen.values()))))
+            self._check_shapes("act", action, self._action_shapes, num_rows)
             self._watches_actions = False
+        return action
 
     def unact(self, action: Columns) -> Columns:
         for connector in self.connectors:

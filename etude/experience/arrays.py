@@ -93,6 +93,14 @@ def clip(array: Array, low: Any, high: Any) -> Array:
     return array.clamp(low, high)
 
 
+def clip_in_place(array: Array, low: float, high: float) -> Array:
+    """Clip ``array`` between two numbers in place, and return it."""
+    if not isinstance(array, np.ndarray):
+        return array.clamp_(low, high)
+    np.maximum(array, low, out=array)
+    return np.minimum(array, high, out=array)
+
+
 def host(array: Array) -> NDArray[Any]:
     """``array`` as a NumPy array on the host. CPU tensors share their memory; others are copied.
 

@@ -381,8 +381,10 @@ def _check_first(exp: Experience) -> None:
         )
     check_final_obs(exp)
     for name, column in exp.steps.items():
-        if not isinstance(column, np.ndarray) or column.dtype.hasobject:
+        if not isinstance(column, np.ndarray):
+            raise DataError(f"column `{name}` is a {type(column).__name__}, but a replay holds NumPy: use exp.numpy().")
+        if column.dtype.hasobject:
             raise DataError(
-                f"column `{name}` is a {type(column).__name__} of {column.dtype}, but a replay holds NumPy arrays of "
-                "numbers: use exp.numpy() for tensors; leave objects out, or convert them to numbers."
+                f"column `{name}` holds objects ({column.dtype}), which a replay can't store: leave it out, or convert "
+                "it to numbers."
             )

@@ -2,6 +2,7 @@
 """ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with its own learner."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -56,23 +57,30 @@ def mean_of(updates: Sequence[Update | BatchResult], steps: Sequence[int] | None
         updates: The updates.
         steps: The gradient steps of each, by which means are weighted; None: all have as many.
     """
+    losses, metrics = defaultdict[str, _Weighted](list), defaultdict[str, _Weighted](list)
+    for i, update in enumerate(updates):
+        for found, figures in (losses, update.losses), (metrics, update.metrics):
+            for name, value in figures.items():
+                found[name].append((value, 1 if steps is None else steps[i]))
     mean = Update({}, {})
-    for kind, means in (("losses", mean.losses), ("metrics", mean.metrics)):
-        sums: dict[str, float] = {}
-        weights: dict[str, int] = {}
-        for i, update in enumerate(updates):
-            weight = 1 if steps is None else steps[i]
-            for name, value in getattr(update, kind).items():
-                means[name] = value
-                if kind == "metrics" or not math.isnan(value):
-                    sums[name] = sums.get(name, 0.0) + value * (1 if name == "skipped_steps" else weight)
-                    weights[name] = weights.get(name, 0) + weight
-        for name, total in sums.items():
-            if name == "skipped_steps":
-                means[name] = total
-            elif name != "threads":
-                means[name] = total / weights[name]
+    for name, pairs in losses.items():
+        mean.losses[name] = _mean([pair for pair in pairs if not math.isnan(pair[0])] or pairs)
+    for name, pairs in metrics.items():
+        if name == "skipped_steps":
+            mean.metrics[name] = sum(value for value, _ in pairs)
+        elif name == "threads":
+            mean.metrics[name] = pairs[-1][0]
+        else:
+            mean.metrics[name] = _mean(pairs)
     return mean
+
+
+_Weighted = list[tuple[float, int]]
+"""Values of one name, each with the weight of the update that it is from."""
+
+
+def _mean(pairs: _Weighted) -> float:
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
 def check_device(device: torch.device | str) -> None:

@@ -204,7 +204,12 @@ class Adam:
             if i:
                 self.steps.copy_(before)  # each call would count a step
             adam(
-                *([flat], [grad], [first], [second], [], [self.steps]),
+                [flat],
+                [grad],
+                [first],
+                [second],
+                [],
+                [self.steps],
                 fused=True,
                 lr=rate,
                 beta1=self.betas[0],

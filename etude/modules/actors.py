@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to act: on the device of an env of tensors, at random, and with noisy networks.
+"""Actors on the device of an env of tensors, and at random; and noisy networks.
 
 Noisy networks explore by noise on their weights (Fortunato et al. 2018, "Noisy networks for exploration", arXiv
 1706.10295).

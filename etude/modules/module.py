@@ -87,6 +87,16 @@ class Module(nn.Module):
         spaces = f"{in_short(self.obs_space)} -> {in_short(self.action_space)}"
         return short(self, spaces, net=type(self.net).__name__, parameters=sum(p.numel() for p in self.parameters()))
 
+    def train(self, mode: bool = True) -> "Module":
+        """Like torch's, but in less than half the time, since acting and learning may alternate after every step."""
+        parts = list(self.modules())
+        for part in parts[1:]:
+            if type(part).train is not nn.Module.train:
+                return super().train(mode)
+        for part in parts:
+            part.__dict__["training"] = mode
+        return self
+
     @property
     def device(self) -> torch.device:
         """The device of the parameters; the CPU if there are none."""
@@ -182,10 +192,13 @@ class Module(nn.Module):
             own = len(there) - len(shape)
             if not isinstance(columns[name], Tensor) or own < len(axes) or there[own:] != shape:
                 wanted = ", ".join(map(str, (*axes, *shape)))
+                batch = f"[{', '.join(['None'] * len(axes))}]"
+                write = (
+                    f"module(torch.as_tensor(obs){batch})" if name == OBS else f"torch.as_tensor(part){batch} for each"
+                )
                 return (
                     f"a module is called with torch tensors [{wanted}], but `{name}` is a "
-                    f"{type(columns[name]).__name__} of shape {there}. For a single observation, write "
-                    f"module(torch.as_tensor(obs)[{', '.join(['None'] * len(axes))}])."
+                    f"{type(columns[name]).__name__} of shape {there}. For a single observation, write {write}."
                 )
         return ""
 

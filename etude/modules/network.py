@@ -241,7 +241,8 @@ def _warn_of_pixels(name: str, shape: tuple[int, ...]) -> None:
         "`%s` of the shape %s looks like images, but only images with three axes are encoded by convolutions: its "
         "pixels go to fully connected layers. The connector `frame_stack:1` adds an axis to a grey image, and "
         "`frame_stack:4` stacks images, instead of a wrapper.",
-        *(name, shape),
+        name,
+        shape,
     )
 
 

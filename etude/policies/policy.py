@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: a module with its connectors, which acts on the env's observations."""
 
+import functools
+import inspect
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -53,6 +55,29 @@ LARGEST_REWARD: Final = float(np.finfo(np.float32).max)
 """The largest reward that can be acted on."""
 
 _EXPLORE: Final = "It takes the most likely action; explore=True samples one."
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _arguments_hinted(method: F) -> F:
+    """Make wrong arguments of a method a SettingsError that says what it takes. A right call costs no check."""
+
+    @functools.wraps(method)
+    def called(*given: Any, **named: Any) -> Any:
+        try:
+            return method(*given, **named)
+        except TypeError:
+            signature = inspect.signature(method)
+            try:
+                signature.bind(*given, **named)
+            except TypeError as wrong:
+                takes = ", ".join(name for name in signature.parameters if name != "self")
+                hint = f" {_EXPLORE}" if "explore" in signature.parameters else ""
+                raise SettingsError(f"Policy.{method.__name__}: {wrong}. It takes {takes}.{hint}") from None
+            raise
+
+    return cast(F, called)
 
 
 class Chosen(NamedTuple):
@@ -161,6 +186,7 @@ class Policy:
         """The names of the connectors that need the action or the reward of the last step, by the column's name."""
         return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
+    @_arguments_hinted
     def act(
         self,
         obs: Any,
@@ -198,7 +224,8 @@ class Policy:
                 Box are accepted, and parts that the space does not have are ignored.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows, or it has
                 none and is given one; or it needs the last reward, but there is none; or names are asked for, and the
-                action space has none; or ``state``, ``reward`` or ``rng`` is something else.
+                action space has none; or ``state``, ``reward`` or ``rng`` is something else, or another argument is
+                given.
         """
         if not isinstance(state, Mapping | None):
             raise SettingsError(
@@ -357,6 +384,7 @@ class Policy:
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
+    @_arguments_hinted
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
 

@@ -390,13 +390,18 @@ def callback_from(spec: CallbackLike) -> Callback:
     """
     try:
         found: Any = pkgutil.resolve_name(spec) if isinstance(spec, str) else spec
-        if isinstance(found, type) and issubclass(found, Callback):
-            found = found()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"the callback {spec!r} can't be imported, or made without arguments ({error}): give an object, a class "
-            "that takes no arguments, or `module:Class`, with the module's folder on PYTHONPATH."
+            f"the callback {spec!r} can't be imported ({error}): write `module:Class`, with the module's folder on "
+            "PYTHONPATH."
         ) from error
+    if isinstance(found, type) and issubclass(found, Callback):
+        try:
+            found = found()
+        except TypeError as error:
+            raise SettingsError(
+                f"the callback {found.__name__} can't be made without arguments: {error}. Give an object instead."
+            ) from error
     if not isinstance(found, Callback):
         raise SettingsError(
             f"{spec!r} is not a callback: give an object or a class derived from etude.Callback, or `module:Class`."

@@ -152,10 +152,13 @@ class WholeEpisodeLimit(Limit):
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         if len(envs):
-            self.cut(envs, numbers)
+            self._add(envs, numbers)
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """Add these episodes: the steps of cut ones are returned, too."""
+        """See `Limit.cut`: the steps of cut episodes are returned."""
+        self._add(envs, numbers)
+
+    def _add(self, envs: Ints, numbers: Ints) -> None:
         self.choose(envs, numbers)
         self._missing -= self._tracker.steps_of(envs, by_clock=self._by_clock)
         self.is_open = self._missing > 0

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from checkpoint_documents import at, read, replaced, write
+from checkpoint_documents import at, read, removed, replaced, write
 from gymnasium import spaces
 from many_agent_envs import CartPoles, TwoJobs
 from toy_envs import Echo, OwnNet
@@ -257,3 +257,12 @@ def test_plain_data_of_every_kind_of_setting() -> None:
         load_config(PPOConfig, {"wokers": {}}, {})
     with pytest.raises(SettingsError, match="PPOConfig has no setting `wokers`. Nearest: `workers`"):
         load_config(PPOConfig, {}, {"wokers": {}})
+
+
+def test_a_setting_that_an_older_checkpoint_lacks_is_new_if_it_is_not_the_default(tmp_path: Path) -> None:
+    ppo().save(tmp_path)
+    write(tmp_path, removed(read(tmp_path), ("meta", "config", "optimizer", "betas")))
+    as_saved = etude.load(tmp_path, env=counted)
+    assert not as_saved.recorder.has_new_settings
+    other = etude.load(tmp_path, env=counted, optimizer={"betas": (0.5, 0.9)})
+    assert other.recorder.has_new_settings

@@ -39,7 +39,7 @@ from etude.algorithms import (
 )
 from etude.algorithms.feed import plan_of
 from etude.connectors import GAE, Connect, PreLearner
-from etude.errors import CheckpointError, DataError, EtudeError, SettingsError
+from etude.errors import CheckpointError, DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss
 from etude.metrics import read_jsonl
@@ -221,7 +221,7 @@ def test_a_function_chooses_the_modules_that_learn_offline(tmp_path: Path) -> No
 
 def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    with pytest.raises(DataError, match="has no observation filter of module 'main' stored with it: take"):
+    with pytest.raises(DataError, match="has no observation filter stored with it: take"):
         BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
 
 
@@ -595,6 +595,22 @@ def test_an_evaluation_can_go_beside_training(echo: str) -> None:
     assert [episodes for episodes, _ in second] == [0, 0, 0, 4, 4, 8]
     assert second[3][1] == first[1][1]  # of the weights that the module had then
     beside.close()
+
+
+def test_an_evaluation_is_recorded_even_if_the_next_one_cannot_begin(echo: str, tmp_path: Path) -> None:
+    made = itertools.count()
+
+    def make() -> Echo:
+        if next(made) == 3:
+            raise RuntimeError("no more envs")
+        return Echo()
+
+    given: Any = {"data": echo, "evaluation_episodes": 2, "evaluation_interval": 1, "evaluate_beside": True}
+    record = etude.RecordConfig(path=str(tmp_path))
+    algorithm = BC(BCConfig(**given, env=make, seed=0, updates_per_iteration=2, record=record))
+    with closing(algorithm), pytest.raises(EnvError, match="no more envs"):
+        [algorithm.train() for _ in range(6)]
+    assert Recording.open(str(tmp_path)).num_episodes == 2
 
 
 @pytest.mark.parametrize("writes", [False, True])

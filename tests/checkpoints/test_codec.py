@@ -147,6 +147,19 @@ def test_what_is_not_plain_data_is_refused_by_path(value, what):
         Encoder().encode({"learner": [0, {"x": value}]})
 
 
+def test_what_contains_itself_is_refused_by_path_and_what_comes_twice_is_not():
+    itself: list = []
+    itself.append(itself)
+    with pytest.raises(CheckpointError, match="can't save `x/0`: it is a list that contains itself"):
+        Encoder().encode({"x": itself})
+    around: dict = {}
+    around["y"] = (around,)
+    with pytest.raises(CheckpointError, match="can't save `y/0`: it is a dict that contains itself"):
+        Encoder().encode(around)
+    part = [1]
+    assert Encoder().encode([part, part]) == [[1], [1]]
+
+
 def test_arrays_do_not_belong_into_meta_data():
     with pytest.raises(CheckpointError, match="can't save `a`: it is an array, which does not belong"):
         Encoder(arrays_allowed=False).encode({"a": np.zeros(2)})

@@ -281,9 +281,7 @@ def test_what_is_nested_too_deeply_is_not_saved(tmp_path):
     deep = 1
     for _ in range(5000):
         deep = [deep]
-    itself: list = []
-    itself.append(itself)
-    for tree_, meta in ((deep, None), (1, deep), ({"x": itself}, None)):
+    for tree_, meta in ((deep, None), (1, deep)):
         with pytest.raises(CheckpointError, match="nested too deeply"):
             save_tree(tmp_path, tree_, meta=meta)
     assert load_tree(tmp_path)[0] == {"i": 1}

@@ -99,6 +99,19 @@ def test_integers_are_normalised_too(dtype: type) -> None:
     np.testing.assert_array_equal(connector.offline(plain(obs)).steps["obs"], out)
 
 
+def test_what_it_does_not_change_need_not_be_finite() -> None:
+    connector = NormalizeObs()
+    connector.spaces(spaces.Dict({"x": BOX}), ACTION)
+    obs, other = np.ones((4, 2), np.float32), np.full((4, 2), np.nan, np.float32)
+    exp = plain(obs)
+    final = {"obs/x": obs[-1:], "obs/other": other[-1:]}
+    steps = {"obs/x": obs, "obs/other": other, "reward": np.zeros(4)}
+    connector.update(Experience(steps, exp.offsets, exp.segments, final))
+    assert connector.state_dict()["obs/x"]["count"] == 4
+    with pytest.raises(DataError, match=r"final_obs `obs/x` holds nan"):
+        connector.update(Experience(steps, exp.offsets, exp.segments, final | {"obs/x": other[-1:]}))
+
+
 def test_pictures_of_bytes_are_left_as_they_are() -> None:
     connector = NormalizeObs()
     cameras = {

@@ -509,7 +509,7 @@ class Odd(Connector):
         ("online", lambda inputs: None, "`odd.online` returned a NoneType: it must return Inputs"),
         ("online", lambda inputs: inputs.with_obs({"obs": inputs.obs["obs"][:1]}), r"`obs` has the shape \(1, 2\)"),
         ("online", lambda inputs: inputs.with_obs({"x": inputs.obs["obs"]}), "`obs` is None after `online`"),
-        ("act", lambda action: action["action"], "`action` is None after `act`"),
+        ("act", lambda action: action["action"], "`act` of a connector returned a ndarray: it must return columns"),
         ("act", lambda action: {"action": action["action"][:1]}, r"\(odd\), but must be an array of 3 rows of shape"),
         (
             "offline",
@@ -528,3 +528,12 @@ def test_what_a_connector_gives_fits_its_spaces(method: str, made: Any, what: st
     calls = {"online": inputs, "act": {"action": np.zeros(3, np.int64)}, "offline": exp}
     with pytest.raises((SpaceError, DataError), match=what):
         getattr(pipeline, method)(calls[method])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_act_must_return_columns_wherever_the_connector_stands(at: int) -> None:
+    pipeline = Pipeline([Double()])
+    pipeline.add(Odd("act", lambda action: action["action"]), at=at)
+    pipeline.spaces(BOX, ACTION)
+    with pytest.raises(SpaceError, match="`act` of a connector returned a ndarray: it must return columns"):
+        pipeline.act({"action": np.zeros(3, np.int64)})

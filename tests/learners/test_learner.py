@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several modules that learn side by side."""
 
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from gymnasium import spaces
 
 from etude.errors import DataError, EtudeError
 from etude.experience import Experience, Segments
-from etude.learners import Batch, Learner, Loss, ModuleLearner, Update
+from etude.learners import Batch, Learner, Loss, ModuleLearner, Update, mean_of
 from etude.learners.batch import as_tensors
 from etude.modules import Module, NetworkConfig, make_module
 
@@ -137,3 +138,13 @@ def test_steps_use_the_memory_of_those_before_them(returns_it: bool) -> None:
     env |= {"MALLOC_TRIM_THRESHOLD_": "131072"} if returns_it else {}
     done = subprocess.run([sys.executable, "-c", FAULTS], env=env, stdout=subprocess.PIPE, text=True, check=True)
     assert (float(done.stdout) > 500) is returns_it  # pages of 4 KiB that a step takes anew
+
+
+def test_the_mean_of_updates_adds_up_and_keeps_only_metrics_of_these_names() -> None:
+    one, other = {"threads": 1.0, "skipped_steps": 2.0}, {"threads": 4.0, "skipped_steps": 4.0}
+    mean = mean_of([Update(dict(one), dict(one)), Update(dict(other), dict(other))], [1, 3])
+    assert mean.losses == {"threads": 3.25, "skipped_steps": 3.5}
+    assert mean.metrics == {"threads": 4.0, "skipped_steps": 6.0}
+    with_nan = mean_of([Update({"a": math.nan, "b": math.nan}, {}), Update({"a": 1.0, "b": math.nan}, {})])
+    assert with_nan.losses["a"] == 1.0
+    assert math.isnan(with_nan.losses["b"])

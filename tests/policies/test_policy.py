@@ -267,6 +267,12 @@ def test_arguments_of_other_libraries_are_told() -> None:
     policy, obs = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2))), np.zeros(4)
     with pytest.raises(SettingsError, match=r"`state` is True, .*policy\.initial_state\(\).* explore=True samples one"):
         policy.act(obs, True)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"unexpected keyword argument 'deterministic'.* explore=True samples one"):
+        policy.act(obs, deterministic=True)  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match=r"Policy\.act: .*'mask'. It takes obs, state, reward, first, explore"):
+        policy.act(obs, mask=None)  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match=r"Policy\.export: missing .*'path'. It takes path\."):
+        policy.export()  # type: ignore[call-arg]
 
 
 def test_what_is_no_module_is_told() -> None:

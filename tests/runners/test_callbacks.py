@@ -407,9 +407,9 @@ def test_an_error_at_the_beginning_leaves_nothing_of_it() -> None:
         (3, "3 is not a callback: give an object or a class derived from etude.Callback, or `module:Class`"),
         (print, "is not a callback"),
         (Numbered, "is not a callback"),
-        ("nonsense", "the callback 'nonsense' can't be imported, .* or `module:Class`"),
-        ("nowhere:Class", "the callback 'nowhere:Class' can't be imported, .*No module named 'nowhere'"),
-        ("watching:Nobody", "the callback 'watching:Nobody' can't be imported, .*has no attribute 'Nobody'"),
+        ("nonsense", "the callback 'nonsense' can't be imported .*: write `module:Class`"),
+        ("nowhere:Class", "the callback 'nowhere:Class' can't be imported .*No module named 'nowhere'"),
+        ("watching:Nobody", "the callback 'watching:Nobody' can't be imported .*has no attribute 'Nobody'"),
         ("watching:naive", "'watching:naive' is not a callback"),
     ],
 )
@@ -423,9 +423,19 @@ def test_a_class_that_wants_arguments_must_be_given_as_an_object() -> None:
         def __init__(self, what: int) -> None:
             self.what = what
 
-    with pytest.raises(SettingsError, match="Wants.* made without arguments .*'what'.*: give an object"):
+    with pytest.raises(SettingsError, match="Wants can't be made without arguments: .*'what'. Give an object instead"):
         runner_on(pool(1), [Wants])
     runner_on(pool(1), [Wants(1), "watching:Diary"]).collect(num_steps=1)
+
+
+@pytest.mark.parametrize("kind", [ValueError, ImportError, AttributeError])
+def test_an_error_while_a_callback_is_made_is_the_users_own(kind: type[Exception]) -> None:
+    class Fails(Callback):
+        def __init__(self) -> None:
+            raise kind("the user's own")
+
+    with pytest.raises(kind, match="the user's own"):
+        runner_on(pool(1), [Fails])
 
 
 def test_what_is_not_there_yet_is_said() -> None:
