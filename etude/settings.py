@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import math
 import numbers
 import re
@@ -389,10 +390,14 @@ def defaults(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _other_libraries() -> dict[str, Any]:
-    """What settings are called in other libraries, and how theirs differ: the contents of ``other_names.yaml``."""
-    import yaml  # only for messages
+    """What settings are called in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, for messages.
 
-    return dict(yaml.safe_load(Path(__file__).with_name("other_names.yaml").read_text(encoding="utf-8")))
+    The contents of ``other_names.json``: ``names``, by Etude's name the names elsewhere; ``other_values``, names here
+    or elsewhere of settings whose values have another meaning elsewhere, so that they are not copied; ``elsewhere``,
+    what to use instead of settings that are none here; ``differences``, by Etude's name how theirs differ, by their
+    names.
+    """
+    return dict(json.loads(Path(__file__).with_name("other_names.json").read_text(encoding="utf-8")))
 
 
 def other_names(name: str) -> list[str]:
