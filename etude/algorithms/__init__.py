@@ -6,7 +6,7 @@ To add one to the library, add its file and its line here: ``etude`` and the com
 
 from typing import Any
 
-from etude.algorithms.acting import ActingAlgorithm as ActingAlgorithm, OnPolicyAlgorithm as OnPolicyAlgorithm
+from etude.algorithms.acting import ActingAlgorithm as ActingAlgorithm
 from etude.algorithms.algorithm import Algorithm as Algorithm
 from etude.algorithms.clips import Clip as Clip, clip as clip
 from etude.algorithms.config import (
@@ -30,6 +30,7 @@ from etude.algorithms.checkpoint import Checkpoints as Checkpoints
 from etude.algorithms.loading import load as load, load_policy as load_policy
 from etude.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm, OffPolicyConfig as OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
+from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray as Ray, RayData as RayData
 from etude.algorithms.results import Evaluation as Evaluation, Result as Result, Stop as Stop
 from etude.algorithms.parallel import SeedRun as SeedRun, fit_seeds as fit_seeds

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch.nn import functional as F
 
-from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.learners import Batch, Loss, OptimizerConfig, Schedule
 from etude.modules import Module

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.config import ClipRange, ModuleLike, OnPolicyConfig, TargetConfig, VTraceConfig
 from etude.algorithms.critics import follow_when_due
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
 from etude.learners import Batch, Loss, Schedule

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch.nn import functional as F
 
-from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.config import OnPolicyConfig, VTraceConfig
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of

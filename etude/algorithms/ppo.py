@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.config import ClipRange, OnPolicyConfig
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, OptimizerConfig, Schedule, Update, mean_of

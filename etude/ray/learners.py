@@ -20,10 +20,10 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from etude.algorithms.acting import OnPolicyAlgorithm
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig, RecordConfig
 from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
