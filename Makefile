@@ -13,8 +13,10 @@ SOURCES := pyproject.toml constraints.txt
 .PHONY: demo test lint format bench results gallery docs wheel serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 
+# One process more than there are cores, as tests also wait for processes; at most four.
+workers = $$($(BIN)/python -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 # Runs a suite, and what failed in it once more, one test at a time: a busy machine must not decide. Both runs are printed.
-suite = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(1) || { [ $$? = 1 ] && \
+suite = $(BIN)/python -m pytest -n $(workers) --dist worksteal $(1) || { [ $$? = 1 ] && \
 	echo "make: the tests that failed run once more, alone" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
 
 demo: $(VENV)/installed
