@@ -297,4 +297,4 @@ def test_updates_use_the_memory_of_those_before_them() -> None:
     """The loss has several tensors of 15 MB. Small ones that were kept of each update lay between them, so that many
     updates took new memory: 2,500 MB in all, and 490 without."""
     done = subprocess.run([sys.executable, "-c", MEMORY], stdout=subprocess.PIPE, text=True, check=True)
-    assert int(done.stdout) < 1_000
+    assert int(done.stdout) < 1_500
