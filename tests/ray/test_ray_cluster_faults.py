@@ -207,7 +207,7 @@ def test_runners_that_wait_for_the_learner_do_not_hang() -> None:
     """However long it is away, and though they make no turn meanwhile."""
     config = etude.PPOConfig(
         env=runner_envs.Walk, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1,
-        engine=Ray(num_runners=2, step_timeout=0.3),
+        engine=Ray(num_runners=2, step_timeout=1.0),
     )  # fmt: skip
     algorithm = Beside(config)
     try:
@@ -215,7 +215,7 @@ def test_runners_that_wait_for_the_learner_do_not_hang() -> None:
         members = algorithm.runner.members  # type: ignore[attr-defined]
         answers = [request.answer for member in members for request in member.requests]
         ray.wait(answers, num_returns=len(answers))
-        time.sleep(1.0)  # several times as long as a turn may take
+        time.sleep(2.5)  # several times as long as a turn may take
         metrics = algorithm.train().metrics
         assert metrics["runner_restarts"] == 0
         assert algorithm.env_steps == 2 * 64
