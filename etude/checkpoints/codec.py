@@ -91,7 +91,7 @@ class Encoder:
             return self._array(node, path)
         if isinstance(node, np.generic):
             return self._scalar(node, path)
-        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        torch = sys.modules.get("torch")  # there is no tensor without it
         if torch is not None and isinstance(node, torch.Tensor):
             return self._tensor(node, path)
         raise _refusal(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold")
