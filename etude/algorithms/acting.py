@@ -183,7 +183,7 @@ class ActingAlgorithm(Algorithm[C]):
             self._built_from = config
             raise
         own_networks(self, {module_id: policy})
-        self._recast()
+        self._set_policies()
         return policy
 
     def remove_module(self, module_id: str, *, module_of: ModuleOf | None = None) -> None:
@@ -205,7 +205,7 @@ class ActingAlgorithm(Algorithm[C]):
         self.learner.updates_of_removed += self.learner.modules.pop(module_id).updates
         self.figures.forget(module_id)
         self._parameters = None
-        self._recast()
+        self._set_policies()
 
     def _check_league(self, module_id: str, *, is_there: bool) -> None:
         if self.config.agents.modules is None:
@@ -234,7 +234,7 @@ class ActingAlgorithm(Algorithm[C]):
         self.config = self._built_from = config
         self.learner.modules_to_train = _those_in(modules, now)  # which may have been set since
 
-    def _recast(self) -> None:
+    def _set_policies(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
         self._trained = self._steps_trained()
         self.engine.push()

@@ -175,8 +175,8 @@ class SequenceConfig:
 
     start: Literal["stored", "zeros"] = "stored"
     """State with which a recurrent module begins a sequence (or its burn-in). `stored`: the state it had while acting,
-    which a replay then stores. `zeros`: its initial state. SAC's critics, which do not act, always begin with their
-    initial state."""
+    which a replay then stores. `zeros`: its initial state. Critics with a memory of their own (SAC, TD3) do not act, so
+    they always begin with their initial state."""
 
 
 @settings

@@ -139,7 +139,7 @@ class Feed:
         """Seconds that the learner waited for batches since the last `told`."""
         self._connecting = 0.0
         self._depths: list[int] = []
-        self._told = Spent()
+        self._taken = Spent()
 
     def take(self, num: int) -> Iterator[Any]:
         """Yield the next ``num`` batches.
@@ -178,17 +178,17 @@ class Feed:
         self._connecting += time.perf_counter() - begin
         return exp if self._module.recurrent else exp.trained_steps()
 
-    def told(self) -> tuple[Spent, float, list[int]]:
+    def take_figures(self) -> tuple[Spent, float, list[int]]:
         """Time and data spent since the last call, seconds waited, and the number of blocks that were ready each
         time."""
         spent, waited, depths = Spent(), self.waited, self._depths
         if self.pipeline is not None:
             spent.add(self.pipeline.spent)
         spent.seconds[CONNECTORS] += self._connecting
-        new = Spent(rows=spent.rows - self._told.rows, bytes=spent.bytes - self._told.bytes)
+        new = Spent(rows=spent.rows - self._taken.rows, bytes=spent.bytes - self._taken.bytes)
         for layer, seconds in spent.seconds.items():
-            new.seconds[layer] = max(0.0, seconds - self._told.seconds[layer])
-        self._told, self.waited, self._depths = spent, 0.0, []
+            new.seconds[layer] = max(0.0, seconds - self._taken.seconds[layer])
+        self._taken, self.waited, self._depths = spent, 0.0, []
         return new, waited, depths
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
     """
     spent, waited, depths = Spent(), 0.0, list[int]()
     for feed in feeds.values():
-        own = feed.told()
+        own = feed.take_figures()
         spent.add(own[0])
         waited += own[1]
         depths += own[2]

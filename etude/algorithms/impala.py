@@ -118,8 +118,8 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         prepared, seen = self._seen.pop(learner.name, (exp, exp))
         if prepared is not exp:  # experience that a user prepared
             seen = exp
-        updates = [self.go_over(learner, exp, epochs=1)]
+        updates = [self.update_epochs(learner, exp, epochs=1)]
         for _ in range(self.config.epochs - 1):
             exp = self.learner.modules[learner.name].connectors.offline(seen, learner.module)
-            updates.append(self.go_over(learner, exp, epochs=1))
+            updates.append(self.update_epochs(learner, exp, epochs=1))
         return mean_of(updates)

@@ -151,7 +151,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 n_step, maps = self.config.n_step, any(isinstance(one, RewardMap) for one in behind.connectors)
                 if maps and n_step > 1 and not self.policies[name].module.recurrent:
                     raise _changes_sums(behind, n_step)
-        self._told(self.env_steps)
+        self._follow_schedules(self.env_steps)
 
     def _new_replay(self, name: str) -> Replay:
         config, module = self.config, self.policies[name].module
@@ -168,8 +168,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             seed=int(spawned(self._draws, name).generate_state(1, np.uint64)[0] >> 1),
         )
 
-    def _recast(self) -> None:
-        super()._recast()
+    def _set_policies(self) -> None:
+        super()._set_policies()
         self._fit_to_policies()
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
@@ -181,7 +181,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """The replay of the only module."""
         return self.replays[self.learner.only.name]
 
-    def _told(self, env_steps: int) -> None:
+    def _follow_schedules(self, env_steps: int) -> None:
         """Set everything that follows a schedule to its value after ``env_steps``."""
         for name, replay in self.replays.items():
             if replay.priorities is not None:
@@ -200,7 +200,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         while self.env_steps < end:
             before = self.env_steps
             self.learner.set_env_steps(before)
-            self._told(before)
+            self._follow_schedules(before)
             self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
             counts.update(self.counts)
             due = self._due(before)
@@ -327,7 +327,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""
         super().set_state(state)
-        self._told(self.env_steps)
+        self._follow_schedules(self.env_steps)
 
 
 def _refuse_copies(exp: Experience) -> None:

@@ -71,7 +71,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         """Update one module from the output of its learner's connectors."""
         learner, module = self.learner.modules[name], self.policies[name].module
         with self.settings_of(name):
-            return self.update(learner, batch) if module.own_loss is None else self.go_over(learner, batch)
+            return self.update(learner, batch) if module.own_loss is None else self.update_epochs(learner, batch)
 
     def assign(self, parts: dict[str, Experience]) -> dict[str, Experience]:
         """Choose the experience that each module learns from, by module id; by default, its own.
@@ -83,9 +83,9 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """Update one module from prepared experience, by the algorithm's loss."""
-        return self.go_over(learner, exp)
+        return self.update_epochs(learner, exp)
 
-    def go_over(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
+    def update_epochs(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
         """Make gradient steps on shuffled minibatches for ``epochs`` passes over the experience, as the config says.
 
         Args:

@@ -96,7 +96,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
         updates: list[Update] = []
         for _ in range(config.epochs // at_a_time):
-            updates.append(self.go_over(learner, exp, epochs=at_a_time))
+            updates.append(self.update_epochs(learner, exp, epochs=at_a_time))
             moved = learner.measure(exp, self._movement, sparse=sparse, **self.sequences_of(learner))
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break

@@ -49,7 +49,7 @@ class Ray:
 
     sample_timeout: FloatAbove0 = 60.0
     """Seconds after which a collection continues with the fragments that have arrived, at least one; above 0. It is
-    also the time that runners have to write recordings, and how long processes wait for room before they report it."""
+    also how long processes wait for room before they report it."""
 
     step_timeout: FloatAbove0 | None = 300.0
     """Seconds without a turn after which a runner's envs count as hanging, above 0. The runner is then restarted; the

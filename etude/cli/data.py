@@ -222,7 +222,7 @@ def _spaces_of(env: str | None) -> "tuple[Space | None, Space | None]":
     """The spaces of an env."""
     if env is None:
         return None, None
-    from etude.cli.asked import import_from_here
+    from etude.cli.options import import_from_here
     from etude.envs import make_arena
 
     import_from_here()

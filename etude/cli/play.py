@@ -57,7 +57,7 @@ class Play:
     def loaded(self, held_out: Any = None) -> "Algorithm[Any]":
         """Load the run without what it needs only to learn, to play or to be evaluated on ``held_out`` data."""
         from etude.algorithms import load
-        from etude.cli.asked import import_from_here, saved_in
+        from etude.cli.options import import_from_here, saved_in
 
         if self.trust or ":" in (self.env or ""):
             import_from_here()
@@ -365,7 +365,7 @@ class Export:
         """Load and write."""
         from etude.algorithms import load_policy
         from etude.algorithms.progress import gauge
-        from etude.cli.asked import import_from_here
+        from etude.cli.options import import_from_here
 
         if self.trust:
             import_from_here()

@@ -24,7 +24,7 @@ from etude.algorithms.parallel import failures, seed_jobs, seeds_of, title_of, t
 from etude.algorithms.saving import name_of, names_code
 from etude.checkpoints import MANIFEST
 from etude.cli import flags, streams
-from etude.cli.asked import FolderOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli.options import FolderOptions, algorithm_class, ask, config_of, import_from_here
 from etude.display import rounded
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError, described

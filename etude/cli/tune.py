@@ -25,7 +25,7 @@ from etude.algorithms.run import numbered
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import applied, flat, trials, written
 from etude.cli import flags
-from etude.cli.asked import (
+from etude.cli.options import (
     CONVERTERS,
     FolderOptions,
     RunOptions,
@@ -55,9 +55,9 @@ VALUES of a setting that is tried, for each of --samples:
   0.1,0.2,0.3           each of these, with each value of the other lists (also grid:0.1,0.2,0.3)
   choice:0.1,0.2,0.3    one of these, drawn
   uniform:0.1,0.3       a number between these
-  loguniform:1e-4,1e-2  a number between these, whose logarithm is even
+  loguniform:1e-4,1e-2  a number between these, uniform on a log scale
   randint:1,10          a whole number from the first up to, but not including, the second
-  lograndint:8,1024     the same, whose logarithm is even
+  lograndint:8,1024     the same, uniform on a log scale
   64+64,256+256         + between the parts of settings that have several
 """
 AGAIN = "       etude tune --resume OUT --trust\n"
@@ -81,10 +81,10 @@ class SearchOptions(RunOptions):
     """The field of results that says which trial is best; `losses/policy` is an entry of a field."""
 
     best_is: Literal["max", "min"] = "max"
-    """Whether a large one is good, or a small one."""
+    """Whether larger or smaller values of the metric are better."""
 
     max_concurrent: int | None = None
-    """How many trials go on at the same time at most; none: as many as there is room for."""
+    """Maximum number of trials that run at the same time. None: as many as there is room for."""
 
 
 @settings

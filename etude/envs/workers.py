@@ -20,7 +20,7 @@ LEAST_TO_MAKE: Final = 30.0
 class Workers:
     """Where the copies of an env run, how many act together, and what happens when one fails.
 
-    Workers pay off if a step of the env takes about 20 microseconds or more; faster envs are better stepped in this
+    Workers pay off if a step of the env takes about 100 microseconds or more; faster envs are better stepped in this
     process. Use processes, about as many as there are cores, for envs that compute. Use threads, or more processes than
     cores, for envs that wait (for a simulator or a network) and release Python's global lock meanwhile.
 

@@ -331,7 +331,7 @@ class RemoteRecording:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class LearnerReport:
     """A learner's report on its share since the last one."""
 
     bad: Mapping[int, Findings]
@@ -361,7 +361,7 @@ def feeds_of(shard: Shard, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
             learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
             to_device = None if device == "cpu" else partial(as_tensors, device=device)
             assert isinstance(plan.source, RemoteRecording)
-            pipeline = DataPipeline(plan, to_device=to_device, crew=plan.source.loader)
+            pipeline = DataPipeline(plan, to_device=to_device, loaders=plan.source.loader)
             out[name] = Feed(pipeline.batches(plan.start), learner.module, parted(learner.connectors)[1], pipeline)
     return out
 
@@ -502,7 +502,7 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
 # -- reports of learners ------------------------------------------------------------------------------------------
 
 
-def told(feeds: Mapping[str, Feed]) -> Told:
+def report_of(feeds: Mapping[str, Feed]) -> LearnerReport:
     """The report of a learner's feeds since the last call."""
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
     sources: dict[str, Any] = {name: pipeline.source for name, pipeline in pipelines.items()}
@@ -511,7 +511,7 @@ def told(feeds: Mapping[str, Feed]) -> Told:
         bad |= source.found
         source.found = {}
     sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
-    return Told(
+    return LearnerReport(
         bad,
         sum(pipeline.left_out for pipeline in pipelines.values()),
         {name: dict(source.loader.shares) for name, source in sources.items()},
@@ -520,19 +520,21 @@ def told(feeds: Mapping[str, Feed]) -> Told:
     )
 
 
-def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told], done: dict[str, int]) -> None:
+def count_without_blocks(
+    algorithm: OfflineAlgorithm[Any], reports: Sequence[LearnerReport], done: dict[str, int]
+) -> None:
     """Count what was found bad in parts without any good rows, whose empty blocks Ray drops.
 
     Args:
         algorithm: The algorithm that owns the recording.
-        tolds: The reports of all learners.
+        reports: The reports of all learners.
         done: The modules that are finished, with the number of steps in such parts that could not be learned from.
             Modules whose first epoch has ended at all learners are added.
     """
-    ended = set.intersection(*(set(own.parts) for own in tolds)) - set(done)
+    ended = set.intersection(*(set(own.parts) for own in reports)) - set(done)
     for name, plan in _plans(algorithm).items() if ended else ():
         if name in ended:
-            came = set.union(*(own.parts[name] for own in tolds))
+            came = set.union(*(own.parts[name] for own in reports))
             empty = [plan(k)[1] for k in range(plan.source.num_parts) if k not in came]
             done[name] = sum(spent.left_out for spent in empty)
             for spent in empty:
@@ -540,17 +542,17 @@ def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told]
                     algorithm.recording.count(spent.part, spent.bad)
 
 
-def unshared(tolds: Sequence[Told]) -> int:
+def unshared(reports: Sequence[LearnerReport]) -> int:
     """The number of steps in an epoch that no learner got, because rows or uncuttable segments can't be shared equally.
 
     It is that of the last epoch that all learners have finished, over all modules. Only blocks of which a learner got
     some rows are counted, so blocks with fewer rows than there are learners may be missed.
     """
     left = 0
-    for name in tolds[0].shares:
-        ended = set.intersection(*(set(own.shares[name]) for own in tolds))
+    for name in reports[0].shares:
+        ended = set.intersection(*(set(own.shares[name]) for own in reports))
         steps: dict[int, int] = {}
-        for own in tolds if ended else ():
+        for own in reports if ended else ():
             for first, (total, got) in own.shares[name][max(ended)].items():
                 steps[first] = steps.get(first, total) - got
         left += sum(steps.values())

@@ -47,7 +47,7 @@ from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
     from etude.algorithms.feed import Feed
-    from etude.ray.data import Shard, Told
+    from etude.ray.data import LearnerReport, Shard
 
 _log = logging.getLogger("etude.ray")
 
@@ -75,7 +75,7 @@ class TrainedShare(NamedTuple):
     data: dict[str, float]
     """See `Result.data`."""
     bottleneck: str
-    told: "Told"
+    report: "LearnerReport"
 
 
 class LearnerActor:
@@ -170,7 +170,7 @@ class LearnerActor:
     def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> TrainedShare:
         """Make gradient steps of each module, from its feed."""
         from etude.algorithms.feed import report
-        from etude.ray.data import told
+        from etude.ray.data import report_of
 
         algorithm = self._stand(standing)
         begin = time.perf_counter()
@@ -180,7 +180,7 @@ class LearnerActor:
                 batches = self._feeds[name].take(num_updates * algorithm.config.optimizer.accumulate)
                 updates[name] = algorithm.learner.modules[name].update_from(batches)
         data, bottleneck = report(self._feeds, time.perf_counter() - begin, 0)
-        return TrainedShare(updates, data, bottleneck, told(self._feeds))
+        return TrainedShare(updates, data, bottleneck, report_of(self._feeds))
 
     def _stand(self, standing: Standing) -> Algorithm[Any]:
         algorithm = self._algorithm
@@ -484,15 +484,15 @@ class Learners:
         """Process the learners' reports about the recording."""
         from etude.ray.data import count_without_blocks, unshared
 
-        tolds = [own.told for own in done]
-        count_without_blocks(algorithm, tolds, self._in_empty)
-        self._left_out = sum(own.left_out for own in tolds) + sum(self._in_empty.values())
-        self._unshared = unshared(tolds)
+        reports = [own.report for own in done]
+        count_without_blocks(algorithm, reports, self._in_empty)
+        self._left_out = sum(own.left_out for own in reports) + sum(self._in_empty.values())
+        self._unshared = unshared(reports)
         for own in done:
-            for k, counts in own.told.bad.items():
+            for k, counts in own.report.bad.items():
                 algorithm.recording.count(k, counts)
         for name in algorithm.policies:
-            sizes = [own.told.epochs.get(name) for own in done]
+            sizes = [own.report.epochs.get(name) for own in done]
             if None not in sizes:
                 algorithm.epoch_sizes[name] = sum(size for size in sizes if size is not None)
 

@@ -172,7 +172,7 @@ _REMEDIES: Final = {
     "after_end": "Two episodes may share an id. Give each its own.",
     "after_end of a table": "Was a file copied? Is the flag set in every row of an episode, rather than the last? Or "
     "do two episodes share an id? Then give each its own: if it is the id of a machine or a person with several "
-    "episodes, make one of it and the number of the episode (docs/your-data.md, Mixed rows).",
+    "episodes, combine it with the number of the episode (docs/your-data.md, Mixed rows).",
     "out_of_order": "Rename the files so that their names sort by time, or read the recording with on_bad='repair'.",
 }
 

@@ -466,8 +466,8 @@ class Loaders(Protocol):
 class _Loading:
     """The state that a pipeline's threads share; they must not hold the pipeline, whose deletion ends them."""
 
-    def __init__(self, source: Parted, crew: Loaders, by_segments: bool, epoch_size: int | None) -> None:
-        self._source, self.crew, self._by_segments = source, crew, by_segments
+    def __init__(self, source: Parted, loaders: Loaders, by_segments: bool, epoch_size: int | None) -> None:
+        self._source, self.loaders, self._by_segments = source, loaders, by_segments
         self.epoch_size = epoch_size
         self.left_out = 0
         self.spent = Spent()
@@ -476,7 +476,7 @@ class _Loading:
         """Yield parts, ready to be shuffled."""
         size = left_out = 0
         # The thread that waits for parts also shuffles; its own time is the rest of the time that a block takes.
-        for made, spent in _each_timed(self.crew.done(list(order)), lambda seconds: self.shuffled(-seconds)):
+        for made, spent in _each_timed(self.loaders.done(list(order)), lambda seconds: self.shuffled(-seconds)):
             self.spent.add(spent)
             if spent.part is not None:
                 self._source.count(spent.part, spent.bad)
@@ -502,15 +502,15 @@ class DataPipeline:
     Args:
         plan: What to load, and how.
         to_device: Moves a batch to the learner's device, ahead of time.
-        crew: The workers that load parts; None uses workers of this process, according to ``plan``.
+        loaders: The workers that load parts; None uses workers of this process, according to ``plan``.
     """
 
     def __init__(
-        self, plan: Plan, *, to_device: Callable[[Columns], Any] | None = None, crew: Loaders | None = None
+        self, plan: Plan, *, to_device: Callable[[Columns], Any] | None = None, loaders: Loaders | None = None
     ) -> None:
         self.source, self._plan = plan.source, plan
-        crew = LoadWorkers(plan, plan.num_workers, plan.worker_kind) if crew is None else crew
-        self._loading = _Loading(plan.source, crew, plan.by_segments, plan.epoch_size)
+        loaders = LoadWorkers(plan, plan.num_workers, plan.worker_kind) if loaders is None else loaders
+        self._loading = _Loading(plan.source, loaders, plan.by_segments, plan.epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
         self._moved: Prefetched[Any] | None = None
@@ -568,12 +568,12 @@ class DataPipeline:
 
     def close(self) -> None:
         """End all workers; garbage collection does so as well."""
-        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this pipeline may be waiting for it
-            self._loading.crew.close()
+        if not isinstance(self._loading.loaders, LoadWorkers):  # a thread of this pipeline may be waiting for it
+            self._loading.loaders.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:
                 thread.close()
-        self._loading.crew.close()
+        self._loading.loaders.close()
 
 
 def _each_timed(items: Iterator[Any], note: Callable[[float], None]) -> Iterator[Any]:

@@ -41,37 +41,37 @@ class ServingConfig:
     """How policies are served."""
 
     host: str = "127.0.0.1"
-    """The address to listen at: `127.0.0.1` is for this machine alone, `0.0.0.0` for all that can reach it."""
+    """Address to listen at: `127.0.0.1` accepts requests of this machine only, `0.0.0.0` of every machine."""
 
     port: Port = 8080
-    """Where; 0 is any port that is free."""
+    """Port to listen at; 0 is any free port."""
 
     record: str | None = None
-    """The folder of a recording, or its URL: sessions' episodes are added to it when their ends are reported."""
+    """Folder or URL of a recording. A session's episode is added to it when the client reports its end."""
 
     explore: bool = False
-    """Draw actions from the policy; else take the most likely ones."""
+    """Sample actions from the policy; otherwise take the most likely ones."""
 
     seed: int | None = None
-    """Of the actions drawn; none draws one from the system."""
+    """Seed of sampled actions. None: one from the operating system."""
 
     max_body: IntFrom1 = 16 * 2**20
-    """The most bytes of a request, at least 1."""
+    """Maximum size of a request in bytes, at least 1."""
 
     max_batch: IntFrom1 = 1024
-    """The most observations of a request, and of one call of a policy, at least 1."""
+    """Maximum number of observations in a request, and in one call of a policy, at least 1."""
 
     max_sessions: IntFrom0 = 1000
-    """The most sessions that are open at one time, at least 0."""
+    """Maximum number of open sessions, at least 0."""
 
     session_seconds: FloatAbove0 = 600.0
-    """A session that is not used for so long is closed, and its unfinished episode is dropped."""
+    """Seconds after which an unused session is closed; its unfinished episode is dropped."""
 
     max_episode_steps: IntFrom1 = 100_000
-    """The most steps of a recorded episode, at least 1: they are held in memory until its end."""
+    """Maximum length of a recorded episode in steps, at least 1. It is held in memory until its end."""
 
     flush_seconds: FloatFrom0 = 60.0
-    """Recorded episodes are on the disk so many seconds after they have ended, at the latest."""
+    """Maximum seconds from the end of an episode until it is on the disk."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -126,9 +126,9 @@ def test_connectors_of_the_learner_are_applied_to_the_same_experience_before_eac
         def learner_connectors(self) -> list[Any]:
             return [AddsToRewards(), *super().learner_connectors()]
 
-        def go_over(self, learner: Any, exp: Experience, **how: Any) -> Any:
+        def update_epochs(self, learner: Any, exp: Experience, **how: Any) -> Any:
             seen.append(exp.steps["reward"])
-            return super().go_over(learner, exp, **how)
+            return super().update_epochs(learner, exp, **how)
 
     seen: list[Any] = []
     algorithm = Noting(config(epochs=3))

@@ -4,8 +4,8 @@ from cli_runs import trained
 
 import etude
 from etude.algorithms import PPO, Ray
-from etude.cli.asked import ask
 from etude.cli.main import main
+from etude.cli.options import ask
 from etude.cli.train import TrainOptions
 from etude.errors import SettingsError
 from etude.settings import from_dict

@@ -8,8 +8,8 @@ from cli_runs import SMALL
 import etude
 from etude.algorithms.search import Choice, Grid
 from etude.cli import tune as command
-from etude.cli.asked import ALGORITHMS
 from etude.cli.main import main
+from etude.cli.options import ALGORITHMS
 
 PPO = ["tune", "ppo", *SMALL[2:]]
 

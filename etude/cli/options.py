@@ -60,10 +60,10 @@ class FolderOptions(RunOptions):
     everyday: ClassVar[tuple[str, ...]] = ()
 
     out: str | None = None
-    """Where to."""
+    """The folder to write to."""
 
     resume: str | None = None
-    """Go on with what is in this folder."""
+    """The folder of an interrupted run to continue."""
 
     overwrite: bool = False
     """Replace the runs that are in the folder."""
