@@ -113,7 +113,7 @@ class Turn:
 def turn_to_state(turn: Turn) -> dict[str, Any]:
     """A turn as plain data, copied, without ``infos``.
 
-    ``orders`` is the memory order of each observation column: matrix products round differently by it.
+    ``orders`` is the memory order of each observation column: the rounding of matrix products depends on it.
     """
     orders = {name: order_of(np.asarray(column)) for name, column in turn.obs.items()}
     return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"}) | {"orders": orders}
@@ -203,7 +203,7 @@ def closed() -> EnvError:
 
 
 class BoundsCheck:
-    """Warns of observations outside the bounds of their Box, once for each part of the observation.
+    """Warns about observations outside the bounds of their Box, once for each part of the observation.
 
     The run goes on: Etude does not rely on the bounds, and many envs exceed theirs slightly.
 
@@ -231,7 +231,7 @@ class BoundsCheck:
         """Whether no further observations are checked."""
 
     def look_at(self, turns: Sequence[Turn]) -> None:
-        """Warn of observations outside their bounds in ``turns``."""
+        """Warn about observations outside their bounds in ``turns``."""
         for turn in turns:
             self._rows_left -= len(turn.slots)
             rows = slice(None) if turn.blind is None else ~turn.blind

@@ -103,7 +103,7 @@ class InlineArena(CopiesArena):
             return {"how": "new episodes", "why": str(self._error)}
         turns, worker = self.recv(), self._worker
         for adapter in worker.adapters():
-            adapter.infos = None  # they may be anything, and were passed on already
+            adapter.infos = None  # they may hold anything, and have already been passed on
         return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),

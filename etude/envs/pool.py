@@ -96,7 +96,7 @@ class PoolArena(CopiesArena):
                 self._backend.wake(worker)
 
     def _is_pending(self) -> bool:
-        # Counted anew, as Ctrl-C may have come between two lines.
+        # Counted again, as Ctrl-C may have interrupted an update of these numbers.
         self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
         return self._num_asked > self._num_taken
 

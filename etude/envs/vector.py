@@ -282,7 +282,7 @@ class VectorArena:
             self._turns = [self._end(turn, done, info), self._begun(turn, done, obs)]
 
     def _end(self, turn: Turn, done: NDArray[np.bool_], info: dict[str, Any]) -> Turn:
-        """The rows whose episodes ended, if the env or this arena reset them in the same step."""
+        """The turn of the rows whose episodes ended, if the env or this arena resets them in the same step."""
         rows = np.flatnonzero(done)
         end = turn.select(rows)
         end.waits, end.infos = False, info
@@ -302,7 +302,7 @@ class VectorArena:
         return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
-        """All rows, after new episodes began in those that ended."""
+        """The turn of all rows, in which the rows whose episodes ended begin new ones."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
             obs, self._reset_infos = self._reset_rows(done)
@@ -457,7 +457,7 @@ def make_vector_env(
 
 
 def check_count(envs: Any, num_envs: int) -> None:
-    """Raise an EnvError if a vector env or an arena has not ``num_envs`` envs."""
+    """Raise an EnvError if a vector env or an arena does not have ``num_envs`` envs."""
     if envs.num_envs != num_envs:
         raise EnvError(
             f"the {type(envs).__name__} has {envs.num_envs} envs, but num_envs is {num_envs}: set "

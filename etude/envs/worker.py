@@ -68,7 +68,7 @@ class EnvWorker:
         make: Makes one env object.
         name: The name of ``make`` in errors.
         envs: The numbers of this worker's copies.
-        limits: The maximum length of episodes, and in how many steps flags may not be numbers.
+        limits: The maximum length of episodes, and for how many first steps flags must be booleans.
         is_users_env: Whether ``make`` returns an env object of the user, who closes it.
         in_callers_thread: Whether the envs step in the thread that uses the arena. A KeyboardInterrupt is then a
             Ctrl-C, and not an error of the env.

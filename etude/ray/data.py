@@ -174,7 +174,7 @@ class RecordingSource(Datasource):
     Args:
         job: The work on a part, see `shared_job`.
         num_parts: The number of parts in the recording.
-        parts_per_task: The most parts of a task; the first tasks read fewer, so that a batch is ready soon.
+        parts_per_task: Maximum number of parts in a task; the first tasks read fewer, so that a batch is ready soon.
         seed: Seed of the order of parts in each epoch, as on the local engine. None: the order of the recording.
         epoch: The index of the first epoch.
     """
@@ -461,7 +461,7 @@ def _share_of_batch(plan: Plan, num: int) -> tuple[float, bool]:
 
 
 def _mean_length(plan: Plan) -> float:
-    """The mean length of the segments to learn from, which is the same whenever it is asked for.
+    """The mean length of the segments to learn from; it is the same on every call.
 
     Only the keys of rows are read, unless a prelearner may change them. If there are very many parts, or if reading
     one takes long, the mean is over some of them, evenly spread.
@@ -485,7 +485,7 @@ def _mean_length(plan: Plan) -> float:
 
 
 def _parts_per_task(plan: Plan) -> int:
-    """The number of parts with which a task reads about `TASK_BYTES`, as far as that is known in advance."""
+    """The number of parts that make a task read about `TASK_BYTES`, as far as their size is known in advance."""
     header = getattr(plan.source, "header", None)
     row = 64
     if header is not None:

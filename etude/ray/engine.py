@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # importing Ray Data takes seconds, and not all need it
 P = TypeVar("P", bound=Any)
 
 _AT_ONCE = 32
-"""The number of a replay's batches that learners get together, if these make whole gradient steps."""
+"""The approximate number of a replay's batches that learners get together, rounded to whole gradient steps."""
 
 
 class RayEngine(Engine):
-    """The Ray engine. Each of its parts is started on first use; this process does what no actor is asked to do.
+    """The Ray engine. Each of its parts is started on first use; parts without actors run in this process.
 
     Args:
         algorithm: The `ActingAlgorithm` or `OfflineAlgorithm` that owns the runners and learners.
@@ -49,7 +49,7 @@ class RayEngine(Engine):
         self._learners: Learners | None = None
         self._ending = ExitStack()  # ends the rest even if something fails
         self._is_started = False
-        self.is_asked = not settings.num_learners  # else once the learners are started
+        self.is_asked = not settings.num_learners  # with learners, True once they are started
         if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
                 f"`compute.device` is {config.compute.device!r}, but learners have no GPUs: set `ray.gpus_per_learner`."
@@ -92,7 +92,7 @@ class RayEngine(Engine):
 
     @property
     def is_repeatable(self) -> bool:
-        """Timing decides whose steps come first, and what they are."""
+        """False: which steps are collected, and in which order, depends on timing."""
         return False
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class RayEngine(Engine):
         return updates
 
     def update_from(self, module_id: str, batches: Iterable[Any], learned: Learned | None = None) -> Update:
-        """Update one module from batches. With ``learned``, several are made before the first is learned from."""
+        """Update one module from batches. With ``learned``, several batches are drawn before the first is used."""
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
             return super().update_from(module_id, batches, learned)

@@ -405,7 +405,7 @@ class Learners:
         return before
 
     def _update_of(self, shares: Mapping[str, list[Experience]], env_steps: int, *, connects: bool = False) -> _Ask:
-        """What begins an update of each module from the learners' shares; with ``connects``, their connectors work."""
+        """Make the function that begins an update from the learners' shares; ``connects``: their connectors run."""
         # put at once, as connectors learn on while the update runs
         standing = ray.put(self._standing(env_steps, connectors=connects))
         refs = [ray.put({name: own[i] for name, own in shares.items()}) for i in range(self._settings.num_learners)]
@@ -539,9 +539,9 @@ class Learners:
         return answers
 
     def _insist(self, ask: _Ask, refs: list[Any] | None = None, *, waits: bool) -> list[Any]:
-        """Begin an update, unless ``refs`` are those of one, again with a new group whenever a learner is lost.
+        """Begin an update, or continue the one with ``refs``; begin it again with a new group if a learner is lost.
 
-        Returns the references to the results and to the learners' state after it; or, where this ``waits``, the values.
+        Returns references to the results and to the learners' state after the update; if it ``waits``, the values.
         """
         while True:
             try:
@@ -609,7 +609,7 @@ def _joined(kept: list[Mapping[str, Any]]) -> Figures:
 
 
 def shares_of(exp: Experience, num: int, *, max_seq_len: int = 1, burn_in: int = 0) -> list[Experience]:
-    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on, within half a sequence.
+    """Split ``exp`` into ``num`` consecutive parts with equally many steps to train on, give or take half a sequence.
 
     Segments are cut where that is needed; connectors have already added their columns.
 
@@ -633,7 +633,7 @@ def shares_of(exp: Experience, num: int, *, max_seq_len: int = 1, burn_in: int =
 
 
 def shares_of_batch(batch: Mapping[str, Any] | Experience, num: int, *, recurrent: bool) -> list[Any]:
-    """``num`` parts of a batch with equally many rows, within one; for a recurrent module, of whole segments."""
+    """Split a batch into ``num`` parts whose sizes differ by one row at most, or by one segment if ``recurrent``."""
     if isinstance(batch, Experience):
         if recurrent:
             return [batch[first:last] for first, last in pairwise(_evenly(len(batch), num))]

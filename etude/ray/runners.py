@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("etude.ray")
 
 DEPTH: Final = 2
-"""The number of fragments requested from a runner at once, so that it need not wait for the next request; also the most
-fragments in its share of a collection."""
+"""The number of fragments requested from a runner at once, so that it need not wait for the next request; also the
+maximum number of fragments in its share of a collection."""
 FRAGMENTS: Final = 16
-"""The most fragments of a collection, unless there are more runners; each takes this process about 1 ms."""
+"""Maximum number of fragments in a collection, unless there are more runners; each takes this process about 1 ms."""
 LATE: Final = 3.0
 """How many times as long as the others a runner may take before it is late."""
 SLACK: Final = 0.1
@@ -391,7 +391,7 @@ class Runners(RunnerPool):
         self.begin_anew()
 
     def begin_again(self, seed: int) -> None:
-        """Abandon the running episodes: the next ones are others than those of new runners, by this seed."""
+        """Abandon the running episodes, and begin others, which depend on ``seed`` and differ from a new run's."""
         self._first_life = seed
         self.begin_anew()
 
@@ -621,7 +621,7 @@ class EvaluationRunners(RunnerPool):
 
         Args:
             num_episodes: The number of whole episodes, divided evenly.
-            seed: The seed of envs and actions, from which each runner's is derived. None draws one.
+            seed: The seed of envs and actions, from which each runner's is derived; None: a random one.
         """
         check_connected(self._home)
         found = self.finished() if any(member.requests for member in self.members) else None
@@ -670,7 +670,7 @@ def _sent(config: AlgorithmConfig, **changes: Any) -> Any:
 
 
 def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:
-    """Decide how many steps to request from which runner, so that with those on their way, ``wanted`` steps come.
+    """Decide how many steps to request from which runner, so that ``wanted`` steps arrive, with those on their way.
 
     The caller requests each before taking the next one. Late runners get no requests and are not counted on.
 

@@ -332,7 +332,7 @@ EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episo
 
 
 class Callback:
-    """Base class of callbacks: user code that is called while episodes run. Methods not overridden cost nothing.
+    """Base class of callbacks: user code that is called while episodes run. Methods not overridden cost no time.
 
     The methods are called in this order for an episode: `on_episode_created`, `on_episode_start`, `on_episode_step`
     after each env step, including the last one, and `on_episode_end`. `on_segment` is called whenever steps of the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner: Arena + Policies → Experience."""
+"""Runner: collects Experience from an arena with policies."""
 
 import logging
 import operator
@@ -46,7 +46,7 @@ class Runner:
         policies: The policies that act: one for all slots, or several by module id. They are not copied, so that
             updates of their weights apply to the next collection.
         module_of: Chooses the module for an agent whenever the agent begins an episode; see `ModuleOf`.
-        seed: The seed of the arena, the actions and the episode ids. None takes one from the operating system.
+        seed: The seed of the arena, the actions and the episode ids. None: a random one.
         count_steps_by: Whether to count env steps or agent steps if several agents share an env.
         callbacks: Called while episodes run, in this order; see `Callback`.
         lengths: Limits on the length of segments; None: no limits.
@@ -88,7 +88,7 @@ class Runner:
         self.warn_of_lost_episodes = False
         """Whether to log a warning, at the next reset, if the envs' running episodes can't be saved in checkpoints."""
         self.checks_offline = False
-        """Whether connectors must change the observations that are learned from, too: set by algorithms."""
+        """Whether to refuse connectors that change observations for acting but not for learning; set by algorithms."""
         self.agent_steps = 0
         """The agent steps returned since the runner was made."""
         self.env_steps = 0

@@ -28,20 +28,20 @@ from etude.spaces import Nester, space_to_json
 from etude.urls import LOCAL_HOSTS
 
 Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
-"""A policy; several by name; or the path or URL of a run, whose newest checkpoint is served."""
+"""A policy; a mapping of names to policies; or the path or URL of a run, whose newest checkpoint is served."""
 
 HOUSEKEEPING: Final = 1.0
-"""Seconds between two looks at what is due."""
+"""Seconds between two calls of `PolicyService.look_after`."""
 
 _log = logging.getLogger("etude.serving")
 
 
 @settings
 class ServingConfig:
-    """How policies are served."""
+    """Settings of a server of policies."""
 
     host: str = "127.0.0.1"
-    """Address to listen at: `127.0.0.1` accepts requests of this machine only, `0.0.0.0` of every machine."""
+    """Address to listen at: `127.0.0.1` accepts requests from this machine only, `0.0.0.0` from any machine."""
 
     port: Port = 8080
     """Port to listen at; 0 is any free port."""
@@ -50,10 +50,10 @@ class ServingConfig:
     """Folder or URL of a recording. A session's episode is added to it when the client reports its end."""
 
     explore: bool = False
-    """Sample actions from the policy; otherwise take the most likely ones."""
+    """Sample actions from the policy instead of taking the most likely ones."""
 
     seed: int | None = None
-    """Seed of sampled actions. None: one from the operating system."""
+    """Seed for sampling actions. None: a random one."""
 
     max_body: IntFrom1 = 16 * 2**20
     """Maximum size of a request in bytes, at least 1."""
@@ -71,7 +71,7 @@ class ServingConfig:
     """Maximum length of a recorded episode in steps, at least 1. It is held in memory until its end."""
 
     flush_seconds: FloatFrom0 = 60.0
-    """Maximum seconds from the end of an episode until it is on the disk."""
+    """Maximum time between the end of a recorded episode and its being written to disk, in seconds, at least 0."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +85,7 @@ class ServedSession(Session):
 
 @dataclasses.dataclass
 class _WaitingRows:
-    """Rows that wait for one policy."""
+    """Observations that wait for a policy's actions."""
 
     obs: Columns
     rows: int
@@ -96,17 +96,18 @@ class _WaitingRows:
 
 
 class PolicyService:
-    """Serves policies; see `etude.serving.web.Service` for the methods.
+    """Answers requests with policies; see `etude.serving.web.Service` for the methods.
 
-    Requests that wait when a policy can act are answered by one call of it.
+    All requests that wait when a policy is called are answered by that one call, if they fit into ``max_batch``.
 
     Args:
-        policies: What acts.
-        config: How.
+        policies: The policies to serve.
+        config: The settings.
 
     Raises:
         CheckpointError: the run can't be loaded.
-        DataError: it can't be recorded to the folder.
+        DataError: the recording can't be written.
+        SettingsError: there is no policy, or one is something else.
     """
 
     def __init__(self, policies: Policies, config: ServingConfig) -> None:
@@ -115,10 +116,10 @@ class PolicyService:
         self.metrics = ServingMetrics()
         self.run: Where | None = None
         self.saved_as = ""
-        """The file of the checkpoint that is served."""
-        self._refused = ""  # of one that can't be
+        """Name of the served checkpoint's file; empty if ``policies`` is not a run."""
+        self._refused = ""  # the file of a checkpoint that does not fit
         self._trouble = ""
-        """What went wrong in the last look at what is due, of which was warned."""
+        """The last warning of `look_after`, so that it is not repeated."""
         self._meta: dict[str, Any] = {}
         if isinstance(policies, str | os.PathLike):
             self.run = policies
@@ -241,17 +242,17 @@ class PolicyService:
     def _choose(
         self, name: str, obs: Columns, state: PolicyState, reward: float | None, *, is_recorded: bool
     ) -> "asyncio.Future[Chosen]":
-        """What a policy chooses, once it is asked for all that waits."""
+        """Queue observations for a policy; `_act` sets the result."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Chosen] = loop.create_future()
         if not self._jobs:
-            loop.call_soon(self._act)  # behind the requests that have been read already
+            loop.call_soon(self._act)  # after the requests that have already been read, so that they join the batch
         rows = len(next(iter(obs.values())))
         self._jobs.setdefault(name, []).append(_WaitingRows(obs, rows, state, reward, is_recorded, result))
         return result
 
     def _act(self) -> None:
-        """Answer all that waits."""
+        """Call each policy with its queued observations, at most ``max_batch`` at a time."""
         waiting, self._jobs = self._jobs, {}
         for name, jobs in waiting.items():
             most = self.config.max_batch if self._joins[name] else 1
@@ -268,7 +269,7 @@ class PolicyService:
         try:
             found = self._chosen(policy, jobs)
         except Exception as error:  # noqa: BLE001  it is raised where the request is answered
-            if len(jobs) > 1:  # only those that it is about are to fail
+            if len(jobs) > 1:  # one by one, so that only the request at fault fails
                 for job in jobs:
                     self._answer(name, [job])
             elif not jobs[0].result.done():
@@ -278,7 +279,7 @@ class PolicyService:
                 jobs[0].result.set_exception(error)
             return
         for job, choice in zip(jobs, found, strict=True):
-            if not job.result.done():  # else the server ends
+            if not job.result.done():  # it is cancelled when the server stops
                 job.result.set_result(choice)
 
     def _chosen(self, policy: Policy, jobs: Sequence[_WaitingRows]) -> list[Chosen]:
@@ -315,19 +316,19 @@ class PolicyService:
             await asyncio.to_thread(self.finish_recording)
 
     def finish_recording(self) -> None:
-        """Put all episodes that have ended on the disk, and let go of the folder. Does nothing the second time."""
+        """Write all finished episodes to disk, and close the recording. Further calls do nothing."""
         if self.recorder is not None:
             self.recorder.close()
 
     async def look_after(self) -> None:
-        """Take a newer checkpoint, if there is one; close sessions that are over; put episodes on the disk."""
+        """Drop expired sessions, finish files that are due, and load a newer checkpoint if there is one."""
         self.sessions.expire()
         try:
             if self.recorder is not None and (flushed := self.recorder.flush_if_due()) is not None:
                 await asyncio.wrap_future(flushed)
             await self._reload()
             self._trouble = ""
-        except Exception as error:  # noqa: BLE001  requests are answered on, and it is tried again
+        except Exception as error:  # noqa: BLE001  keep serving, and try again next time
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 _log.warning("%s", error)
@@ -369,7 +370,7 @@ def _by_name(policies: Policy | Mapping[str, Policy]) -> dict[str, Policy]:
 
 
 def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
-    """The name of the newest checkpoint's file, its meta, and its policies, all of one save."""
+    """Load the newest checkpoint: the name of its file, its metadata and its policies, all from the same save."""
     while True:
         saved_as, meta = state_name(run), load_meta(run)
         names = list(meta["spaces"]) if isinstance(meta, dict) and isinstance(meta.get("spaces"), dict) else []
@@ -380,7 +381,7 @@ def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
 
 
 def _form(policy: Policy) -> tuple[Any, ...]:
-    """What sessions and recordings depend on: two policies that are equal in it can take each other's place."""
+    """The spaces and the shapes of the state: a policy can be replaced by one for which they are equal."""
     spaces = (policy.obs_space, policy.action_space, policy.module.action_space)
     shapes = {path: np.asarray(leaf).shape for path, leaf in state_leaves(policy.initial_state(1))}
     return *(repr(space_to_json(space)) for space in spaces), shapes
@@ -390,7 +391,7 @@ def _form(policy: Policy) -> tuple[Any, ...]:
 
 
 def _can_join(policy: Policy) -> bool:
-    """Whether states of rows can be joined: all that is in them has an axis of rows in front."""
+    """Whether states of several rows can be joined: every array has the rows as its first axis."""
     return all(
         isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)
         for rows in (2, 3)
@@ -417,7 +418,7 @@ def _rows(choice: Chosen, rows: slice) -> Chosen:
 
 
 def _nested(policy: Policy, action: Columns, *, is_batch: bool) -> Any:
-    """A batch of actions, or the one in it, as they are answered."""
+    """Convert actions ``[B, ...]`` to nested lists: all if ``is_batch``, else the only one."""
     lists = as_lists(policy.action_space, action, col.ACTION)
     nest = Nester(policy.action_space, col.ACTION)
     return nest(lists if is_batch else {name: rows[0] for name, rows in lists.items()})
