@@ -85,7 +85,7 @@ class FolderOptions(RunOptions):
         out = self.out if self.out is not None else self.resume
         found = run.new_folder(name, env) if out is None else run.folder_of(out)
         if in_place is not None and self.resume is not None and found.resolve() != Path(self.resume).resolve():
-            raise SettingsError(f"{in_place} goes on where it is: give --resume alone, without --out.")
+            raise SettingsError(f"{in_place} can only be resumed in its own folder: give --resume without --out.")
         return found
 
     def of_jobs(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def ask(
         given["data"] = from_dict(flags.TableOptions, table, owner=owner).described(data)
     ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
     if ray and engine == "local":
-        raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
+        raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but uses the local engine: add --engine ray.")
     if ray or engine == "ray":
         before = written.get("engine")
         given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"

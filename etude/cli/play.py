@@ -210,8 +210,8 @@ class Watch(Play):
     def __post_init__(self) -> None:
         if (self.to is None) != self.live:
             raise SettingsError(
-                "watch needs to know how: --to clip.mp4 writes a clip (.mp4, .webm or .gif), --live opens the env's "
-                f"own window; {'both were' if self.live else 'neither was'} given."
+                "watch needs either --to clip.mp4, which writes a clip (.mp4, .webm or .gif), or --live, which opens "
+                f"the env's own window; {'both were' if self.live else 'neither was'} given."
             )
         if self.live and (self.fps is not None or self.size is not None):
             raise SettingsError("`fps` and `size` are for clips: the env's own window has its own.")
@@ -426,5 +426,5 @@ def summary(found: "Evaluation") -> str:
     )
     lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in parts(found).items())]
     if found.faulty_episodes:
-        lines.append(f"{found.faulty_episodes:,} more episodes broke off by an error of the env")
+        lines.append(f"{found.faulty_episodes:,} more episodes were cut by an error of the env")
     return "\n".join(lines)

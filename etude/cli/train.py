@@ -110,7 +110,7 @@ class TrainOptions(FolderOptions):
         if self.seeds and self.clip_interval:
             raise SettingsError("`clip_interval` is for one run: leave it out with `seeds`, and see etude watch.")
         if not self.seeds and self.max_concurrent is not None:
-            raise SettingsError("`max_concurrent` is about the runs of several seeds: give --seeds, too.")
+            raise SettingsError("`max_concurrent` limits how many seeds are trained at a time: give --seeds, too.")
 
 
 def main(command: str, args: list[str]) -> int:

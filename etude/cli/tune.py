@@ -102,7 +102,7 @@ class TuneOptions(SearchOptions):
     """Number of checkpoints to keep of each trial, those with the best metric, besides the newest; at least 1."""
 
     max_failures: int = 0
-    """Number of times that a failed trial is resumed from its newest checkpoint."""
+    """Number of times that a failed trial is resumed from its newest checkpoint; -1: without limit."""
 
     cluster: str | None = None
     """Address of the Ray cluster: `auto` or `host:port`. None: the one that RAY_ADDRESS names, otherwise a new one on
@@ -201,7 +201,9 @@ def ask_space(
     check_metric(options.metric)
     space = _spaces(cls.Config, options.space, tried, owner, command)
     if not space and options.samples == 1:
-        raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
+        raise SettingsError(
+            f"the search space of {owner} is empty: give --space.lr loguniform:1e-4,1e-2, or --space FILE."
+        )
     return owner, given, space, options
 
 
@@ -215,9 +217,9 @@ def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
             continue
         value = value if equals else next(left, "")
         if not value or value.startswith("--"):
-            raise SettingsError(f"{flag} needs what to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
+            raise SettingsError(f"{flag} needs values to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
         if tried.setdefault(flag.removeprefix(SPACE), value) != value:
-            raise SettingsError(f"{flag} is there twice: put all its values behind one.")
+            raise SettingsError(f"{flag} is given twice: give all its values at once.")
     return tried, rest
 
 
@@ -520,9 +522,9 @@ def _check_same(job: TrainingJob) -> None:
         was = were.get(name)
         if was != now:
             raise SettingsError(
-                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but is now to have {now}: a sweep goes "
-                "on with the settings, --space, --seed and --samples that it began with (more samples are fine). Or "
-                "give another --out."
+                f"{job.out} was trained with `{name.replace('/', '.')}` {was}, but it is {now} now: resume a sweep "
+                "with the settings, --space, --seed and --samples that it began with (more samples are fine), or give "
+                "another --out."
             )
 
 

@@ -279,7 +279,7 @@ class EnvWorker:
         if reward.__class__ not in NUMBERS:
             adapters.check_reward(reward)
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-            adapters.check_flags(terminated, truncated, allow_numbers=t >= self._check)
+            adapters.check_flags(terminated, truncated, allow_numbers=t > self._check)
         if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward

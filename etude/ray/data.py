@@ -127,7 +127,7 @@ def shared_job(job: Plan) -> Any:
         data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise SettingsError(
-            f"the tasks of Ray Data can't be sent this: {error}. Create it on first use, where it is needed."
+            f"this can't be sent to the tasks of Ray Data: {error}. Create it on first use, where it is needed."
         ) from error
     return ray.put(data)
 

@@ -80,7 +80,7 @@ def tune(
         save_interval: Seconds between checkpoints of a trial, at least 0; one is always saved at its end.
         keep: The number of checkpoints to keep for each trial, at least 1: those with the best metric. The newest one
             is kept too. In population based training, all are kept: any of them may be copied, and much later.
-        max_failures: Number of times that a failed trial is resumed from its newest checkpoint.
+        max_failures: Number of times that a failed trial is resumed from its newest checkpoint; -1: without limit.
         address: The address of the cluster, if this process is not connected to one.
         verbose: How much Tune writes to standard output: 0 nothing, 1 a table from time to time, 2 also each result.
 

@@ -409,7 +409,7 @@ def callback_from(spec: CallbackLike) -> Callback:
     for name in dir(type(found)):
         if name.startswith("on_") and name not in EVENTS and callable(getattr(type(found), name)):
             raise SettingsError(
-                f"{type(found).__name__} has a method `{name}`, which is no event. {choice(name, EVENTS)}"
+                f"{type(found).__name__} has a method `{name}`, which is not an event. {choice(name, EVENTS)}"
             )
     return found
 

@@ -179,7 +179,7 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
         except (ValueError, OverflowError):
             raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
     if array.dtype.kind not in "biuf":
-        what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
+        what = _kind(value) if not isinstance(value, list) else "an array with values that are not numbers"
         raise RequestError(name, f"is {what}, but must be numbers.")
     if array.dtype.kind == "f" and dtype.kind != "f" and array.size:
         raise RequestError(name, f"has numbers with a fraction, but its space {in_words(leaf)} has whole numbers.")
@@ -276,7 +276,7 @@ def read_step(fields: Mapping[str, Any], obs_space: Space, *, is_first: bool, ne
             raise RequestError(col.REWARD, "is given, but this step begins an episode: nothing was earned yet.")
         reward = _as_float(reward)
     elif needs_reward and not is_first:
-        raise RequestError(col.REWARD, "is missing: what the last action has earned.")
+        raise RequestError(col.REWARD, "is missing: give the reward of the last action.")
     obs = fields.get(col.OBS)
     if obs is None:
         if not flags[col.TERMINATED]:

@@ -203,7 +203,7 @@ class PolicyService:
             is_recorded = self.recorder is not None
             if is_recorded and episode.num_steps >= self.config.max_episode_steps:
                 raise RequestError(
-                    SESSION, f"has an episode of {episode.num_steps} steps, the most that there may be: end it."
+                    SESSION, f"has an episode of {episode.num_steps} steps, the maximum (`max_episode_steps`): end it."
                 )
             choice = await self._choose(session.policy, step.obs, session.state, step.reward, is_recorded=is_recorded)
             session.state = choice.state
@@ -344,8 +344,9 @@ class PolicyService:
             for name, policy in self.policies.items():
                 if name not in policies or _form(policies[name]) != _form(policy):
                     raise SettingsError(
-                        f"the policy {name!r} of the checkpoint that was saved to {self.run} has other spaces or "
-                        "another memory, or is not there any more: the one before is served on. Start the server anew."
+                        f"the policy {name!r} is missing in the new checkpoint of {self.run}, or has other spaces or "
+                        "another memory there. The previous checkpoint is still served. Restart the server to use the "
+                        "new one."
                     )
         except EtudeError:
             self._refused = newest

@@ -88,7 +88,8 @@ def make_app(service: Service) -> "Starlette":
             kind = request.headers.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
             try:
                 if service.is_local and not is_this_machine(host := request.headers.get("Host", "")):
-                    raise RequestError("Host", f"is {host[:100]!r}, but this server is for its own machine alone.", 403)
+                    problem = f"is {host[:100]!r}, but this server accepts requests of its own machine only."
+                    raise RequestError("Host", problem, 403)
                 found = work(decode(await _body(request, service.max_body), kind), **request.path_params)
                 answer = found if isinstance(found, str | dict) else await found
                 body, status = answer.encode() if isinstance(answer, str) else encode(answer, kind), 200
@@ -159,7 +160,7 @@ async def _body(request: "Request", most: int) -> bytes:
         parts.append(part)
         size += len(part)
         if size > most:
-            raise RequestError("body", f"has more than {most:,} bytes, the most that this server takes.", 413)
+            raise RequestError("body", f"has more than {most:,} bytes, the maximum of this server.", 413)
     return b"".join(parts)
 
 
@@ -170,11 +171,11 @@ class ServingMetrics:
         "etude_requests_total": ("counter", "Requests answered, by path and status."),
         "etude_act_seconds": ("histogram", "Seconds from a request to act to its answer."),
         "etude_batch_rows": ("histogram", "Observations in one call of a policy."),
-        "etude_episodes_total": ("counter", "Episodes, by how they ended for the server: ended, recorded, dropped."),
-        "etude_reloads_total": ("counter", "Checkpoints that were found while serving, by whether they were taken."),
-        "etude_sessions": ("gauge", "Sessions that are open."),
+        "etude_episodes_total": ("counter", "Episodes, by outcome: ended, recorded, dropped."),
+        "etude_reloads_total": ("counter", "Checkpoints found while serving, by whether they were loaded."),
+        "etude_sessions": ("gauge", "Open sessions."),
         "etude_checkpoint_time_seconds": ("gauge", "When the checkpoint was saved, in seconds since 1970."),
-        "etude_checkpoint_env_steps": ("gauge", "The steps of envs that the checkpoint was trained with."),
+        "etude_checkpoint_env_steps": ("gauge", "Env steps of the training run at the checkpoint."),
     }
     BOUNDS: Final[Mapping[str, tuple[float, ...]]] = {
         "etude_act_seconds": (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
@@ -260,8 +261,8 @@ class Sessions(Generic[S]):
         if len(self._by_id) >= self.limit:
             raise RequestError(
                 SESSION,
-                f"can't be opened: there are {self.limit} already, the most that there may be. Close those "
-                f"that have ended; one that is not used is closed after {self.seconds:g} seconds.",
+                f"can't be opened: {self.limit} sessions are open, which is the maximum. Close those that have ended; "
+                f"an unused one is closed after {self.seconds:g} seconds.",
                 429,
             )
         session.used = self._clock()

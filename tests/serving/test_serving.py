@@ -232,7 +232,10 @@ def test_other_refusals(served):
         assert client("/act", {"obs": 1}, **{"Content-Type": "text/plain"})[0] == 415
         assert client("/health", method="GET", Host="evil.example:80") == (
             403,
-            {"error": "`Host` is 'evil.example:80', but this server is for its own machine alone.", "field": "Host"},
+            {
+                "error": "`Host` is 'evil.example:80', but this server accepts requests of its own machine only.",
+                "field": "Host",
+            },
         )
         assert client("/metrics", method="GET", Host="evil.example:80")[0] == 403
         assert client("/act", {"obs": [0, 0, 0], "policy": "plain", "session": None})[0] == 200
