@@ -85,7 +85,7 @@ def _loaded(
     lengths: NDArray[np.int64],
     names: Sequence[str],
 ) -> pa.Table:
-    """Columns of the rows from ``first`` on, by Etude's names: those of episodes with these ids and numbers of rows."""
+    """Read columns, by Etude's names, of consecutive episodes from row ``first`` on, with these ids and lengths."""
     out: dict[str, pa.Array] = {}
     for name in names:
         if name == col.EPISODE_ID:
@@ -107,7 +107,7 @@ class FlatArrays(TableRows, FileFormat):
         """Return the contents, reading the flags, and integers whose range the space depends on.
 
         Raises:
-            DataError: a file can't be read, its arrays do not match, or differ from those of the first file.
+            DataError: a file can't be read; or its arrays do not match each other, or those of the first file.
         """
         dropped: dict[str, str] = {}
         groups: list[Group] = []
@@ -278,7 +278,7 @@ class _Hdf5File:
 
 
 class D4RLHdf5(FlatArrays):
-    """HDF5 files as in D4RL."""
+    """HDF5 files with arrays named as in D4RL."""
 
     name = "d4rl-hdf5"
     opener = _Hdf5File
@@ -364,10 +364,10 @@ class _NpzFile:
 
 
 class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files as in D4RL.
+    """NumPy ``.npz`` files with arrays named as in D4RL.
 
-    Rows of compressed arrays can't be read alone: small files are held in memory, large ones are unpacked into the
-    cache.
+    Single rows of a compressed array can't be read, so small files are held in memory, and large ones are unpacked into
+    the cache.
     """
 
     name = "npz"
