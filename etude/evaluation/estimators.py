@@ -126,7 +126,7 @@ VALUING: Final = ("dm", "dr", "wdr", "fqe")
 _KNOWN_FROM: Final = 100
 """The least number of effective episodes for which the standard error of the mean weight is reliable."""
 _UNLIKELY: Final = 6
-"""A difference of more standard errors is not by chance, even for weights with a long tail."""
+"""A difference of more standard errors is more than chance, even for weights with a long tail."""
 TRUSTED_FROM: Final = 10
 """The least number of effective episodes for estimates to be trusted."""
 
@@ -446,7 +446,7 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
     """
     num = len(set(figures.episode_id.tolist()))
     if num < TRUSTED_FROM:
-        return f"there are {num} whole episodes, but at least {TRUSTED_FROM} must count."
+        return f"there are {num} whole episodes, but at least {TRUSTED_FROM} are needed."
     if not len(figures.log_weight):
         return None
     whole = effective(figures.scaled_weight)
@@ -459,15 +459,15 @@ def why_distrusted(figures: EpisodeFigures) -> str | None:
     weight = float(figures.weight.mean())
     if not 0.5 <= weight <= 2 and whole >= _KNOWN_FROM and abs(weight - 1) > _UNLIKELY * _error_of_weight(figures):
         return (
-            f"the mean weight of whole episodes is {weight:.3g} rather than 1, which is not by chance: the policy "
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1, which is more than chance: the policy "
             "takes actions that were never played, or the recorded probabilities are wrong."
         )
     if size >= TRUSTED_FROM:
         return None
     return (
-        f"of {len(figures.lengths):,} episodes, {size:.1f} count, but at least {TRUSTED_FROM} must. The policy is far "
-        "from the one that played, so intervals miss the true value, and fitted values (dm, dr, wdr, fqe) are of "
-        "actions that were hardly ever taken."
+        f"the effective sample size is {size:.1f} of {len(figures.lengths):,} episodes, but must be at least "
+        f"{TRUSTED_FROM}. The policy is far from the one that played, so intervals miss the true value, and fitted "
+        "values (dm, dr, wdr, fqe) are of actions that were hardly ever taken."
     )
 
 
@@ -499,7 +499,7 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             else "the policy takes actions that were never played, or the recorded probabilities are too large"
         )
         notes.append(
-            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is not by chance: "
+            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is more than chance: "
             f"{why}"
         )
     elif not 0.5 <= weight <= 2:

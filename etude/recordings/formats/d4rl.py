@@ -166,7 +166,9 @@ def _layout(file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]
     num_envs, flags = _num_envs(file), _flags(arrays)
     if num_envs > 1:
         remedy = "save a file for each, such as `observations[:, 0]`"
-        raise DataError(f"{file.path}: `rewards` has rows of shape [{num_envs}], of envs side by side: {remedy}.")
+        raise DataError(
+            f"{file.path}: `rewards` has rows of shape [{num_envs}], one column for each parallel env: {remedy}."
+        )
     by_stored = {stored: flag for flag, stored in flags.items()}
     out: dict[str, _ArrayColumn] = {}
     for stored, found in arrays.items():

@@ -218,7 +218,7 @@ class _Guessing:
             self._take_action()
         self._take_observations()
         if col.REWARD not in self._taken:
-            self._note("no column is called as a reward: only imitation (bc) goes without one")
+            self._note("no column is named like a reward: without one, only imitation (bc) can learn")
         self._end_episodes()
         self._check_mixed(entities)
         self._check_total()
@@ -264,7 +264,7 @@ class _Guessing:
             if fits is None or fits(self._columns[name]):
                 good.append(name)
             else:
-                self._note(f"`{name}` is called as a {role}, but does not hold {what}")
+                self._note(f"`{name}` is named like a {role}, but does not hold {what}")
         known = {col.LOGP: (PROPENSITY,), DONE: (col.TERMINATED, col.TRUNCATED)}.get(role)
         if known and all(other in self._taken for other in known):
             good = []  # the same information again
@@ -448,7 +448,7 @@ class _Guessing:
         few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
         self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
         why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
-        self._note(f"no column is called as an action: {why}")
+        self._note(f"no column is named like an action: {why}")
 
     def _check_total(self) -> None:
         """Note if the rewards look like a running total: they never fall within an episode, but often rise."""
@@ -555,7 +555,7 @@ class _Guessing:
     def _check_time(self, episode: str, t: str | None) -> None:
         if t is None:
             if self._distinct[episode] != self._rows:
-                self._note("no column is called as a step or a time: rows are taken as they stand")
+                self._note("no column is named like a step or a time: rows are taken as they stand")
             return
         tracks = [name for name in (episode, self._one(col.AGENT_ID)) if name is not None]
         self._check_uneven(tracks, t)

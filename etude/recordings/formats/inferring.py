@@ -102,7 +102,7 @@ def inferred_space(
         DataError: there are no columns; or a text column has more than 65,536 different texts, or holds numbers.
     """
     if not columns:
-        raise DataError(f"`{root}` holds nothing: no numbers are in it")
+        raise DataError(f"`{root}` has no columns")
     if list(columns) != [root]:
         keys = list(dict.fromkeys(name[len(root) + 1 :].split(SEPARATOR)[0] for name in columns))
         inside = {key: {n: c for n, c in columns.items() if col.is_under(n, f"{root}{SEPARATOR}{key}")} for key in keys}

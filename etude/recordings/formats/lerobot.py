@@ -589,7 +589,7 @@ def _whole(column: pa.ChunkedArray, name: str, where: str, first: int) -> NDArra
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():
-        raise DataError(f"{where}: column `{name}` does not hold one number, whole but for times, in each row.")
+        raise DataError(f"{where}: column `{name}` must hold one number in each row: a whole one, except for times.")
     return out
 
 

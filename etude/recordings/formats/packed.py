@@ -150,7 +150,7 @@ def _read(data: bytes) -> Any:
                 raise _Refused("the state of an object")
             size += _size(stack[-1])
             if size > _MAX_GROWTH * len(data):
-                raise _Refused("the same bytes many times")
+                raise _Refused("more copies of the same bytes than are allowed")
     (value,) = stack
     return value
 

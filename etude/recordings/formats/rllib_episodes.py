@@ -612,7 +612,7 @@ def _notes(episode: AgentEpisode, piece: Piece | None) -> Iterator[tuple[str, st
         said = str(episode.plain["t"])[:20]
         yield "other_t", f"{who} states that it ends at t {said}, but its steps go from {first} to {last}"
     if episode.plain.get("hanging"):
-        yield "hanging", f"{who} acted at the end and observed nothing more; that is left out"
+        yield "hanging", f"{who} has a last action without a next observation; the action is left out"
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"

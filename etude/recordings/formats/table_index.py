@@ -436,8 +436,9 @@ def date_orders(array: pa.Array) -> tuple[str, ...]:
 
 def date_order(arrays: Iterable[pa.Array]) -> str | None:
     """Return the one of `DATE_ORDERS` that fits a column, given in parts; None if both fit or there are no dates."""
-    for orders in map(date_orders, arrays):
-        if orders != DATE_ORDERS:
+    for array in arrays:
+        orders = date_orders(array)
+        if orders != DATE_ORDERS and array.null_count < len(array):
             return orders[0] if orders else None
     return None
 

@@ -303,7 +303,7 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool, texts: Sequence[s
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """Return the error for bytes that can't be decoded."""
-    remedy = "Mend it, restore it from a copy, or leave it out." if path else "Mend it, or leave it out."
+    remedy = "Repair it, restore it from a copy, or leave it out." if path else "Repair it, or leave it out."
     if isinstance(error, UnicodeDecodeError):
         remedy = "Save it as UTF-8."
     return DataError(f"{path or 'the table'}: can't be read ({first_line(error, None)}). {remedy}")

@@ -153,7 +153,7 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "a bandit whose rows have ids": (
         {"session": list("abcdef"), "obs": [[0.0, 1.0]] * 6, "arm": [0, 1, 2, 0, 1, 2], "reward": [0.0, 1.0] * 3},
         "obs=obs action=arm reward=reward episode_id=session terminated=every-row",
-        ["no column is called as a step or a time"][:0],
+        ["no column is named like a step or a time"][:0],
     ),
     "t starts anew": (
         {"t": [0, 1, 0, 1, 2], "obs": [0.5, 1.5, 2.5, 3.5, 4.5], "a": [1, 0, 1, 0, 1], "r": [1.0, 0.0, 1.0, 0.0, 1.0]},
@@ -163,14 +163,14 @@ TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "nothing is called so": (
         {"u": [0.5, 1.5, 2.5], "v": [1.5, 2.5, 3.5]},
         "obs=u,v action=COLUMN terminated=every-row",
-        ["no column is called as an action: say which it is", "no column is called as a reward", "each row"],
+        ["no column is named like an action: say which it is", "no column is named like a reward", "each row"],
     ),
     "called so, but other values": (
         trips(p=[0.5, -2.0, 3.0, 0.5, 0.5, 0.5], tick=[-1] * 6),
         "obs=speed,load,p action=command reward=score episode_id=trip terminated=last-row",
         [
-            "`p` is called as a propensity, but does not hold probabilities",
-            "`tick` is called as a t, but does not hold whole numbers",
+            "`p` is named like a propensity, but does not hold probabilities",
+            "`tick` is named like a t, but does not hold whole numbers",
             "rows are taken as they stand",
         ],
     ),

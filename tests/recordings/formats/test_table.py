@@ -947,7 +947,7 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"o": 1.0, "a": 0}\n{"o": 1.0, "a": "b"}\n',
-            r"Column\(/a\) changed .* Mend it, restore",
+            r"Column\(/a\) changed .* Repair it, restore",
         ),
         ("a.csv", "o,a\n1,2\n3,4\n5\n", r"a\.csv: can't be read \(.*Row #4: Expected 2 columns, got 1"),
         ("a.json", '[{"o": 1.0, "a"', r"a\.json: can't be read"),
