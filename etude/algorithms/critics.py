@@ -42,8 +42,12 @@ def of_kind(module: Module, kind: type[M]) -> M:
 def check_box(
     action_space: Space, name: str = "SAC", others: str = "DQN or PPO for Discrete actions, PPO for others"
 ) -> None:
-    """Raise a SettingsError unless actions are a Box of floats, which algorithm ``name`` needs; it suggests
-    ``others``. A Box of integers is a SpaceError."""
+    """Check that actions are a Box of floats, as the algorithm ``name`` needs.
+
+    Raises:
+        SettingsError: they are not a Box; the message suggests ``others``.
+        SpaceError: they are a Box of integers.
+    """
     check_no_integers(action_space)
     if not isinstance(action_space, spaces.Box):
         raise SettingsError(
@@ -89,8 +93,8 @@ def trained(**parts: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
-    """Move the module's target network if as many gradient steps were made as the settings ask for; if that step was
-    skipped, after the next one."""
+    """Update the module's target network every ``target.interval`` gradient steps. If that step was skipped, the next
+    step that is not skipped updates it."""
     if target.interval is None:
         return
     updates = next(own for own in learner.modules.values() if own.module is module).updates
@@ -114,7 +118,7 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 
 @settings
 class OfflineCriticConfig(OfflineConfig):
-    """Settings of algorithms with critics that learn from a recording. It needs rewards and next observations."""
+    """Settings of algorithms with critics that learn from a recording, which needs rewards and next observations."""
 
     gamma: Fraction = 0.99
     """Discount factor, 0 to 1. Default: as in the papers of all these algorithms."""
@@ -124,15 +128,15 @@ class OfflineCriticConfig(OfflineConfig):
     those of the behaviour policy. Default: as in the papers."""
 
     tau: Rate = 0.005
-    """How far target networks move towards the trained ones in each of their updates, above 0, at most 1. Default: as
-    in the papers."""
+    """How far an update moves the target networks towards the trained ones, above 0, at most 1. Default: as in the
+    papers."""
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
     """Settings of the optimizer. Default: gradients are not clipped, as in the papers."""
 
     batch_size: int = 256
-    """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021 (IQL), Kumar et al. 2020 (CQL), and Fujimoto
-    & Gu 2021 (TD3+BC)."""
+    """Steps in each batch, at least 1. Default: Kostrikov et al. 2021 (IQL), Kumar et al. 2020 (CQL), and Fujimoto & Gu
+    2021 (TD3+BC)."""
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
@@ -165,7 +169,7 @@ class OfflineCriticAlgorithm(OfflineAlgorithm[C]):
         return CriticModule(made.net, obs_space, action_space, made.dist, self.config.network)
 
     def after_step(self, module: Module) -> None:
-        """Move the target networks."""
+        """Update the target networks."""
         of_kind(module, TargetedModule).follower.follow(self.config.tau)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds: what supplies the learner of each module with batches, and measures the data flow."""
+"""Feeds, which supply the learner of each module with batches and measure the data flow."""
 
 import dataclasses
 import sys
@@ -45,7 +45,7 @@ from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
-"""The learner is the slowest stage if it waits for less than this share of the time."""
+"""The learner is the slowest stage if it waits for at most this share of the time."""
 
 
 _END: Any = object()
@@ -81,9 +81,9 @@ class SegmentsOf:
 def modules_of(segments: Segments, module_of: ModuleOf | None, module_ids: Collection[str] = ()) -> NDArray[np.object_]:
     """The module id of each segment, object ``[segments]``; need not be the id of an existing module.
 
-    Without ``module_of`` it is the module that acted or, if the recording does not say, the agent's name. Where
-    ``module_of`` can't know, as the episode has no number, it is the one of ``module_ids`` that acted: for agents
-    without a name, as in served episodes, and if it fails.
+    Without ``module_of``, it is the module that acted or, if the recording does not state it, the agent's name. In
+    episodes without a number, such as served ones, ``module_of`` may not know it. If the module that acted is one of
+    ``module_ids``, that is then used for agents without a name, and if ``module_of`` fails.
 
     Raises:
         DataError: ``module_of`` fails.
@@ -136,16 +136,16 @@ class Feed:
         self._check = None if pipeline is not None else partial(check_batch, module=module)
         self._module, self._fresh, self.pipeline = module, fresh, pipeline
         self.waited = 0.0
-        """Seconds that the learner waited for batches since the last `told`."""
+        """Seconds that the learner waited for batches since the last `take_figures`."""
         self._connecting = 0.0
         self._depths: list[int] = []
         self._taken = Spent()
 
     def take(self, num: int) -> Iterator[Any]:
-        """Yield the next ``num`` batches.
+        """Yield the next ``num`` batches, or fewer if they come to an end.
 
         Raises:
-            DataError: there are none left.
+            DataError: not even one is left.
         """
         for i in range(num):
             if self.pipeline is not None and (depth := self.pipeline.depth) is not None:
@@ -227,11 +227,12 @@ MEMORY_LIMIT = 2**30
 """Bytes of observations and actions up to which ``mode="auto"`` holds the data in memory."""
 
 Read = dict[tuple[str, ...], Experience]
-"""What is held in memory of a recording, by the columns read, so that several modules share it."""
+"""The data of a recording that is held in memory, by the columns read. Several modules share it."""
 
 
 def feed_of(algorithm: Any, name: str, read: Read) -> Feed:
-    """The feed of one module, from its learner's position; see `plan_of` for the arguments and what is raised."""
+    """The feed of one module, which begins at its learner's position in the data; for arguments and errors, see
+    `plan_of`."""
     plan, device = plan_of(algorithm, name, read), algorithm.config.compute.device
     pipeline = DataPipeline(plan, to_device=None if device == "cpu" else partial(as_tensors, device=device))
     fresh = parted(algorithm.learner.modules[name].connectors)[1]
@@ -244,7 +245,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
     Args:
         algorithm: An `OfflineAlgorithm`. The type is Any because that class imports this file.
         name: The module id.
-        read: What other modules' feeds hold; what this one holds is added.
+        read: The data that other modules' feeds hold in memory; that of this feed is added.
         loads_here: Whether the recording is read in this process.
 
     Raises:
@@ -310,7 +311,8 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
 
 
 def _made(algorithm: Any, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
-    """Whether batches are of steps or of segments, and their size in these."""
+    """How to make batches, of steps or of segments, and their size: for a recurrent module in segments, otherwise in
+    steps."""
     config, roots = algorithm.config, algorithm.columns
     length = config.sequences.max_len
     if not module.recurrent:
@@ -371,11 +373,11 @@ def _learn(
     num_parts: int,
     stored: Any,
 ) -> None:
-    """Let connectors learn from the recording, or from what is ``stored`` in it, what they know about observations."""
+    """Let connectors learn statistics of observations from the recording, or load those ``stored`` in it."""
     if not prepare.learning:
         return
     if config.reading.obs_filter == "data":
-        for index in prepare.learning:  # one after the other, as each sees what those before it make of the data
+        for index in prepare.learning:  # one after the other, as each learns from the output of those before it
             for k in range(num_parts):
                 prepare.learn(index, part(k))
         return

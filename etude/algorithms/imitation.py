@@ -68,7 +68,8 @@ class MARWILConfig(OfflineConfig):
     al. 2018)."""
 
     value_weight: FloatFrom0 = 1.0
-    """Weight of the value loss, at least 0. Policy and value function share no layers unless the network says so."""
+    """Weight of the value loss, at least 0. Policy and value function share no layers unless `network.separate` is
+    False."""
 
     average_rate: Rate = 0.01
     """Rate at which the moving average of squared advantages follows each batch, above 0, at most 1. The default
@@ -79,12 +80,11 @@ class MARWILConfig(OfflineConfig):
 
 
 class MARWIL(OfflineAlgorithm[MARWILConfig]):
-    """Advantage-weighted imitation for recordings of mixed quality: the better an action turned out, the more it
-    weighs.
+    """Advantage-weighted imitation for recordings of mixed quality: better actions get larger weights.
 
     See `AdvantageWeights` for the weights. Advantages are computed by the value function as it is at each gradient
     step. Segments are cut to `max_segment_length`, after which the value function estimates the rest: longer segments
-    are truer to the rewards, shorter ones mix better.
+    use more of the recorded rewards, shorter ones are shuffled better.
     """
 
     def learner_connectors(self) -> list[Any]:

@@ -64,7 +64,7 @@ class TrainingJob:
     log: Sequence[Log] = ("jsonl", "tensorboard")
     save_interval: float = 60.0
     kept_in: Callable[[Path], Checkpoints | None] | None = None
-    """Given the folder of the run, returns what stores its other checkpoints; None: only the last one is stored."""
+    """Makes the `Checkpoints` of a run, given its folder; None: only the last checkpoint is kept."""
 
     @property
     def goes_on(self) -> bool:
@@ -209,7 +209,7 @@ def train_all(
                         continue
                     try:
                         running[number] = _Child(jobs[number], sent[number])
-                    except OSError as error:  # out of memory, for instance; the others go on
+                    except OSError as error:  # out of memory, for example; the others continue
                         note(number, Outcome(error=f"its process can't be started: {error}."))
                     else:
                         board.begin(jobs[number].name)

@@ -122,7 +122,7 @@ class CompiledStep:
     def _columns_used(self, batch: Batch) -> list[str]:
         """The columns that the loss uses; also finds which parameters its sides reach."""
         wants_sides = self._optim.needs_sides and self._optim.sides is None
-        # The step itself draws its random numbers anew, so that a run that begins here goes on like one that does not.
+        # This call must use no random numbers: a resumed run, which repeats it, would differ from one never stopped.
         drawn_on = [self._device] if self._device.type == "cuda" else []
         with torch.set_grad_enabled(wants_sides), torch.random.fork_rng(drawn_on):
             loss = self._loss(self._module, batch)
@@ -144,8 +144,8 @@ class CompiledStep:
         return found
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
-        """For each side of the loss but the first, 1 where its gradient lies in the flat gradient; [] if they are
-        separate."""
+        """For each side of the loss but the first, a mask: 1 where its gradient is in the flat gradient, otherwise 0;
+        [] if they are separate."""
         sides = self._optim.sides
         if sides is None or not sides.limited or sides.backs_apart:
             return []
@@ -246,9 +246,9 @@ _KINDS_OF_GUARDS = frozenset(
 )
 """Torch's names of checks of values, types and attributes, not of layers, hooks and whole modules."""
 _NOT_KEPT = ("['__import_torch", "['__import_etude_dot", "['__builtins", "_hooks", "._parameters", "___unnamed_scope")
-"""Parts of the names of what does not change."""
+"""Parts of the guard names of what does not change."""
 _READ_ANEW = "___from_numpy"
-"""In names of NumPy's values, which are inputs of the graph."""
+"""Part of the guard names of NumPy values, which are inputs of the graph."""
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,7 +268,7 @@ def _of_what_is_kept(guards: Sequence[Any]) -> list[bool]:
     kept = []
     for guard in guards:
         name = guard.name
-        is_of_loss = "self._lossed.loss" in name  # also a class's attribute, which one of the object may hide later
+        is_of_loss = "self._lossed.loss" in name  # class attributes, too, as one of the object may hide them later
         is_ours = ("self._lossed" in name or "G[" in name) and not any(part in name for part in _NOT_KEPT)
         kept.append(_READ_ANEW not in name and (is_of_loss or (is_ours and guard.guard_type in _KINDS_OF_GUARDS)))
     return kept

@@ -105,8 +105,8 @@ class FlatParameters:
         """Further flat gradients, of sides of a loss that are clipped separately."""
 
     def take_back(self) -> None:
-        """Copy the values of parameters that lie elsewhere now, after ``parameter.data = ...`` for instance, or because
-        another learner has the module, too; and make these parameters views again.
+        """Move parameters that are now in other memory back into the flat block, as views with their current values.
+        They move after ``parameter.data = ...``, or if another learner trains the module, too.
 
         Raises:
             ModuleError: a parameter has another shape, dtype or device than before.
@@ -168,8 +168,8 @@ Rates: TypeAlias = float | Sequence[tuple[slice, float]]
 class Adam:
     """Adam (Kingma & Ba 2015, algorithm 1) over flat parameters, using torch's function and its fused kernel.
 
-    ``torch.optim.Adam`` calls the same function, but its overhead is 40 us on a CPU (75 of a PPO step of 1,900,
-    measured): more than 3 % of a gradient step of a small network, for each optimizer.
+    ``torch.optim.Adam`` calls the same function, but its overhead is 40 us on a CPU, and 75 us of a PPO step of 1,900
+    us (measured): more than 3 % of a gradient step of a small network, for each optimizer.
 
     Args:
         parameters: The parameters; their gradients are read from ``parameters.grad``.
@@ -281,7 +281,7 @@ Optimizer: TypeAlias = Adam | TorchOptimizer
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
     """Raise an EtudeError if a parameter that needs a gradient has no optimizer, or two, or if a frozen one has an
-    optimizer; it is named."""
+    optimizer; the message names it."""
     needed = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if not needed:
         raise EtudeError("the module has no parameter to train.")
@@ -312,7 +312,7 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
 # -- limits of gradients -------------------------------------------------------------------------------------------
 
 ClipBy: TypeAlias = Literal["loss_norm", "global_norm", "norm", "value"]
-"""What gradients are clipped by. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
+"""How gradients are clipped. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
 most the limit (Pascanu et al. 2013). ``loss_norm``: the same, separately for the gradients of the policy's loss and of
 the value's (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor. ``value``: limit each element."""
 
@@ -339,7 +339,8 @@ Reached: TypeAlias = Sequence[frozenset[str]]
 
 
 class Sides:
-    """Which parameters of an optimizer the sides of the loss reach.
+    """Which parameters of an optimizer get gradients from which sides of the loss (policy, value, critic; see
+    `Loss.sides`).
 
     If no parameter is reached by two sides, one backward pass computes all gradients, each side's in its own slices of
     the flat gradient. If layers are shared and each side is to be clipped, each side has its own backward pass and its
@@ -405,7 +406,7 @@ DecayRates = Annotated[
     tuple[float, float],
     Rule(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers, each at least 0 and below 1"),
 ]
-"""Of Adam's two moments."""
+"""Decay rates of Adam's two moments."""
 
 
 @settings
@@ -442,12 +443,12 @@ class OptimizerConfig:
 
     accumulate: IntFrom1 = 1
     """Minibatches whose gradients are averaged for one gradient step, at least 1: for batches that don't fit in memory.
-    Settings that count gradient steps still do: each step takes this many minibatches. What is left over at the end of
-    an update (with `kl_target`, of an epoch) makes a step of its own."""
+    Settings that count gradient steps are not affected: each step uses this many minibatches. Minibatches left over at
+    the end of an update (with `kl_target`, of an epoch) make a step of their own."""
 
     max_skipped: IntFrom1 = 10
-    """Consecutive skipped gradient steps that are an error, at least 1. A gradient step is skipped, and counted as
-    `skipped_steps`, if its loss or gradients are not finite."""
+    """Number of consecutive skipped gradient steps that raises an error, at least 1. A gradient step is skipped, and
+    counted as `skipped_steps`, if its loss or gradients are not finite."""
 
 
 RATE_OF = {"policy": "actor", "value": "critic", "critic": "critic"}
@@ -477,7 +478,7 @@ class Optimizers:
         self.needs_sides = False
         """Whether it matters which parameters each side reaches."""
         self.known_parts: set[str] = set()
-        """The parts of the losses in which that was looked for."""
+        """The parts of losses for which this was determined."""
         self._clippings: dict[str, list[Clipping]] | None = None  # None once gradients have moved in memory
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
@@ -506,7 +507,7 @@ class Optimizers:
         self.forget_memory()
 
     def forget_memory(self) -> None:
-        """Forget where gradients lie in memory."""
+        """Forget where gradients are in memory."""
         self._clippings = None
 
     # -- learning rates -----------------------------------------------------------------------------------------
@@ -591,7 +592,7 @@ class Optimizers:
         return found
 
     def norms(self, clippings: Sequence[Clipping]) -> list[torch.Tensor]:
-        """The joint L2 norm of each."""
+        """The joint L2 norm of the gradients of each, a 0-d tensor."""
         norms = []
         for clipping in clippings:
             parts = list(map(torch.linalg.vector_norm, clipping.parts))
