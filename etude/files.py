@@ -273,7 +273,7 @@ class RemotePath:
         self.system, self.inner, self.listing = system, inner.rstrip("/") or inner[:1], listing
         self._url = url.rstrip("/")
 
-    # -- its name ------------------------------------------------------------------------------------------------------
+    # -- names and parts -----------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         """The URL, without credentials."""
@@ -335,7 +335,7 @@ class RemotePath:
         """The fsspec file system that pyarrow's wraps, if there is one."""
         return getattr(getattr(self.system, "handler", None), "fs", None)
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- listing and sizes ---------------------------------------------------------------------------------------------
 
     def listed(self) -> "RemotePath":
         """This path with a new listing of everything under it, made with one request per page.
@@ -513,7 +513,7 @@ AnyPath: TypeAlias = Path | RemotePath
 """A local or remote file or folder."""
 
 
-# -- from what users give to paths ---------------------------------------------------------------------------------
+# -- paths, URLs and globs -----------------------------------------------------------------------------------------
 
 
 Systems = dict[str, tuple[Any, str]]
@@ -558,7 +558,7 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
 
 
 def anchored(path: AnyPath) -> AnyPath:
-    """The same place, wherever the program goes on working later: an env may change the current folder."""
+    """Make a local path absolute, so that it stays valid if an env changes the current folder."""
     return path.absolute() if isinstance(path, Path) else path
 
 
@@ -572,7 +572,7 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
         known: Open file systems; the one opened for this URL is added, so that many URLs share it.
 
     Raises:
-        DataError: neither of them supports such URLs, or the server can't be reached; or it is a ``reference`` URL.
+        DataError: neither of them supports such URLs, the server can't be reached, or it is a ``reference`` URL.
     """
     if _RUNS_TEMPLATES.search(url):
         raise DataError(
@@ -676,7 +676,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
 
 
 def above_glob(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
-    """The folder above the first name that a glob leaves open; None if ``where`` is no glob."""
+    """The folder above the first name with a wildcard; None if ``where`` is not a glob."""
     text = None if isinstance(where, RemotePath) else os.fspath(where)
     if text is None or not glob.has_magic(path_in(text)):
         return None
@@ -731,7 +731,7 @@ def shown(data: Any) -> str:
     return str(data) if isinstance(data, RemotePath) else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-# -- local and remote alike ----------------------------------------------------------------------------------------
+# -- functions for local and remote paths --------------------------------------------------------------------------
 
 
 def relative(path: AnyPath, folder: AnyPath) -> PurePath:
@@ -742,7 +742,7 @@ def relative(path: AnyPath, folder: AnyPath) -> PurePath:
 def visible_files(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
     """The files below ``folder`` whose names match ``pattern``, `in_order`.
 
-    Those are left out whose name, or that of a folder between, begins with ``.`` or ``_``.
+    A file is left out if its name, or that of a folder between, begins with ``.`` or ``_``.
     """
     found: list[Any] = [path for path in folder.rglob(pattern) if path.is_file()]
     return in_order(path for path in found if not any(part[0] in "._" for part in relative(path, folder).parts))
@@ -759,9 +759,9 @@ def in_order(paths: Iterable[AnyPath]) -> list[AnyPath]:
 
 
 def in_arrow(path: AnyPath) -> tuple[Any, Any]:
-    """A path and its file system (None for this machine) as pyarrow's functions take them.
+    """A path and its file system (None for this machine) for pyarrow's functions.
 
-    They would take a relative path such as ``s3:/x`` for a URL.
+    Local paths are made absolute, because pyarrow would take a relative one such as ``s3:/x`` for a URL.
     """
     return (path.inner, path.system) if isinstance(path, RemotePath) else (path.absolute(), None)
 

@@ -50,8 +50,8 @@ def whole(found: pq.FileMetaData | DataError) -> pq.FileMetaData:
 def opened(
     path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = (), *, checked: bool = False
 ) -> pq.ParquetFile:
-    """Open a file; its pages are checked as they are read, unless they were ``checked`` before. Columns among ``keys``
-    are read dictionary-encoded."""
+    """Open a file. Checksums of pages are verified on reading, unless they were ``checked`` before. Columns among
+    ``keys`` are read dictionary-encoded."""
     source, system = in_arrow(path)
     how = {"metadata": metadata, "read_dictionary": list(keys), "page_checksum_verification": not checked}
     return pq.ParquetFile(source, filesystem=system, **how)
