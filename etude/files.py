@@ -131,7 +131,7 @@ class Lock:
                 self._file.seek(0)
                 owner = self._file.read(200).decode(errors="replace").strip()
                 self._file.close()
-                raise InUseError(f"process {owner}" if owner else "its lock does not tell which") from None
+                raise InUseError(f"process {owner}" if owner else "an unknown process") from None
             if self.is_there():
                 break
             self._file.close()  # its owner has just removed the file
@@ -504,7 +504,7 @@ class RemotePath:
             yield
         except Exception as error:
             raise DataError(
-                f"{self}: can't be looked at ({first_line(error)}). Is the name right, and do the credentials found "
+                f"{self}: can't be accessed ({first_line(error)}). Is the name right, and do the credentials found "
                 "here (environment, configuration files, the machine's role) allow it? Give others with `filesystem=`."
             ) from error
 

@@ -610,7 +610,7 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
     fine, result = _fit(hint, value, text)
     if not fine or foreign_env(value):
         finite = " that is finite" if str(value).lstrip("-") in ("inf", "nan") else ""
-        truth = ": not yes or no" if _holds_truth(value) else ""
+        truth = ", not true or false" if _holds_truth(value) else ""
         raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.{_advice(hint, value)}")
     return result
 

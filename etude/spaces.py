@@ -470,7 +470,7 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
 def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
     dtype = np.dtype(name if isinstance(name, str) else "")
     if dtype.kind not in kinds:
-        raise ValueError(f"{name!r} is no dtype of such a space")
+        raise ValueError(f"the dtype {name!r} is not possible for such a space")
     return dtype
 
 

@@ -244,7 +244,7 @@ def test_a_driver_s_own_errors_are_told(monkeypatch):
         with pytest.raises(OSError, match="LoginError: no such user"):
             path.read_bytes()
     monkeypatch.setattr(type(memory), "info", refused)
-    with pytest.raises(DataError, match=r"memory://box/a: can't be looked at \(no such user\)\. Is the name right"):
+    with pytest.raises(DataError, match=r"memory://box/a: can't be accessed \(no such user\)\. Is the name right"):
         path.exists()
 
 

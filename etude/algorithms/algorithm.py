@@ -317,7 +317,9 @@ class Algorithm(Generic[C]):
             SettingsError: there are several policies.
         """
         if len(self.policies) > 1:
-            raise SettingsError(f"there are the modules {list(self.policies)}: say which, as .policies[name].")
+            raise SettingsError(
+                f"there are several modules ({', '.join(self.policies)}): choose one with .policies[name]."
+            )
         return next(iter(self.policies.values()))
 
     @property

@@ -235,8 +235,8 @@ def band_of(runs: Sequence[RunCurve]) -> Band:
     first, last = max(run.x[0] for run in runs), min(run.x[-1] for run in runs)
     if not last:
         raise DataError(
-            f"{runs[0].group}: the clock of its runs stands still, as that of env steps where training is offline: "
-            "take another as `x` (--x updates)."
+            f"{runs[0].group}: `x` is 0 in all rows, as env steps are in offline training: use another, such as "
+            "updates (--x updates)."
         )
     if last < first:
         raise DataError(f"{runs[0].group}: its runs have no time in common: {', '.join(run.path for run in runs)}.")

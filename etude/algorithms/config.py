@@ -72,9 +72,9 @@ class AgentsConfig:
             "agents",
             modules=(
                 self.modules is None or 0 < len(set(self.modules)) == len(self.modules),
-                "one id or more, each once",
+                "a list of at least one id, without duplicates",
             ),
-            module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
+            module_of=(self.module_of is None or self.modules is not None, "none without `modules`"),
         )
 
 
@@ -639,7 +639,8 @@ class OfflineConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rules(
-            self, prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings")
+            self,
+            prelearner=(not isinstance(self.prelearner, type), "an object, not the class: write MyPreLearner(...)"),
         )
         if self.data is None and self.env is None:
             raise SettingsError(

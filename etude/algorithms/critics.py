@@ -35,7 +35,7 @@ def of_kind(module: Module, kind: type[M]) -> M:
         ModuleError: it is of another kind.
     """
     if not isinstance(module, kind):
-        raise ModuleError(f"{type(module).__name__} is no {kind.__name__}: let make_module() give one.")
+        raise ModuleError(f"{type(module).__name__} is not a {kind.__name__}: return one from make_module().")
     return module
 
 
@@ -51,8 +51,7 @@ def check_box(
     check_no_integers(action_space)
     if not isinstance(action_space, spaces.Box):
         raise SettingsError(
-            f"the action space is {in_words(action_space)}, but {name} draws the actions of a Box of floats only. "
-            f"Take {others}."
+            f"the action space is {in_words(action_space)}, but {name} needs a Box of floats. Use {others}."
         )
 
 
@@ -65,7 +64,7 @@ def not_recurrent(module: Module, name: str) -> Module:
     if module.recurrent:
         raise SettingsError(
             f"{type(module.net).__name__} is recurrent, but {name} learns from single steps, which have no order in "
-            "time: take a network without a memory, or BC."
+            "time: use a network without a memory, or BC."
         )
     return module
 
@@ -75,8 +74,8 @@ def check_memories(policy: Module, config: NetworkConfig, name: str) -> None:
     if policy.recurrent != (config.recurrent is not None):
         has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
         raise SettingsError(
-            f"the {has} of {name} would have a memory, and the {lacks} none: give a `module` that is recurrent and "
-            "set `network.recurrent`, which the critics are made by, or neither."
+            f"the {has} of {name} would be recurrent, but not the {lacks}: give a recurrent `module` and set "
+            "`network.recurrent`, which shapes the critics, or neither."
         )
 
 

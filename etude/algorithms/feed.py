@@ -351,8 +351,8 @@ def _held(config: OfflineConfig, recording: Recording, fresh: list[Connector], m
     mode = config.reading.mode
     if mode == "materialize_mapped_data" and fresh:
         raise SettingsError(
-            f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
-            "it learns: what it gives can't be held. Take materialize_data, stream or auto."
+            f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} uses the module, which changes "
+            "during training, so its output can't be held. Use materialize_data, stream or auto."
         )
     if mode != "auto":
         return modes[mode]
@@ -428,7 +428,7 @@ def check_batch(batch: Any, module: Module) -> None:
 def _check_column(name: str, column: Any, leaf: Space) -> None:
     wanted = leaf_shape(leaf)
     if tuple(column.shape[1:]) != wanted:
-        raise DataError(f"column `{name}` of a batch has rows of shape {tuple(column.shape[1:])}, wanted are {wanted}.")
+        raise DataError(f"column `{name}` of a batch has rows of shape {tuple(column.shape[1:])}, not {wanted}.")
     if leaf_dtype(leaf).kind == "f":
         return
     is_float = column.dtype.is_floating_point if isinstance(column, torch.Tensor) else column.dtype.kind == "f"

@@ -70,7 +70,7 @@ class IMPALAConfig(OnPolicyConfig):
         super().__post_init__()
         alone = self.minibatch_size == type(self).minibatch_size
         check_rules(
-            self, minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none")
+            self, minibatch_size=(self.num_minibatches is None or alone, "left out, or `num_minibatches` be none")
         )
 
 

@@ -81,10 +81,10 @@ class OffPolicyConfig(ActingConfig):
         check_rules(
             lengths,
             "trajectories",
-            min_length=(lengths.min_length == 1, "1 where steps come a few at a time into a replay"),
+            min_length=(lengths.min_length == 1, "1, as steps reach the replay buffer a few at a time"),
             max_length=(
                 lengths.max_length is None or lengths.at_max_length == "reset",
-                "none, or `at_max_length` be 'reset': a replay joins segments that were cut",
+                "none, or `at_max_length` be 'reset': a replay buffer joins segments that were cut",
             ),
         )
 

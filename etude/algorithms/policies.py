@@ -47,8 +47,8 @@ def make_policy(
     for connector in connectors.connectors:
         if connector.uses_module or isinstance(connector, LiftAdvantages | NormalizeAdvantages):
             raise SettingsError(
-                f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
-                "algorithm lists it in its learner_connectors()."
+                f"`connectors` are applied between env and module, where {connector.name} has no effect: return it "
+                "from the algorithm's learner_connectors()."
             )
         if connector.hindsight and isinstance(config, ActingConfig):
             raise SettingsError(
@@ -110,7 +110,7 @@ def check_apart(policies: Mapping[str, Policy], modules_to_train: TrainedLike | 
             if policies[other].module.net is policy.module.net:
                 raise SettingsError(
                     f"the modules {other!r} and {name!r} have the same network, {net}: give a class or a function that "
-                    "makes one for each, or copies (copy.deepcopy). Agents that shall share a network share a module."
+                    "makes one for each, or copies (copy.deepcopy). Agents that should share a network share a module."
                 )
             if modules_to_train is not None and (
                 callable(modules_to_train) or (name in modules_to_train) != (other in modules_to_train)
@@ -182,7 +182,7 @@ def learner_pipeline(connectors: list[Any], module: Module, config: AlgorithmCon
     if pipeline.spaces(*spaces) != spaces:
         raise SettingsError(
             f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
-            "env and module belongs into the setting `connectors`."
+            "env and module belongs in the setting `connectors`."
         )
     for connector in pipeline.connectors:
         if isinstance(config, ActingConfig) and not config.trajectories.whole_episodes and connector.context:

@@ -315,7 +315,7 @@ class Task(ActingAlgorithm[C]):
         try:
             made.validate(finite=())
         except DataError as error:
-            raise DataError(f"what {type(self).__name__}.{by} returned is not sound: {error}") from error
+            raise DataError(f"what {type(self).__name__}.{by} returned is invalid: {error}") from error
         return made
 
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:

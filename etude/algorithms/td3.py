@@ -83,7 +83,9 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
+        check_rules(
+            self.network, "network", squash=(self.network.squash is not False, "true: the policy always uses tanh")
+        )
 
 
 class NoisyTanh(SquashedGaussian):
@@ -296,7 +298,9 @@ class TD3BCConfig(OfflineCriticConfig, TwinDelayedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
+        check_rules(
+            self.network, "network", squash=(self.network.squash is not False, "true: the policy always uses tanh")
+        )
 
 
 class TD3BC(TwinDelayed, OfflineCriticAlgorithm[TD3BCConfig]):

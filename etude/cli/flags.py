@@ -420,6 +420,11 @@ def _loader() -> Any:
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
+def summary(cls: type) -> str:
+    """The first paragraph of a class's docstring, as one line; empty without a docstring."""
+    return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+
+
 def _write_help(
     kinds: Mapping[str, type], names: FlagNames, prog: str, about: str, positional: str | None, *, everything: bool
 ) -> None:
@@ -455,7 +460,7 @@ def _write_help(
     fields = []
     for path, (owner, found) in [(path, group) for path, group in groups.items() if group[1]]:
         made = dataclasses.make_dataclass("_".join(path), found)
-        made.__doc__ = (owner.__doc__ or "").partition("\n")[0] if path[1:] else ""
+        made.__doc__ = summary(owner) if path[1:] else ""
         shown_as = tyro.conf.arg(name=".".join(path))
         fields.append(("_".join(path), Annotated[(made, shown_as)], dataclasses.field(default_factory=made)))
     more = "" if is_whole else f"\n\nAll settings: {prog} {HELP_ALL}"

@@ -120,7 +120,7 @@ def main(command: str, args: list[str]) -> int:
     cls = algorithm_class(args, "train", USAGE)
     if cls is None:
         return 0
-    owner, given, options = ask(cls, TrainOptions, args, "train", (cls.__doc__ or "").partition("\n")[0])
+    owner, given, options = ask(cls, TrainOptions, args, "train", flags.summary(cls))
     if options.seeds:
         return _train_seeds(cls, owner, given, options)
     if options.resume is not None:

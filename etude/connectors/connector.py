@@ -229,7 +229,7 @@ def check_kept(connector: Connector) -> None:
         return
     if overrides(connector, "update") or (connector.remembers() and not overrides(connector, "step")):
         raise SettingsError(
-            f"the connector `{connector.name}` keeps something, since it has an `update` or a `start`, but lacks "
+            f"the connector `{connector.name}` has an `update` or a `start`, and so a state, but lacks "
             "`state_dict` or `load_state_dict`: checkpoints and policies that act would lose it. Write both; they may "
             "return {} and do nothing if it is not needed later. For a `start` without an `act`, `new_state` and "
             "`step` will do."

@@ -107,7 +107,7 @@ class ReturnToGo(MemoryConnector):
         """
         target = self._best if self.target is None else self.target
         if target is None:
-            raise SettingsError("there is no return to aim at: set a target, or learn from a recording first.")
+            raise SettingsError("there is no target return: set `target`, or train on a recording first.")
         left = where_rows(inputs.first, float(target), state[_LEFT] - inputs.prev_reward)
         return inputs.with_obs(self._added(inputs.obs, left)), {_LEFT: left}
 
@@ -298,4 +298,4 @@ def one_step(leaf: Space) -> Space:
         return spaces.MultiDiscrete(leaf.nvec[0], leaf_dtype(leaf).type, start=leaf.start[0])
     if isinstance(leaf, spaces.MultiBinary):
         return spaces.MultiBinary(leaf.shape[1] if len(leaf.shape) == 2 else list(leaf.shape[1:]))
-    raise SpaceError(f"{leaf} is not of several steps: History, which the network needs, does not stand before it.")
+    raise SpaceError(f"{leaf} is of a single step: the network needs `history` as the last connector before it.")

@@ -372,7 +372,7 @@ class Drop(ObservationMap):
             SpaceError: nothing would be left.
         """
         if not self.paths:
-            raise SettingsError("the connector `drop` does not say what: name a part of the observation, drop:mission.")
+            raise SettingsError("the connector `drop` needs the name of a part of the observation, as in drop:mission.")
         return without(obs_space, self.paths), action_space
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:

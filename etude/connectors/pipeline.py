@@ -314,9 +314,9 @@ class Pipeline(Connector):
             is_own = overrides(connector, "act") and not isinstance(connector, BoundedActions)
             if is_own and not overrides(connector, "unact"):
                 raise SettingsError(
-                    f"there are actions as the env takes them (in a recording whose action space is not the module's, "
-                    f"or as off_policy_action), but the connector `{connector.name}` changes actions without saying "
-                    "which one gives these: write its method `unact`, the inverse of `act`."
+                    f"there are the env's actions (in a recording whose action space is not the module's, or as "
+                    f"off_policy_action), but the connector `{connector.name}` has an `act` without an `unact`: write "
+                    "this method, the inverse of `act`."
                 )
             action = connector.unact(action)
         return action
@@ -490,8 +490,8 @@ def state_from_json(pipeline: Pipeline, data: Any) -> None:
     """
     if isinstance(data, Mapping) and data and "connectors" not in data:
         raise DataError(
-            f"the recording stores what the connectors of each of its modules learned ({', '.join(map(str, data))}), "
-            "and not of one for all of them. Let them learn from the data instead (`obs_filter` 'data')."
+            f"the recording stores the state of the connectors of each module ({', '.join(map(str, data))}), not one "
+            "for all of them. Let them learn from the data instead (`obs_filter` 'data')."
         )
     try:
         state = json.loads(json.dumps(data), object_hook=_restored)

@@ -499,8 +499,8 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             else "the policy takes actions that were never played, or the recorded probabilities are too large"
         )
         notes.append(
-            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is more than chance: "
-            f"{why}"
+            f"the mean weight of whole episodes is {weight:.3g} ± {error:.2g} rather than 1, which is more than "
+            f"chance: {why}"
         )
     elif not 0.5 <= weight <= 2:
         notes.append(

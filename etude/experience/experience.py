@@ -429,7 +429,7 @@ class Experience:
             DataError: the parts have different columns, or columns of different dtypes or shapes.
         """
         if not parts:
-            raise DataError("can't concat an empty list: the columns come from the parts.")
+            raise DataError("can't concatenate an empty list of Experience: give at least one.")
         for i, part in enumerate(parts):
             where = f"can't concat part {i} with part 0"
             arrays.check_alike(part.steps, parts[0].steps, "column", where)

@@ -280,9 +280,9 @@ class Replay:
                 priorities, or the state was saved with a priority alpha of 0 and this replay has another.
         """
         if ("priorities" in state) != (self._prioritized is not None):
-            there, here = ("", "out") if "priorities" in state else ("out", "")
+            there, here = ("with", "without") if "priorities" in state else ("without", "with")
             raise CheckpointError(
-                f"the replay was saved with{there} priorities, but this one is with{here}: make it the same way."
+                f"the replay was saved {there} priorities, but this one is {here} priorities: make it the same way."
             )
         self._stored.load_state_dict(state["storage"])
         self._rng.bit_generator.state = state["rng"]

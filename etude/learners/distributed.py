@@ -79,7 +79,7 @@ def _errors_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the only type that the backends raise
-        raise TeamLost(f"a learner waited for the others in vain: {str(error).strip().splitlines()[0]}") from error
+        raise TeamLost(f"a learner could not reach the others: {str(error).strip().splitlines()[0]}") from error
 
 
 def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]]:

@@ -685,7 +685,7 @@ class Learner:
             EtudeError: there are several, or none.
         """
         if len(self.modules) != 1:
-            raise EtudeError(f"there are the modules {sorted(self.modules)}: say which, as learner.modules[name].")
+            raise EtudeError(f"there are the modules {sorted(self.modules)}: choose one with learner.modules[name].")
         return next(iter(self.modules.values()))
 
     @property

@@ -508,8 +508,8 @@ class Prefetched(Iterator[Item]):
                 raise
             # Raised unchanged, it would end this thread, or the whole process, without a message.
             raise DataError(
-                f"what makes the batches raised {type(error).__name__}: {error}. A source, connector or prelearner "
-                "must raise an Exception instead, and may not call sys.exit."
+                f"the code that makes batches raised {type(error).__name__}: {error}. A source, connector or "
+                "prelearner must raise an Exception instead, and may not call sys.exit."
             ) from error
         self._ahead.append(self._thread.submit(self._make))
         if item is _END:

@@ -86,7 +86,7 @@ def _read(path: AnyPath) -> pq.FileMetaData:
         ) from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
-            f"{path}: a library that this process has imported, such as Ray Data, refuses what the file says of its "
+            f"{path}: a library that this process has imported, such as Ray Data, rejects the file's Arrow "
             f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
         ) from error
     except Exception as error:

@@ -56,7 +56,7 @@ class TableError(DataError):
         words = f"A guess, for you to check: {guess.words}"
         listed = "; ".join(guess.unsure)
         super().__init__(
-            f"{path} is a table with the columns {', '.join(guess.found)}: say which of them are what, with --columns, "
+            f"{path} is a table with the columns {', '.join(guess.found)}: say what they mean, with --columns, "
             f"or in Python with etude.Source(path, columns=...). {words}{f' (not sure: {listed})' if listed else ''}. "
             f"`etude data info` shows more."
         )
@@ -325,7 +325,7 @@ def check_stated(place: AnyPath | Places, units: Units, given: GivenSpaces, env:
         if space is None or root in units.given:
             continue
         if env is None and space != own:
-            raise DataError(f"{place}: states its `{root}` space, {own}: leave out {root}_space={space}.")
+            raise DataError(f"{place}: the data states its `{root}` space, {own}: leave out {root}_space={space}.")
         if env is not None and not (
             is_alike(space, own) or is_alike(before_mapping(space), own) or _is_env_of(units, root, space)
         ):
@@ -723,8 +723,8 @@ def _fitted(where: str, root: str, own: Space, given: Space, *, keeps: bool) -> 
         what = "If these are choices, convert them to integers." if are_choices else "Was it recorded in another env?"
         what = "Map the columns in the same order." if are_permuted(own, given) else what
         raise DataError(
-            f"{where}: its `{root}` is like {own}, which does not fit the space given (if there is an `env`, that of "
-            f"the env), {given}. {what}"
+            f"{where}: its `{root}` looks like {own}, which does not fit the space given (if there is an `env`, that "
+            f"of the env), {given}. {what}"
         )
     kept = {name for name, leaf in stored.items() if keeps and root == col.OBS and leaf_dtype(leaf).kind == "f"}
     return widened(given, root, {n: leaf_dtype(stored[n] if n in kept else leaf) for n, leaf in wanted.items()})

@@ -198,7 +198,8 @@ class Expression:
         for name in sorted(self.names - set(figures)):
             if name in columns or name in facts:
                 raise self._error(
-                    f"names `{name}`, which each step has: say what of it, such as mean({name}) or any({name} == 1)"
+                    f"names `{name}`, which has a value for each step: reduce it, as in mean({name}) or "
+                    f"any({name} == 1)"
                 )
             raise self._error(f"names `{name}`. Figures are {', '.join(figures)}{_hint(name, figures)}")
         for name in self.columns:
@@ -229,7 +230,7 @@ class Expression:
         """
         found = self._evaluated(self._evaluate, values)
         if found.dtype != np.bool_:
-            raise self._error("gives numbers, not yes or no, so it is not a condition: compare them with something")
+            raise self._error("gives numbers, so it is not a condition: compare them with something")
         return np.array(found)
 
     def _evaluated(self, evaluate: Evaluate, values: Mapping[str, Values]) -> Values:

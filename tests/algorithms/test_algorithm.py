@@ -436,7 +436,7 @@ def test_learner_connectors_may_not_change_what_the_module_sees() -> None:
         def learner_connectors(self) -> list[Any]:
             return [NormalizeObs(), *super().learner_connectors()]
 
-    with pytest.raises(SettingsError, match="belongs into the setting `connectors`"):
+    with pytest.raises(SettingsError, match="belongs in the setting `connectors`"):
         Wrong(PPOConfig(env="CartPole-v1", num_envs=2))
 
 

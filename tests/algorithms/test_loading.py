@@ -213,10 +213,10 @@ def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"modules": ()}, r"`agents.modules` is \(\), but must be one id or more, each once"),
-        ({"modules": ("a", "a")}, "`agents.modules` is .* must be one id or more, each once"),
+        ({"modules": ()}, r"`agents.modules` is \(\), but must be a list of at least one id, without duplicates"),
+        ({"modules": ("a", "a")}, "`agents.modules` is .* must be a list of at least one id, without duplicates"),
         ({"modules": ("a",), "module": OwnNet}, "`module` is .* but must be none where there are `agents.modules`"),
-        ({"module_of": by_job}, "`agents.module_of` is .* but must be none where there are no `modules`"),
+        ({"module_of": by_job}, "`agents.module_of` is .* but must be none without `modules`"),
     ],
 )
 def test_modules_that_can_not_be(given: Any, message: str) -> None:

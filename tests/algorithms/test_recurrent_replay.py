@@ -239,7 +239,7 @@ def test_what_does_not_go_together_is_said() -> None:
             hidden, last = self.gru(obs, state["h"].unsqueeze(0))
             return Output(self.out(hidden), state={"h": last[0]})
 
-    with pytest.raises(SettingsError, match="policy of SAC would have a memory, and the critics none"):
+    with pytest.raises(SettingsError, match="policy of SAC would be recurrent, but not the critics"):
         SAC(SACConfig(env="Pendulum-v1", module=Own))
     SAC(SACConfig(env="Pendulum-v1", module=Own, network=NetworkConfig(recurrent="gru", hidden=(8,)))).train()
 

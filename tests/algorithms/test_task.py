@@ -393,9 +393,9 @@ def test_postprocessing_that_does_not_fit() -> None:
         with_trajectory(lambda exp: None, True)
     with pytest.raises(DataError, match="Wrong.postprocess_trajectories returned a tuple: it must return an Exp"):
         with_trajectory(lambda exp: (exp,), False)
-    with pytest.raises(DataError, match="what Wrong.postprocess_trajectory returned is not sound: column `following`"):
+    with pytest.raises(DataError, match="what Wrong.postprocess_trajectory returned is invalid: column `following`"):
         with_trajectory(lambda exp: exp.with_steps(following=np.zeros(1, np.float32)), True)
-    with pytest.raises(DataError, match="what Wrong.postprocess_trajectories returned is not sound: column `x` has"):
+    with pytest.raises(DataError, match="what Wrong.postprocess_trajectories returned is invalid: column `x` has"):
         with_trajectory(lambda exp: exp.with_steps(x=np.zeros(1)), False)
     with pytest.raises(DataError, match="no steps to learn from"):
         with_trajectory(lambda exp: exp[0:0], False)
