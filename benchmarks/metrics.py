@@ -66,7 +66,7 @@ class _Silent(PPO):
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         return self.update_epochs(learner, exp)  # and not how far the policy has moved
 
-    def _result(self, update: Update, before: Any = None) -> Any:
+    def _result(self, *given: Any) -> Any:
         return None
 
 

@@ -34,7 +34,7 @@ if sys.platform != "win32":
 # -- atomic writes -------------------------------------------------------------------------------------------------
 
 
-def spare_name(name: str) -> str:
+def temporary_name(name: str) -> str:
     """The hidden name under which a small file is written before it replaces ``name``."""
     return f".{name}.tmp"
 
@@ -51,7 +51,7 @@ def write_atomically(path: "AnyPath", data: bytes) -> None:
     if isinstance(path, RemotePath):
         path.write_bytes(data)
         return
-    aside = path.with_name(spare_name(path.name))
+    aside = path.with_name(temporary_name(path.name))
     with _removed_on_failure(aside):
         aside.write_bytes(data)
         publish(aside, path)
@@ -491,7 +491,7 @@ class RemotePath:
         if self.is_in_object_store:
             self.put([data])
             return
-        spare = self.parent / spare_name(self.name)
+        spare = self.parent / temporary_name(self.name)
         with _removed_on_failure(spare):
             spare.put([data])
             spare.rename(self)
@@ -557,7 +557,7 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
 
 
-def anchored(path: AnyPath) -> AnyPath:
+def absolute_path(path: AnyPath) -> AnyPath:
     """Make a local path absolute, so that it stays valid if an env changes the current folder."""
     return path.absolute() if isinstance(path, Path) else path
 
@@ -675,7 +675,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
     return list(found)
 
 
-def above_glob(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
+def glob_base(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath | None:
     """The folder above the first name with a wildcard; None if ``where`` is not a glob."""
     text = None if isinstance(where, RemotePath) else os.fspath(where)
     if text is None or not glob.has_magic(path_in(text)):
@@ -758,7 +758,7 @@ def in_order(paths: Iterable[AnyPath]) -> list[AnyPath]:
     return sorted(paths, key=key)
 
 
-def in_arrow(path: AnyPath) -> tuple[Any, Any]:
+def arrow_path(path: AnyPath) -> tuple[Any, Any]:
     """A path and its file system (None for this machine) for pyarrow's functions.
 
     Local paths are made absolute, because pyarrow would take a relative one such as ``s3:/x`` for a URL.
@@ -802,7 +802,7 @@ def names_in(folder: AnyPath) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if is_there else []
 
 
-def aside_of(path: AnyPath) -> Path:
+def temporary_path(path: AnyPath) -> Path:
     """A new local path at which to write a large file before `publish_at` moves it to ``path``.
 
     It is beside ``path`` if that is local. No two writers get the same path.
@@ -815,7 +815,7 @@ def aside_of(path: AnyPath) -> Path:
 
 
 def publish_at(aside: Path, path: AnyPath) -> None:
-    """Put the finished file ``aside`` (see `aside_of`) at ``path`` atomically.
+    """Put the finished file ``aside`` (see `temporary_path`) at ``path`` atomically.
 
     Raises:
         FileExistsError: ``path`` is local and exists; ``aside`` is still there.

@@ -67,7 +67,7 @@ FloatFrom1 = Annotated[float, Rule(lambda value: value >= 1, "at least 1")]
 """A float that is at least 1."""
 FloatAbove0 = Annotated[float, Rule(lambda value: value > 0, "above 0")]
 """A float that is above 0."""
-Fraction = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1")]
+UnitInterval = Annotated[float, Rule(lambda value: 0 <= value <= 1, "between 0 and 1")]
 """A float from 0 to 1, both included."""
 Rate = Annotated[float, Rule(lambda value: 0 < value <= 1, "above 0 and at most 1")]
 """A float above 0 and at most 1."""
@@ -209,7 +209,7 @@ def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
     whole = {name: value for name, value in given.items() if name not in own}
     _refuse_unknown(cls, whole, owner)
     found = {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in whole.items()}
-    inner = placed(cls, {name: value for name, value in given.items() if name in own}, owner)
+    inner = nested_by_name(cls, {name: value for name, value in given.items() if name in own}, owner)
     known = defaults(cls) if inner else {}
     for name, changes in inner.items():
         before = found.get(name, known.get(name))
@@ -286,7 +286,7 @@ def own_paths(cls: type) -> dict[str, tuple[str, ...]]:
     return {leaf.own_name: leaf.path for leaf in leaves if len(leaf.path) > 1 and times[leaf.own_name] == 1}
 
 
-def placed(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def nested_by_name(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """``values`` of ``cls``, with those given by their own names moved into the settings that contain them.
 
     If ``values`` has the containing settings as an object, it becomes a mapping; values given by own name override it.
@@ -519,7 +519,7 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
     Raises:
         SettingsError: as in `from_dict`, but values may be missing.
     """
-    values = placed(cls, values, owner)
+    values = nested_by_name(cls, values, owner)
     _refuse_unknown(cls, values, owner)
     hints, inside = _hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}

@@ -539,7 +539,7 @@ def check_value(space: Space, value: Any, root: str) -> None:
     try:
         values = Flattener(space, root)(value)
     except (KeyError, IndexError, TypeError) as error:
-        raise misfit(space, value, root) from error
+        raise mismatch(space, value, root) from error
     for name, leaf in leaves(space, root).items():
         array = np.asarray(values[name])
         check_form(name, leaf, array)
@@ -583,7 +583,7 @@ def are_choices(leaf: Space, array: np.ndarray) -> np.ndarray | None:
     return marked
 
 
-def misfit(space: Space, value: Any, name: str) -> SpaceError:
+def mismatch(space: Space, value: Any, name: str) -> SpaceError:
     """The error for a value that lacks a part of its space, or has another structure; the part is named."""
     return _misfit(space, value, name) or SpaceError(
         f"`{name}` is {described_value(value)}, but its space is {in_words(space)}."

@@ -34,7 +34,7 @@ class ActingAlgorithm(Algorithm[C]):
     """Base class of algorithms that own envs and a runner and collect experience. Define `loss` and `training_step`."""
 
     Config = ActingConfig
-    collects_beside: ClassVar[bool] = False
+    collects_in_background: ClassVar[bool] = False
     """Whether remote runners keep collecting while it learns. It must be able to learn from steps collected with older
     weights."""
 
@@ -129,9 +129,11 @@ class ActingAlgorithm(Algorithm[C]):
         """Start new episodes, and continue the runner's counts from the algorithm's."""
         assert self._runner is not None
         self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
-        self._runner.begin_anew()
+        self._runner.abandon_episodes()
         # A new runner would otherwise repeat the run's first episodes.
-        self._runner.begin_again(int(np.random.SeedSequence([self.runner_seed, self.env_steps]).generate_state(1)[0]))
+        self._runner.restart_episodes(
+            int(np.random.SeedSequence([self.runner_seed, self.env_steps]).generate_state(1)[0])
+        )
         self._resumed = f"new episodes: {why}"
         self._record_on(new_episodes=True)
 

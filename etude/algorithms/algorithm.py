@@ -86,7 +86,7 @@ _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episod
 _log = logging.getLogger("etude.algorithms")
 
 
-def lacks_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> bool:
+def needs_evaluation(config: AlgorithmConfig, result: Result, stop: Stop) -> bool:
     """Whether a budget ended training with ``result`` before its weights were evaluated.
 
     False if the goal is met, as another evaluation might fall short of it, and for runs without evaluations.
@@ -502,7 +502,7 @@ class Algorithm(Generic[C]):
         logged, times = self.metrics.peek() if before is None else self.metrics.reduce(), self.times
         if before is not None:
             self.times = dict.fromkeys(times, 0.0)
-        sampling = seconds if self.engine.samples_beside else times.get("sample", 0.0)
+        sampling = seconds if self.engine.samples_in_background else times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before[0]
         rates: dict[str, dict[str, float]] = {}  # learning rates and other schedules, and the connectors' metrics
         for module_id, learner in self.learner.modules.items():
@@ -551,8 +551,8 @@ class Algorithm(Generic[C]):
     @interruptible
     def last_evaluations(self, result: Result, stop: Stop) -> Iterator[Result]:
         """Yield ``result`` again with the evaluations that are still missing: first one that is still running, then one
-        of the final weights. Yields nothing unless the result `lacks_evaluation`."""
-        if not lacks_evaluation(self.config, result, stop):
+        of the final weights. Yields nothing unless the result `needs_evaluation`."""
+        if not needs_evaluation(self.config, result, stop):
             return
         self._pull()
         if self._evaluating is not None:
@@ -603,9 +603,9 @@ class Algorithm(Generic[C]):
         """
         stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
-        standing = self.standing()
-        if stop.budget_used(standing):
-            yield standing
+        current_result = self.current_result()
+        if stop.budget_used(current_result):
+            yield current_result
             return
         while True:
             result = self.train()
@@ -613,7 +613,7 @@ class Algorithm(Generic[C]):
             if stop.now(result):
                 return
 
-    def standing(self) -> Result:
+    def current_result(self) -> Result:
         """A result with the current state, without another iteration."""
         return self._result(Update({}, {}))
 
@@ -685,7 +685,7 @@ class Algorithm(Generic[C]):
                 run.clear(folder)
             view = self.view(stop, quiet=not progress)
             result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
-        if signals.is_set() and (not stop.now(result) or lacks_evaluation(self.config, result, stop)):
+        if signals.is_set() and (not stop.now(result) or needs_evaluation(self.config, result, stop)):
             raise KeyboardInterrupt(f"the run is saved in {folder}")
         return result
 
@@ -721,7 +721,7 @@ class Algorithm(Generic[C]):
             each: Called with each new result and the logs.
             concluded: If the process must be killed, called after the run is saved; returns the exit code.
         """
-        start, saved, took, result = self.iteration, time.monotonic(), 0.0, self.standing()
+        start, saved, took, result = self.iteration, time.monotonic(), 0.0, self.current_result()
         self._run = {"log": [*log], "save_interval": save_interval}
         if checkpoints is not None and checkpoints.keep_last and Path(checkpoints.folder) == out / run.CHECKPOINTS:
             self._run["checkpoints"] = checkpoints.rule()
@@ -730,7 +730,7 @@ class Algorithm(Generic[C]):
             run.check_same(out, begun)
             if between:  # these weights have no score, so kept checkpoints stay as they are
                 self._log_trained((self.env_steps, self.agent_steps))
-            self.save(out, result=self.standing() if between else result)
+            self.save(out, result=self.current_result() if between else result)
             if checkpoints is not None and not between:
                 checkpoints.add(out, result)
 
@@ -768,14 +768,14 @@ class Algorithm(Generic[C]):
                         saved = time.monotonic()
                         took = saved - begin
                 is_whole = True
-                if lacks_evaluation(self.config, result, stop) and not signals.is_set():
+                if needs_evaluation(self.config, result, stop) and not signals.is_set():
                     save(between=True)  # evaluations may take long
                     try:
                         for evaluated in self.last_evaluations(result, stop):
                             logs.write(result := evaluated, self.histograms, self.media)
                             view.show(result)
                             if checkpoints is not None:
-                                checkpoints.take_late(result)
+                                checkpoints.add_late_evaluation(result)
                     except Exception as error:  # noqa: BLE001  raised once the weights are saved
                         failure = error
             with signals.concluding():

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import ClipRange, ModuleLike, OnPolicyConfig, TargetConfig, VTraceConfig
-from etude.algorithms.critics import follow_when_due
+from etude.algorithms.critics import update_when_due
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
@@ -67,7 +67,7 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
     follow, clipping keeps the policy close, as in PPO.
     """
 
-    collects_beside: ClassVar[bool] = True
+    collects_in_background: ClassVar[bool] = True
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """Make a module, with a target network if `target.interval` is set."""
@@ -112,4 +112,4 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
 
     def after_step(self, module: Module) -> None:
         """Update the target network when it is due."""
-        follow_when_due(self.learner, module, self.config.target)
+        update_when_due(self.learner, module, self.config.target)

@@ -28,7 +28,7 @@ from etude.checkpoints import (
 from etude.checkpoints.codec import Encoder
 from etude.display import short
 from etude.errors import CheckpointError, EtudeError, SettingsError
-from etude.files import anchored, names_in
+from etude.files import absolute_path, names_in
 from etude.learners import ModuleLearner
 from etude.modules.module import load_weights
 from etude.policies import Policy
@@ -297,7 +297,7 @@ class Checkpoints:
             raise SettingsError(f"`best_is` is {best_is!r}, but must be 'max' or 'min'.")
         check_metric(metric)
         self.keep_last, self.keep_best = keep_last, keep_best
-        self.folder = str(anchored(folder_at(folder))) if not is_url(os.fspath(folder)) else os.fspath(folder)
+        self.folder = str(absolute_path(folder_at(folder))) if not is_url(os.fspath(folder)) else os.fspath(folder)
         self.metric, self.best_is = metric, best_is
         self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}
@@ -361,7 +361,7 @@ class Checkpoints:
     def would_be_best(self, result: Result) -> bool:
         """Whether a checkpoint with this result would be among the best, or might be, because an evaluation of its
         weights is running."""
-        self.take_late(result)
+        self.add_late_evaluation(result)
         if self.keep_best and self._will_be_scored(result, result.updates):
             return True
         score = self._score(vars(result), result.updates)
@@ -390,7 +390,7 @@ class Checkpoints:
                 stacklevel=3,
             )
         self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path, result.updates)
-        self.take_late(result)
+        self.add_late_evaluation(result)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
         stays = {*newest, *self.ranked()[: self.keep_best]}
         for kept in set(self._kept.values()) - stays:
@@ -417,7 +417,7 @@ class Checkpoints:
         """Whether an evaluation of the weights after ``updates`` gradient steps is running."""
         return result.evaluating == updates and self._is_evaluated(vars(result))
 
-    def take_late(self, result: Result) -> None:
+    def add_late_evaluation(self, result: Result) -> None:
         """Give a checkpoint the score of an evaluation that ran in parallel with training and has ended."""
         updates = int(result.evaluation.get("updates", result.updates))
         score = self._score(vars(result), updates)

@@ -28,7 +28,7 @@ from etude.envs.render import (
     fps_of,
     open_window,
     parse_size,
-    seen_env,
+    rendering_env,
 )
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
@@ -196,7 +196,7 @@ def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
     if where is None:
         raise SettingsError("there is no env to act in: give one, as env=....")
     with no_screen_needed():
-        shown = seen_env(where, mode)
+        shown = rendering_env(where, mode)
         try:
             yield shown
         finally:

@@ -20,11 +20,11 @@ from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
 from etude.settings import (
     FloatAbove0,
     FloatFrom0,
-    Fraction,
     IntFrom0,
     IntFrom1,
     Rate,
     Rule,
+    UnitInterval,
     check_rules,
     defaults,
     leaves_of,
@@ -379,7 +379,7 @@ class AlgorithmConfig:
     """Settings without effect on this algorithm, by dotted path (such as `network.separate`), and the reason: they are
     refused. Those of base classes are added."""
 
-    of_weights: ClassVar[tuple[str, ...]] = ("network",)
+    architecture_settings: ClassVar[tuple[str, ...]] = ("network",)
     """Settings that determine what the weights mean: a run or a policy can't be loaded with other values of these, even
     if the weights would fit."""
 
@@ -541,7 +541,7 @@ class ActingConfig(AlgorithmConfig):
     trajectories: TrajectoryConfig = TrajectoryConfig()
     """How collected steps are cut into segments and counted."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
 
@@ -578,7 +578,7 @@ class OnPolicyConfig(ActingConfig):
     sequences: SequenceConfig = SequenceConfig()
     """How recurrent modules are trained."""
 
-    lambda_: Fraction = 0.95
+    lambda_: UnitInterval = 0.95
     """Lambda of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
 
 

@@ -18,7 +18,7 @@ from etude.modules import Module
 from etude.modules.critics import ActionEncoder, FollowedModule, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution, check_no_integers
 from etude.modules.network import NetworkConfig, RecurrentLayer
-from etude.settings import Fraction, IntFrom1, Rate, settings
+from etude.settings import IntFrom1, Rate, UnitInterval, settings
 from etude.spaces import Space, in_words
 
 M = TypeVar("M", bound=Module)
@@ -91,7 +91,7 @@ def trained(**parts: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: [p for p in part.parameters() if p.requires_grad] for name, part in parts.items()}
 
 
-def follow_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
+def update_when_due(learner: Learner, module: Module, target: TargetConfig) -> None:
     """Update the module's target network every ``target.interval`` gradient steps. If that step was skipped, the next
     step that is not skipped updates it."""
     if target.interval is None:
@@ -119,7 +119,7 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
 class OfflineCriticConfig(OfflineConfig):
     """Settings of algorithms with critics that learn from a recording, which needs rewards and next observations."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: as in the papers of all these algorithms."""
 
     n_step: IntFrom1 = 1

@@ -41,8 +41,8 @@ class DecisionTransformerConfig(OfflineConfig):
 
     everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
 
-    of_weights: ClassVar[tuple[str, ...]] = (
-        *OfflineConfig.of_weights,
+    architecture_settings: ClassVar[tuple[str, ...]] = (
+        *OfflineConfig.architecture_settings,
         *("embedding_size", "num_layers", "num_heads", "max_timestep"),
     )
 

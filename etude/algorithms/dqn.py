@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike, ReplayConfig, TargetConfig
-from etude.algorithms.critics import follow_when_due, of_kind
+from etude.algorithms.critics import of_kind, update_when_due
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
@@ -241,7 +241,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def after_step(self, module: Module) -> None:
         """Update the target network when it is due."""
-        follow_when_due(self.learner, module, self.config.target)
+        update_when_due(self.learner, module, self.config.target)
 
     def training_step(self) -> Update:
         """Run one iteration, and add the ``epsilon`` of its last actions to the metrics."""

@@ -52,7 +52,7 @@ class Engine:
         self._arena: Arena | None = None
         self.is_asked = True
         """Whether the learners that the settings ask for were used; always True for learners in this process."""
-        self.samples_beside = False
+        self.samples_in_background = False
         """Whether envs are stepped all the time, not just while the learner waits for experience."""
 
     # -- acting ---------------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ from etude.recordings.pipeline import (
     Cuts,
     DataPipeline,
     InMemory,
-    Parted,
+    LoadingStats,
+    PartSource,
     Plan,
     Preparation,
-    Spent,
     Steps,
 )
 from etude.recordings.where import RowFilter
@@ -139,7 +139,7 @@ class Feed:
         """Seconds that the learner waited for batches since the last `take_figures`."""
         self._connecting = 0.0
         self._depths: list[int] = []
-        self._taken = Spent()
+        self._taken = LoadingStats()
 
     def take(self, num: int) -> Iterator[Any]:
         """Yield the next ``num`` batches, or fewer if they come to an end.
@@ -178,14 +178,14 @@ class Feed:
         self._connecting += time.perf_counter() - begin
         return exp if self._module.recurrent else exp.trained_steps()
 
-    def take_figures(self) -> tuple[Spent, float, list[int]]:
+    def take_figures(self) -> tuple[LoadingStats, float, list[int]]:
         """Time and data spent since the last call, seconds waited, and the number of blocks that were ready each
         time."""
-        spent, waited, depths = Spent(), self.waited, self._depths
+        spent, waited, depths = LoadingStats(), self.waited, self._depths
         if self.pipeline is not None:
             spent.add(self.pipeline.spent)
         spent.seconds[CONNECTORS] += self._connecting
-        new = Spent(rows=spent.rows - self._taken.rows, bytes=spent.bytes - self._taken.bytes)
+        new = LoadingStats(rows=spent.rows - self._taken.rows, bytes=spent.bytes - self._taken.bytes)
         for layer, seconds in spent.seconds.items():
             new.seconds[layer] = max(0.0, seconds - self._taken.seconds[layer])
         self._taken, self.waited, self._depths = spent, 0.0, []
@@ -205,7 +205,7 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
         seconds: Duration of the updates, waiting included.
         num_workers: Number of workers that shared reading, decoding and connecting.
     """
-    spent, waited, depths = Spent(), 0.0, list[int]()
+    spent, waited, depths = LoadingStats(), 0.0, list[int]()
     for feed in feeds.values():
         own = feed.take_figures()
         spent.add(own[0])
@@ -276,7 +276,7 @@ def plan_of(algorithm: Any, name: str, read: Read, *, loads_here: bool = True) -
         held = _held(config, recording, fresh, policy.module)
         make, size = _made(algorithm, policy.module, fresh)
         columns = _columns(algorithm, (*policy.connectors.connectors, *learner.connectors.connectors), early)
-        source: Parted = recording
+        source: PartSource = recording
         if loads_here and held != "nothing":
             if columns not in read:
                 read[columns] = recording.read(columns=columns, next_obs=make.next_obs)

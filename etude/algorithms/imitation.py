@@ -17,7 +17,7 @@ from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
 from etude.learners.optim import Schedule
 from etude.modules import Module, make_module
-from etude.settings import FloatFrom0, FloatFrom1, Fraction, Rate, settings
+from etude.settings import FloatFrom0, FloatFrom1, Rate, UnitInterval, settings
 from etude.spaces import Space
 
 
@@ -60,10 +60,10 @@ class MARWILConfig(OfflineConfig):
     """How strongly better actions are favoured, at least 0. 0 weights all actions alike, which is BC bit for bit; with
     1, a step with an advantage of ``c`` (see `AdvantageWeights`) weighs e times one with an advantage of 0."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Default: Schulman et al. 2017."""
 
-    lambda_: Fraction = 1.0
+    lambda_: UnitInterval = 1.0
     """Lambda of generalised advantage estimation, 0 to 1. Default: 1, which uses rewards as they were recorded (Wang et
     al. 2018)."""
 

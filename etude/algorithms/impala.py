@@ -77,7 +77,7 @@ class IMPALAConfig(OnPolicyConfig):
 class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
     """Policy gradient with V-trace, which also learns from steps collected with older weights."""
 
-    collects_beside: ClassVar[bool] = True
+    collects_in_background: ClassVar[bool] = True
 
     def learner_connectors(self) -> list[Any]:
         """The connectors that add V-trace advantages and value targets, for the module's current weights."""

@@ -16,7 +16,7 @@ from etude.checkpoints import Where, load_meta, load_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.learners import check_device
 from etude.policies import Policy
-from etude.settings import choice, merged, other_names, own_paths, placed
+from etude.settings import choice, merged, nested_by_name, other_names, own_paths
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -132,15 +132,15 @@ def _check_weights(config: AlgorithmConfig, saved: Mapping[str, Any], overrides:
     """Raise a CheckpointError if a module's weights would mean something else with these settings."""
     cls = type(config)
     owner = cls.__name__
-    given = placed(cls, overrides, owner)
-    if given.keys().isdisjoint((*cls.of_weights, "agents")):
+    given = nested_by_name(cls, overrides, owner)
+    if given.keys().isdisjoint((*cls.architecture_settings, "agents")):
         return
-    saved = placed(cls, saved, owner)
+    saved = nested_by_name(cls, saved, owner)
     before, now = (saved.get("agents") or {}).get("overrides") or {}, config.agents.overrides or {}
     for module_id in modules_given(config):
         own = config.with_overrides(module_id, now.get(module_id, {}))
-        was = merged(saved, placed(cls, before.get(module_id, {}), owner))
-        if differ := _changes(own, was, cls.of_weights):
+        was = merged(saved, nested_by_name(cls, before.get(module_id, {}), owner))
+        if differ := _changes(own, was, cls.architecture_settings):
             raise CheckpointError(f"{differ[0]} can't be other than it was saved: the checkpoint is of another module.")
 
 
@@ -212,10 +212,10 @@ def _config_of_policy(
     trust: bool,
 ) -> AlgorithmConfig:
     """The settings of a run with this policy alone; those that don't affect it have their defaults."""
-    kept = placed(cls, saved, cls.__name__)
+    kept = nested_by_name(cls, saved, cls.__name__)
     agents, given = kept.pop("agents", None) or {}, dict(overrides)
     with what_fits(f"`config/agents` of {path}"):
-        kept = merged(kept, placed(cls, (agents.get("overrides") or {}).get(name) or {}, cls.__name__))
+        kept = merged(kept, nested_by_name(cls, (agents.get("overrides") or {}).get(name) or {}, cls.__name__))
         if isinstance(modules := agents.get("modules"), dict):
             kept["module"] = modules[name]
     kept = {key: value for key, value in kept.items() if key not in _NOT_OF_POLICIES}

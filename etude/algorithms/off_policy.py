@@ -113,7 +113,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     Config = OffPolicyConfig
     needs_value = False
-    collects_beside = True
+    collects_in_background = True
 
     stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
     """The columns that the replay buffer stores, in addition to ``state_in`` and those that the learner's connectors
@@ -297,7 +297,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.sequences.max_len)
             exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
-            return {}, looked_ahead(exp, config.n_step, config.gamma)
+            return {}, with_n_step_returns(exp, config.n_step, config.gamma)
         batch = replay.sample(config.batch_size)
         return batch, seen(behind, batch, replay, config.n_step) if behind.connectors else batch
 
@@ -374,7 +374,7 @@ def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
     return Pipeline(every[:first]), Pipeline(every[first:])
 
 
-def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
+def with_n_step_returns(exp: Experience, n_step: int, gamma: float) -> Experience:
     """Add to sequences from a replay buffer what a loss needs about the ``n_step`` steps from each step on.
 
     ``reward``, ``terminated`` and ``discount`` are as in `Replay.sample`. ``steps_ahead``, int64, replaces

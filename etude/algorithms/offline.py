@@ -15,7 +15,7 @@ from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.engine import OfflineUpdate
-from etude.algorithms.play import Beside, Played, dropped_by, played_once, runner_for
+from etude.algorithms.play import BackgroundEvaluation, Played, dropped_by, played_once, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
 from etude.algorithms.results import Stop, joined
 from etude.connectors import Pipeline, overrides
@@ -169,7 +169,7 @@ class OfflineAlgorithm(Algorithm[C]):
         self.has_seen_data = False
         """Whether the connectors have learned from the recording."""
         self._evaluator: Runner | None = None
-        self._beside: Beside | None = None
+        self._beside: BackgroundEvaluation | None = None
         if self._saved_spaces is None:
             self.prepare()
 
@@ -273,7 +273,7 @@ class OfflineAlgorithm(Algorithm[C]):
             try:
                 for ours, plays in zip(self.policies.values(), runner.policies.values(), strict=True):
                     plays.connectors.load_state_dict(ours.connectors.state_dict())
-                runner.begin_again(seed)
+                runner.restart_episodes(seed)
                 played = played_once(runner, num_episodes, self.updates)
             except BaseException:
                 runner.close()
@@ -285,8 +285,8 @@ class OfflineAlgorithm(Algorithm[C]):
             spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
             policies[name] = Policy(copy.deepcopy(own.module), own.connectors, **spaces)
         runner = self._new_evaluator(policies, num_episodes)
-        runner.begin_again(seed)
-        self._beside = Beside(runner, num_episodes, self.updates)
+        runner.restart_episodes(seed)
+        self._beside = BackgroundEvaluation(runner, num_episodes, self.updates)
         return last
 
     def evaluated_beside(self) -> Played | None:

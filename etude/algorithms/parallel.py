@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from etude import spawning
-from etude.algorithms.algorithm import Algorithm, lacks_evaluation
+from etude.algorithms.algorithm import Algorithm, needs_evaluation
 from etude.algorithms.checkpoint import Checkpoints
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.loading import load
@@ -94,7 +94,7 @@ class TrainingJob:
             return None
         meta = load_meta(self.out)
         result = result_from(meta.get("result")) if isinstance(meta, Mapping) else None
-        is_whole = result and self.stop.now(result) and not lacks_evaluation(self.config, result, self.stop)
+        is_whole = result and self.stop.now(result) and not needs_evaluation(self.config, result, self.stop)
         return result if is_whole else None
 
 
@@ -510,7 +510,7 @@ def _train(job: TrainingJob, sender: "Connection[Any, Any]") -> Outcome:
     job = replace(job, out=job.out.absolute())  # an env may change the current folder
 
     def outcome(result: Result) -> Outcome:
-        is_whole = job.stop.now(result) and not lacks_evaluation(algorithm.config, result, job.stop)
+        is_whole = job.stop.now(result) and not needs_evaluation(algorithm.config, result, job.stop)
         return Outcome(result, is_interrupted=signals.is_set() and not is_whole)
 
     def concluded(result: Result) -> int:

@@ -233,7 +233,7 @@ def played_once(runner: Runner, num_episodes: int, updates: int) -> Played:
     return Played(evaluation_of(finished, faulty, updates=updates, seconds=seconds), finished, parts)
 
 
-class Beside(Future[Played]):
+class BackgroundEvaluation(Future[Played]):
     """A future of whole episodes that are played in a thread during training.
 
     Args:

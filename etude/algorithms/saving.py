@@ -31,7 +31,7 @@ from etude.connectors.pipeline import BY_NAME
 from etude.envs import names_module
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.runners import Callback
-from etude.settings import from_dict, merged, placed, settings_inside, typed
+from etude.settings import from_dict, merged, nested_by_name, settings_inside, typed
 from etude.spaces import space_from_json, space_to_json
 from etude.urls import can_be_kept, redacted, without_credentials
 
@@ -301,7 +301,7 @@ def _settings_from(
     Old names are replaced first, so that each value is checked by what is allowed in its current place. ``whole`` is
     the class of the settings that contain these; None: they are not nested.
     """
-    saved = placed(cls, saved, cls.__name__)
+    saved = nested_by_name(cls, saved, cls.__name__)
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}
     for name, value in saved.items():
@@ -337,7 +337,7 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
     given = typed(cls, overrides, owner=owner)
     whole = {name for name, value in given.items() if not (name in inside and isinstance(value, Mapping))}
     try:
-        saved = placed(cls, saved, owner)
+        saved = nested_by_name(cls, saved, owner)
         kept = {name: value for name, value in saved.items() if name not in whole and name != "engine"}
         for name in given.keys() & kept.keys() - whole:
             if isinstance(kept[name], dict):

@@ -343,6 +343,12 @@ class Task(ActingAlgorithm[C]):
             )
         return loss
 
+    def scheduled(self, name: str, module: nn.Module) -> Any:
+        """As in `Algorithm.scheduled`; ``module`` is the network, as `loss` gets it."""
+        return super().scheduled(
+            name, next(own.module for own in self.learner.modules.values() if module in {own.module, own.module.net})
+        )
+
     def components(self) -> dict[str, Component]:
         """Also ``datasets/NAME`` of each module."""
         own = {

@@ -22,13 +22,13 @@ from typing import Any, BinaryIO, TypeAlias
 from etude import __version__
 from etude.checkpoints.codec import MANIFEST, Arrays, Encoder, Tree, decode, write_arrays
 from etude.errors import CheckpointError, DataError
-from etude.files import AnyPath, RemotePath, located, names_in, put, spare_name, sync, write_atomically
+from etude.files import AnyPath, RemotePath, located, names_in, put, sync, temporary_name, write_atomically
 
 FORMAT = "etude-checkpoint"
 VERSION = 5
 """Version of the layout of the manifest and its states. Lower versions were written before the first release."""
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_SPARE = spare_name(MANIFEST)
+_SPARE = temporary_name(MANIFEST)
 
 _BLOCK = 1 << 24  # bytes that are copied at a time
 _FAILED = (OSError, DataError)  # raised by files and file systems
@@ -89,7 +89,7 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
         }
         state = f"state-{secrets.token_hex(8)}.safetensors"
         at.mkdir(parents=True, exist_ok=True)
-        _mend(at)
+        _finish_replacing(at)
         document["state"] = write_arrays(at / state, encoder.arrays)
         document["crc32"] = _checksum(document)
         _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
@@ -113,7 +113,7 @@ def copy_tree(folder: Where, to: Where) -> None:
     _, manifest, _ = _whole_manifest(source)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        _mend(target)
+        _finish_replacing(target)
         _copy(source / state, target / state)
         _replace_manifest(target, manifest)
         _remove_states(target, but=state)
@@ -168,7 +168,7 @@ def replace_meta(folder: Where, meta: Tree) -> None:
     document = _read_manifest(at) | {"meta": Encoder(arrays_allowed=False).encode(meta)}
     document["crc32"] = _checksum(document)
     try:
-        _mend(at)
+        _finish_replacing(at)
         _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
     except _FAILED as error:
         raise CheckpointError(f"can't change the checkpoint at {at}: {error}.") from error
@@ -255,7 +255,7 @@ def has_manifest(folder: Where) -> bool:
     return MANIFEST in names or (isinstance(at, RemotePath) and _SPARE in names)
 
 
-def _mend(at: AnyPath) -> None:
+def _finish_replacing(at: AnyPath) -> None:
     """Finish replacing the manifest if a process died before it was done and left the new one as the spare file."""
     if isinstance(at, RemotePath) and _SPARE in names_in(at):
         with contextlib.suppress(CheckpointError):

@@ -70,7 +70,7 @@ class DataCommand(flags.TableOptions):
         spaces = cache(partial(_spaces_of, env))
         recording = Recording.open_with(self.described(path), self.on_bad, spaces, of_env=True)
         if env is not None:
-            recording.name_env(env, spaces)
+            recording.set_env(env, spaces)
         return recording
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:

@@ -111,7 +111,7 @@ def parse(
                 for name in leaf.path[:-1]:
                     inner = inner.setdefault(name, {})
                 where = ".".join([owner, *leaf.path])
-                inner[leaf.path[-1]] = of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
+                inner[leaf.path[-1]] = parse_words(leaf.hint, given.pop(leaf.path), where, converters or {})
     return found
 
 
@@ -255,7 +255,7 @@ def metavar(hint: Any) -> str:
     return ("NAME" if "NAME" in found else "|".join(found)) + (" ..." if many else "")  # NAME: only Python can write it
 
 
-def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+def parse_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
     """Convert the words after a flag to its value, like `made` for a value in a settings file.
 
     Raises:
@@ -265,7 +265,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
         raise SettingsError(f"{where} needs a value, {metavar(hint)}.")
     if not takes_many(hint) and len(words) > 1:
         raise SettingsError(f"{where} takes one value, not {len(words)}: {' '.join(words)}.")
-    value, usage = _of_words(hint, words, where, converters), metavar(hint)
+    value, usage = _parse_words(hint, words, where, converters), metavar(hint)
     pairs = is_by_name(hint) and any("=" in word for word in words)
     if not pairs and "NAME" not in usage.replace("NAME=VALUE", "") and not fits(hint, value, text=True):
         such = {"NUMBER|STEP": ", such as 3e-4 or 0:3e-4,100000:0", "INT ...": ", such as 64 64"}
@@ -275,7 +275,7 @@ def of_words(hint: Any, words: Sequence[str], where: str, converters: Converters
     return value
 
 
-def _of_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
+def _parse_words(hint: Any, words: Sequence[str], where: str, converters: Converters) -> Any:
     many = takes_many(hint)
     if not many or (is_one_or_many(hint) and len(words) == 1):
         return made(hint, words[0], converters)
@@ -306,13 +306,13 @@ def made(hint: Any, value: Any, converters: Converters) -> Any:
     return converters[hint](value) if isinstance(value, str) and hint in converters and not by_name else value
 
 
-def made_of_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
+def convert_file(cls: type, written: Mapping[str, Any], converters: Converters) -> dict[str, Any]:
     """Apply `made` to all settings in a file, including nested ones; an empty group of settings is left out."""
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found = {name: value for name, value in written.items() if value is not None or name not in inside}
     for name, value in found.items():
         if name in inside and isinstance(value, Mapping):
-            found[name] = made_of_file(inside[name], value, converters)
+            found[name] = convert_file(inside[name], value, converters)
         elif name in hints:
             found[name] = made(hints[name], value, converters)
     return found

@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except EtudeError as error:
-        streams.complain(str(error))
+        streams.print_error(str(error))
         return 2
     except KeyboardInterrupt:
-        streams.complain("interrupted.")
+        streams.print_error("interrupted.")
         return 130
     except BrokenPipeError:
         if not streams.hush_unread():

@@ -21,7 +21,7 @@ from etude.errors import SettingsError
 from etude.learners import Schedule
 from etude.presets import find_preset
 from etude.runners import CallbackLike, ModuleOf
-from etude.settings import FloatFrom0, choice, from_dict, merged, placed, settings, typed
+from etude.settings import FloatFrom0, choice, from_dict, merged, nested_by_name, settings, typed
 
 
 @settings
@@ -140,7 +140,7 @@ def ask(
         kinds["table"] = flags.TableOptions
     found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
     given, asked, table = found[owner], found[command], found.get("table", {})
-    written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
+    written, stop = read_settings_file(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
     if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
         env = given.get("env", written.get("env"))
         if env is None:
@@ -188,7 +188,7 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
     return config
 
 
-def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_settings_file(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file, including the `columns` of a table if given, and its `stop`."""
     found = flags.read(path)
     table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
@@ -196,8 +196,8 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
             raise SettingsError(f"{owner}.stop is {stop!r}, but must be as in `stop: {{updates: 1000}}`.")
-        found = placed(config, found, owner)
-        written = [flags.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
+        found = nested_by_name(config, found, owner)
+        written = [flags.convert_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
         return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error

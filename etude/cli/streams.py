@@ -34,7 +34,7 @@ def say(text: str) -> None:
         _hush(sys.stderr)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Write an error to standard error, with its later lines indented."""
     say("error: " + message.replace("\n", "\n       "))
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
-from etude.algorithms.algorithm import lacks_evaluation
+from etude.algorithms.algorithm import needs_evaluation
 from etude.algorithms.checkpoint import check_metric
 from etude.algorithms.clips import check_clips, clip
 from etude.algorithms.comparison import interval_of
@@ -168,7 +168,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
     def report(result: Result) -> int:
         met = stop.goals_met(result)
-        cut = signals.is_set() and (not stop.now(result) or lacks_evaluation(algorithm.config, result, stop))
+        cut = signals.is_set() and (not stop.now(result) or needs_evaluation(algorithm.config, result, stop))
         if not options.quiet:
             streams.say(_ending(algorithm, shown, result, stop, cut=cut))
         if options.json:

@@ -248,7 +248,7 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
 
     def one(word: str) -> Any:
         parts = word.split("+") if flags.takes_many(leaf.hint) else [word]
-        value = flags.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        value = flags.parse_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
         return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
 
     if isinstance(value, list):
@@ -452,7 +452,7 @@ def _sweep(cls: type[Algorithm[Any]], args: list[str]) -> int:
     for line in failed:
         say(f"error: {line}")
     if (cut or failed) and not options.quiet:
-        say(f"go on: {_to_go_on(args, out)}")
+        say(f"go on: {_resume_command(args, out)}")
     return INTERRUPTED if cut else FAILED if failed else 0
 
 
@@ -466,7 +466,7 @@ def _check_whole(args: Sequence[str]) -> None:
         )
 
 
-def _to_go_on(args: Sequence[str], out: Path) -> str:
+def _resume_command(args: Sequence[str], out: Path) -> str:
     """The command that continues this sweep."""
     words, is_kept = ["etude", "sweep"], True
     for word in args:

@@ -14,7 +14,7 @@ from etude.errors import DataError, ModuleError
 from etude.experience import Experience, arrays, returns
 from etude.experience.arrays import Array, cast
 from etude.modules.module import Module
-from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Fraction, Rate, check_arguments, check_range
+from etude.settings import FloatAbove0, FloatFrom0, FloatFrom1, Rate, UnitInterval, check_arguments, check_range
 
 
 class GAE(Connector):
@@ -37,7 +37,7 @@ class GAE(Connector):
     uses_module = True
 
     def __init__(self, gamma: float = 0.99, lambda_: float = 0.95) -> None:
-        check_arguments("GAE", gamma=(Fraction, gamma), lambda_=(Fraction, lambda_))
+        check_arguments("GAE", gamma=(UnitInterval, gamma), lambda_=(UnitInterval, lambda_))
         self.gamma, self.lambda_ = gamma, lambda_
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
@@ -228,10 +228,10 @@ class VTrace(Connector):
     ) -> None:
         check_arguments(
             "VTrace",
-            gamma=(Fraction, gamma),
+            gamma=(UnitInterval, gamma),
             rho_bar=(FloatAbove0, rho_bar),
             c_bar=(FloatAbove0, c_bar),
-            lambda_=(Fraction, lambda_),
+            lambda_=(UnitInterval, lambda_),
             by_target=(bool, by_target),
         )
         check_range("VTrace", c_bar=(c_bar <= rho_bar, f"at most rho_bar, which is {rho_bar}, not {c_bar}"))

@@ -223,7 +223,7 @@ def overrides(connector: Connector, method: str) -> bool:
     return getattr(type(connector), method) is not getattr(Connector, method)
 
 
-def check_kept(connector: Connector) -> None:
+def check_state_methods(connector: Connector) -> None:
     """Raise a SettingsError if a connector has state, but lacks `state_dict` or `load_state_dict`."""
     if overrides(connector, "state_dict") and overrides(connector, "load_state_dict"):
         return
@@ -242,13 +242,13 @@ class MemoryConnector(Connector):
     Subclasses implement `_empty` and `_advance`; `online`, `step` and `state_dict` are based on these.
     """
 
-    kept_as: str = "kept"
+    state_key: str = "kept"
     """The name of the arrays in the state."""
 
     def __init__(self) -> None:
         self._kept: Columns = {}
         self._slots = np.zeros(0, np.int64)
-        self._lent = False
+        self._is_borrowed = False
         """Whether the caller also holds the arrays in ``_kept``, so that they must not be written to."""
 
     def _empty(self, num_rows: int) -> Columns:
@@ -261,18 +261,18 @@ class MemoryConnector(Connector):
 
     def start(self, num_slots: int) -> None:
         """Create slots that have not begun an episode yet."""
-        self._kept, self._slots, self._lent = self._empty(num_slots), np.arange(num_slots), False
+        self._kept, self._slots, self._is_borrowed = self._empty(num_slots), np.arange(num_slots), False
 
     def online(self, inputs: Inputs) -> Inputs:
         """Advance the slots of the rows by one step."""
         slots = inputs.slots
         if len(slots) == len(self._slots) and bool((slots == self._slots).all()):
             inputs, self._kept = self._advance(inputs, self._kept)
-            self._lent = True
+            self._is_borrowed = True
             return inputs
-        if self._lent:
+        if self._is_borrowed:
             self._kept = {name: column.copy() for name, column in self._kept.items()}
-            self._lent = False
+            self._is_borrowed = False
         inputs, after = self._advance(inputs, {name: column.take(slots, axis=0) for name, column in self._kept.items()})
         for name, column in after.items():
             self._kept[name][slots] = column
@@ -286,7 +286,7 @@ class MemoryConnector(Connector):
 
     def state_dict(self) -> dict[str, Any]:
         """The arrays by name, ``[num_slots, ...]``."""
-        return {self.kept_as: {name: column.copy() for name, column in self._kept.items()}}
+        return {self.state_key: {name: column.copy() for name, column in self._kept.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the arrays and the number of slots.
@@ -294,12 +294,12 @@ class MemoryConnector(Connector):
         Raises:
             CheckpointError: the arrays have other names or shapes.
         """
-        given = state[self.kept_as]
+        given = state[self.state_key]
         here = {name: column.shape[1:] for name, column in self._empty(0).items()}
         there = {name: np.shape(column)[1:] for name, column in given.items()}
         if there and here != there:
             raise CheckpointError(
-                f"the {self.kept_as} of {self} have the shapes {there} in the checkpoint, but {here} here: "
+                f"the {self.state_key} of {self} have the shapes {there} in the checkpoint, but {here} here: "
                 "it is of another env, or of other arguments."
             )
         self.start(max(map(len, given.values()), default=0))

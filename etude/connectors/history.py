@@ -175,7 +175,7 @@ class ReturnToGo(MemoryConnector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A ``target`` or ``scale`` that was given is not changed."""
-        super().load_state_dict({self.kept_as: {_LEFT: state[_LEFT]}})
+        super().load_state_dict({self.state_key: {_LEFT: state[_LEFT]}})
         self._best, self._largest = state["returns"] or (None, 0.0)
         self._pieces = {
             (episode, agent): [EpisodePiece(int(a), int(b), float(total), bool(done)) for a, b, total, done in pieces]
@@ -206,7 +206,7 @@ class History(PreviousActions, MemoryConnector):
     """
 
     needs = (col.OBS, col.ACTION)
-    kept_as = "windows"
+    state_key = "windows"
 
     def __init__(self, k: int = 20) -> None:
         check_arguments("History", k=(IntFrom1, k))

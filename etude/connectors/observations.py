@@ -109,7 +109,7 @@ class FrameStack(MemoryConnector):
     """
 
     needs = (col.OBS,)
-    kept_as = "frames"
+    state_key = "frames"
 
     def __init__(self, k: int = 4) -> None:
         check_arguments("FrameStack", k=(IntFrom1, k))

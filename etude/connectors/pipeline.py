@@ -24,7 +24,7 @@ from etude.connectors.connector import (
     FunctionConnector,
     Inputs,
     PreviousActions,
-    check_kept,
+    check_state_methods,
     overrides,
     snake_case,
 )
@@ -85,7 +85,7 @@ def connector_from(spec: ConnectorLike) -> Connector:
         SettingsError: there is no such connector, it takes other arguments, or it can't be kept in a checkpoint.
     """
     connector = _found(spec)
-    check_kept(connector)
+    check_state_methods(connector)
     return connector
 
 
@@ -450,7 +450,7 @@ def _changes_actions(connector: Connector) -> bool:
     return bool(connector.bounds) if isinstance(connector, BoundedActions) else overrides(connector, "act")
 
 
-def refuse_unready(pipeline: Pipeline) -> None:
+def check_takes_tensors(pipeline: Pipeline) -> None:
     """Raise a SettingsError for a connector that can't work on tensors."""
     for connector in pipeline.connectors:
         if not connector.takes_tensors:

@@ -14,7 +14,7 @@ from etude.experience import Experience, Segments, returns
 from etude.experience.arrays import Array, Index, clip, library, ranges, where_rows
 from etude.experience.experience import check_finite
 from etude.modules.module import Module
-from etude.settings import FloatAbove0, Fraction, IntFrom1, check_arguments, check_range
+from etude.settings import FloatAbove0, IntFrom1, UnitInterval, check_arguments, check_range
 
 
 class RewardMap(Connector):
@@ -71,7 +71,7 @@ class NormalizeReward(RewardMap):
     """
 
     def __init__(self, gamma: float = 0.99, clip: float = 10.0) -> None:
-        check_arguments("NormalizeReward", gamma=(Fraction, gamma), clip=(FloatAbove0, clip))
+        check_arguments("NormalizeReward", gamma=(UnitInterval, gamma), clip=(FloatAbove0, clip))
         self.gamma, self.clip = float(gamma), float(clip)
         self._moments = Moments(())
         self._running: dict[tuple[str | None, str | None], float] = {}
@@ -161,7 +161,7 @@ class NStep(Connector):
     needs = (col.OBS, col.REWARD)
 
     def __init__(self, n: int, gamma: float = 0.99) -> None:
-        check_arguments("NStep", n=(IntFrom1, n), gamma=(Fraction, gamma))
+        check_arguments("NStep", n=(IntFrom1, n), gamma=(UnitInterval, gamma))
         self.n, self.gamma = n, gamma
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:

@@ -210,12 +210,12 @@ def reset_env(env: gym.Env[Any, Any], seed: int | None) -> tuple[Any, Any]:
     raise old_api(env, f"its reset returned {_shown(given)}")
 
 
-def not_five(env: object, given: Any) -> EnvError:
+def bad_step_error(env: object, given: Any) -> EnvError:
     """The error for an env whose step returned ``given``."""
     return old_api(env, f"its step returned {_shown(given)}")
 
 
-def not_made(name: str, error: BaseException) -> EnvError:
+def make_error(name: str, error: BaseException) -> EnvError:
     """The error that the function ``name`` raised instead of making an env."""
     text = f"{name} fails to make an env: {described(error)}"
     if re.search(r"per process|only one (instance|emulator)|multiple \w+ instances", str(error), re.IGNORECASE):

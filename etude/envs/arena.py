@@ -77,7 +77,7 @@ class Turn:
     over: NDArray[np.int64] | None = None
     """The envs whose episode ended for all agents with the rows of this turn; their next rows are in later turns. None
     if each env has one slot, whose end is the env's."""
-    unheld: NDArray[np.float64] | None = None
+    unacted_reward: NDArray[np.float64] | None = None
     """``[num_slots]``: the rewards of agents that never acted in an episode that is ``over``, NaN for all others. None:
     there are none."""
     lost: NDArray[np.int64] | None = None
@@ -137,7 +137,7 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unheld", "lost", "infos")
+_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "unacted_reward", "lost", "infos")
 _ROWS = tuple(name for name in _FIELDS if name not in _NOT_ROWS)
 
 

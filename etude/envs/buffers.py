@@ -204,7 +204,7 @@ class StepBuffers:
         """The bits of each env's last order."""
         self.shown, self.ended = AgentRows(layout, num_envs, take), AgentRows(layout, num_envs, take)
         self.rows = (self.shown, self.ended)
-        self.unheld = take((num_envs, len(layout.agents)), np.float64)
+        self.unacted_reward = take((num_envs, len(layout.agents)), np.float64)
         """The rewards of agents that never acted in the last episode, NaN for others; valid only with `UNHELD`."""
         self.action = [_columns(p.action_space, col.ACTION, num_envs * len(p.agents), take) for p in layout.groups]
 
@@ -434,9 +434,9 @@ class TurnBuilder:
             if not turns:  # all agents had ended before their env
                 turns.append(self._nothing())
             turns[-1].over = over
-            if (unheld := envs[(status & UNHELD) != 0]).size:
-                rewards = turns[-1].unheld = np.full(self.slots.size, np.nan)
-                rewards[self.slots[unheld]] = self._buffers.unheld[unheld]
+            if (unacted_reward := envs[(status & UNHELD) != 0]).size:
+                rewards = turns[-1].unacted_reward = np.full(self.slots.size, np.nan)
+                rewards[self.slots[unacted_reward]] = self._buffers.unacted_reward[unacted_reward]
         return turns
 
     def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:

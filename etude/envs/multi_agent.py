@@ -248,7 +248,7 @@ class ManyAgentsAdapter(EnvAdapter):
         reward, self._owed[i] = self._owed[i], 0.0
         return [AgentStep(i, obs, reward, terminated, truncated, False, self._taken.pop(i, None))]
 
-    def unheld(self) -> dict[int, float]:
+    def unacted_reward(self) -> dict[int, float]:
         """The rewards, including 0, of agents that never acted in an episode that is over, by their indices.
 
         Raises:

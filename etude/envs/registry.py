@@ -19,7 +19,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.adapters import ReducedEnv, not_made, not_one_env
+from etude.envs.adapters import ReducedEnv, make_error, not_one_env
 from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
@@ -94,7 +94,7 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
     return lambda: env, True
 
 
-def only_one(env: object, num_envs: int) -> EnvError:
+def single_env_error(env: object, num_envs: int) -> EnvError:
     """The error for an env object where a function that makes envs is wanted."""
     return EnvError(
         f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that makes one, "
@@ -260,7 +260,7 @@ def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
     except (KeyboardInterrupt, EnvError):
         raise
     except BaseException as error:
-        raise not_made(name, error) from error
+        raise make_error(name, error) from error
 
 
 # -- envs that draw, where there is no screen -----------------------------------------------------------------------

@@ -46,7 +46,7 @@ _CHANNELS = (1, 3, 4)
 # -- envs that draw themselves -----------------------------------------------------------------------------------------
 
 
-def seen_env(env: EnvLike, mode: RenderMode) -> Any:
+def rendering_env(env: EnvLike, mode: RenderMode) -> Any:
     """Make one env object that renders in ``mode``, or check ``env`` if it is an object.
 
     Args:

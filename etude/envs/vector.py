@@ -18,7 +18,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.display import short
 from etude.envs import env_state
-from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces, warn_of_closing, warn_of_wrappers
+from etude.envs.adapters import OFF_POLICY_ACTION, bad_step_error, reduced_spaces, warn_of_closing, warn_of_wrappers
 from etude.envs.arena import BoundsCheck, Kind, Turn, closed, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, SpaceError, described
@@ -35,7 +35,7 @@ from etude.spaces import (
     leaf_dtype,
     leaf_shape,
     leaves,
-    misfit,
+    mismatch,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class VectorArena:
         try:
             columns = {col.OBS: obs} if col.OBS in self._batched else self._flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
-            raise misfit(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
+            raise mismatch(batch_space(self.obs_space, self.num_slots), obs, col.OBS) from error
         for name, (leaf, shape, dtype) in self._batched.items():
             column = columns[name]
             if getattr(column, "dtype", None) is not dtype or column.shape != shape:
@@ -243,7 +243,7 @@ class VectorArena:
             raise closed()
         given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
-            raise not_five(self.env, given)
+            raise bad_step_error(self.env, given)
         obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not (isinstance(reward, np.ndarray) and terminated.__class__ is truncated.__class__ is np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))

@@ -4,7 +4,7 @@
 import os
 from typing import ClassVar, Final, Literal
 
-from etude.settings import FloatAbove0, FloatFrom0, Fraction, IntFrom0, IntFrom1, check_range, settings
+from etude.settings import FloatAbove0, FloatFrom0, IntFrom0, IntFrom1, UnitInterval, check_range, settings
 
 DEFAULT_TIMEOUT: Final = 60.0
 """The default limit in seconds for a step in a worker process."""
@@ -75,7 +75,7 @@ class Workers:
     max_restarts: IntFrom0 = 5
     """Number of times in a row that an env may fail without completing a step, at least 0. One more ends the run."""
 
-    max_failure_rate: Fraction = 0.1
+    max_failure_rate: UnitInterval = 0.1
     """Maximum fraction of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
     ends."""
 

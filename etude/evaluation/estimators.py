@@ -119,9 +119,9 @@ Statistic: TypeAlias = Callable[[Floats], Floats]
 0."""
 
 PLAYED: Final = "as played"
-WEIGHING: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
+NEED_WEIGHTS: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
 """Estimators that need probabilities of actions."""
-VALUING: Final = ("dm", "dr", "wdr", "fqe")
+NEED_VALUES: Final = ("dm", "dr", "wdr", "fqe")
 """Estimators that need fitted values."""
 _KNOWN_FROM: Final = 100
 """The least number of effective episodes for which the standard error of the mean weight is reliable."""
@@ -299,7 +299,7 @@ def estimates_of(
 ) -> dict[str, Estimate]:
     """Return the estimate by each of ``methods``, and as `PLAYED` the mean recorded return."""
     statistics = {PLAYED: ratio(figures.returns)}
-    statistics |= {name: _statistic(name, figures) for name in methods if name in WEIGHING}
+    statistics |= {name: _statistic(name, figures) for name in methods if name in NEED_WEIGHTS}
     cluster = np.unique(figures.episode_id.astype(str), return_inverse=True)[1]
     found = intervals(statistics, cluster, confidence=confidence, resamples=resamples, seed=seed)
     out = {PLAYED: Estimate(*found[PLAYED])}
@@ -507,13 +507,13 @@ def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, e
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy takes actions that were "
             "hardly ever played, or the episodes are too few for their length"
         )
-    if figures.blind.any() and set(methods) & set(VALUING):
+    if figures.blind.any() and set(methods) & set(NEED_VALUES):
         notes.append(
             f"the observation after the last step of {int(figures.blind.sum()):,} truncated episodes was not recorded: "
             "dm, dr, wdr and fqe take the last one in its place"
         )
     cut = figures.truncated & (gamma**figures.lengths > 0.01)
-    if cut.any() and set(methods) & set(VALUING):
+    if cut.any() and set(methods) & set(NEED_VALUES):
         notes.append(
             f"{int(cut.sum()):,} episodes were truncated: dm, dr, wdr and fqe include the value of what would have "
             "followed, other estimates end there"

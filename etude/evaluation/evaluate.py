@@ -28,9 +28,9 @@ from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
 from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, are_of_env, opened, where, why_unfit
 from etude.evaluation.estimators import (
+    NEED_VALUES,
+    NEED_WEIGHTS,
     PLAYED,
-    VALUING,
-    WEIGHING,
     OffPolicyEvaluation,
     collect,
     estimates_of,
@@ -43,7 +43,7 @@ from etude.experience import Experience
 from etude.modules.module import evaluating
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
-from etude.settings import Fraction, IntFrom0, IntFrom1, Rule, settings, shown, suggestion
+from etude.settings import IntFrom0, IntFrom1, Rule, UnitInterval, settings, shown, suggestion
 from etude.threads import held
 
 METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
@@ -58,7 +58,7 @@ class OffPolicyEvaluationConfig:
     """Estimators to use, among `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes most of
     the time."""
 
-    gamma: Fraction = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor, 0 to 1. Rewards are discounted from each episode's first step on."""
 
     confidence: Annotated[float, Rule(lambda value: 0 < value < 1, "between 0 and 1, both left out")] = 0.95
@@ -98,12 +98,12 @@ class OffPolicyEvaluationConfig:
     @property
     def weighs(self) -> bool:
         """Whether probabilities of actions are needed."""
-        return not set(self.methods).isdisjoint(WEIGHING)
+        return not set(self.methods).isdisjoint(NEED_WEIGHTS)
 
     @property
     def values(self) -> bool:
         """Whether fitted values are needed."""
-        return not set(self.methods).isdisjoint(VALUING)
+        return not set(self.methods).isdisjoint(NEED_VALUES)
 
 
 def evaluate_on(

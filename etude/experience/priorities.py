@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etude.errors import CheckpointError, DataError
 from etude.experience.arrays import Index
-from etude.settings import FloatAbove0, FloatFrom0, Fraction, settings
+from etude.settings import FloatAbove0, FloatFrom0, UnitInterval, settings
 
 _LEAST, _MOST = 1e-30, 1e30  # weights and sums of many weights within float32's range
 _FAN = 32  # children of a node; matrix products of this size cost little more than the call itself
@@ -27,7 +27,7 @@ class Priorities:
 
     alpha: FloatFrom0 = 0.6
     """Exponent of the priorities, at least 0; 0 samples uniformly. Default: the paper's for proportional priorities."""
-    beta: Fraction = 0.4
+    beta: UnitInterval = 0.4
     """Exponent of the importance weights at the start, 0 to 1. To anneal it, set `Replay.beta` at any time."""
     epsilon: FloatAbove0 = 1e-6
     """Added to each given priority, above 0, so that a step of priority 0 can still be sampled."""

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value
 from etude.errors import EtudeError, SettingsError
 from etude.learners.batch import Batch
 from etude.learners.loss import Figures, Loss
-from etude.learners.optim import Adam, Optimizers, Sides, scale_to
+from etude.learners.optim import Adam, LossGroups, Optimizers, scale_to
 from etude.modules import Module
 
 _NEW_PARTS = "the loss has parts that it did not have in the first batch"
@@ -30,7 +30,7 @@ class _LossModule(nn.Module):
     def __init__(self, module: Module, loss: LossFn, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
         self.module, self.loss, self.autocast = module, loss, autocast
-        self.sides: Sides | None = None
+        self.sides: LossGroups | None = None
         """The sides of the loss that are treated in different ways, once they are known."""
 
     def forward(self, columns: dict[str, torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple[Figures, ...]]:
@@ -147,7 +147,7 @@ class CompiledStep:
         """For each side of the loss but the first, a mask: 1 where its gradient is in the flat gradient, otherwise 0;
         [] if they are separate."""
         sides = self._optim.sides
-        if sides is None or not sides.limited or sides.backs_apart:
+        if sides is None or not sides.limited or sides.separate_backward:
             return []
         masks = []
         for name in sides.names[1:]:
@@ -170,7 +170,7 @@ class CompiledStep:
         self, columns: dict[str, torch.Tensor], rates: list[torch.Tensor]
     ) -> tuple[Figures, Figures, Figures, torch.Tensor]:
         flats, sides = [group.flat.data for group in self._groups], self._optim.sides
-        passes = sides.names if sides is not None and sides.backs_apart else [None]
+        passes = sides.names if sides is not None and sides.separate_backward else [None]
         found = [grad_and_value(self._loss_of, has_aux=True)(flats, columns, side) for side in passes]
         grads = [[grads[i] for grads, _ in found] for i in range(len(flats))]
         losses, figures, kept, resting, totals = found[0][1][1]

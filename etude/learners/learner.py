@@ -512,7 +512,7 @@ class ModuleLearner:
         self.updates += 1
         self.steps_trained += rows
         sides = self._optim.sides
-        are_apart = sides is not None and sides.backs_apart
+        are_apart = sides is not None and sides.separate_backward
         if self.on_gradients is not None and not are_apart:
             with torch.no_grad():
                 self.on_gradients(self.module)

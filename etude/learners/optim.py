@@ -314,7 +314,8 @@ def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Paramet
 ClipBy: TypeAlias = Literal["loss_norm", "global_norm", "norm", "value"]
 """How gradients are clipped. ``global_norm``: scale all gradients of an optimizer so that their joint L2 norm is at
 most the limit (Pascanu et al. 2013). ``loss_norm``: the same, separately for the gradients of the policy's loss and of
-the value's (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor. ``value``: limit each element."""
+the value's (see `etude.learners.optim.LossGroups`). ``norm``: the same for each tensor. ``value``: limit each
+element."""
 
 
 class Clipping(NamedTuple):
@@ -338,7 +339,7 @@ Reached: TypeAlias = Sequence[frozenset[str]]
 """For each parameter, the sides of the loss (see `Loss.sides`) that have a gradient for it."""
 
 
-class Sides:
+class LossGroups:
     """Which parameters of an optimizer get gradients from which sides of the loss (policy, value, critic; see
     `Loss.sides`).
 
@@ -358,16 +359,16 @@ class Sides:
         self.names = sorted(frozenset().union(*reached))
         """The sides; a single one needs no separate treatment."""
         self.limited = limited and len(self.names) > 1
-        self.backs_apart = self.limited and any(len(own) > 1 for own in reached)
+        self.separate_backward = self.limited and any(len(own) > 1 for own in reached)
         """Whether each side has its own backward pass and flat gradient."""
-        if self.backs_apart:
+        if self.separate_backward:
             group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
         self.slices = self._slices()
 
     def _slices(self) -> dict[str, list[slice]]:
         """By side, the slices of the parameters that only it reaches; all others under ``all``."""
         owners = [next(iter(own)) if len(own) == 1 else "all" for own in self.reached]
-        if self.limited and not self.backs_apart:  # parameters that no side has reached yet go to the first
+        if self.limited and not self.separate_backward:  # parameters that no side has reached yet go to the first
             owners = [self.names[0] if owner == "all" else owner for owner in owners]
         slices: dict[str, list[slice]] = {}
         start = 0
@@ -394,7 +395,7 @@ class Sides:
         Args:
             grads: The flat gradients: one for each side if they are separate, else one.
         """
-        if self.backs_apart:
+        if self.separate_backward:
             return {name: [grad] for name, grad in zip(self.names, grads, strict=True)}
         return {name: [grads[0][own] for own in self.slices[name]] for name in self.names}
 
@@ -473,7 +474,7 @@ class Optimizers:
         """The current learning rate of each optimizer, and those of ``own_lr``."""
         self._own_lr = frozenset(self.schedules)
         self._at = 0  # steps that schedules have counted
-        self.sides: Sides | None = None
+        self.sides: LossGroups | None = None
         """The sides of the loss, for a single optimizer; None before the first batch, or if they are not needed."""
         self.needs_sides = False
         """Whether it matters which parameters each side reaches."""
@@ -552,7 +553,7 @@ class Optimizers:
             SettingsError: a learning rate applies to no parameter.
         """
         optimizer = self.by_name["all"]
-        self.sides = Sides(optimizer.parameters, reached, limited=self._limits_sides)
+        self.sides = LossGroups(optimizer.parameters, reached, limited=self._limits_sides)
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
         for name in sorted(self._own_lr - rated):
@@ -568,7 +569,7 @@ class Optimizers:
 
     def backward(self, loss: Loss, weight: float) -> None:
         """Add the gradients of a loss, times ``weight``."""
-        if self.sides is not None and self.sides.backs_apart:
+        if self.sides is not None and self.sides.separate_backward:
             self.sides.backward(loss, weight)
             return
         total = loss.total

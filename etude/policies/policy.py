@@ -36,7 +36,7 @@ from etude.spaces import (
     leaf_dtype,
     leaf_shape,
     leaves,
-    misfit,
+    mismatch,
     same_bounds,
 )
 
@@ -304,7 +304,7 @@ class Policy:
         try:
             parts = self._flatten(obs)
         except (KeyError, IndexError, TypeError) as error:
-            raise misfit(self.obs_space, obs, col.OBS) from error
+            raise mismatch(self.obs_space, obs, col.OBS) from error
         for name, value in parts.items():
             device = value.device if isinstance(value, torch.Tensor) else device
             given[name] = _array(name, self._flatten.leaves[name], value)
@@ -343,11 +343,14 @@ class Policy:
         begins = state["first"] if first is None else state["first"] | _for_rows("first", first, rows, bool)
         if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
-        earned = np.zeros(rows) if reward is None else _for_rows("reward", reward, rows, np.float64)
-        if not (fits := np.abs(earned) <= LARGEST_REWARD)[~begins].all() and self.readers(col.REWARD):
-            raise SettingsError(
-                f"`reward` is {earned[~fits & ~begins][0]}, but must be finite, and no larger than float32 allows."
-            )
+        if reward is None:
+            earned = np.zeros(rows)
+        else:
+            earned = _for_rows("reward", reward, rows, np.float64)
+            if not (fits := begins | (np.abs(earned) <= LARGEST_REWARD)).all() and self.readers(col.REWARD):
+                raise SettingsError(
+                    f"`reward` is {earned[~fits][0]}, but must be finite, and no larger than float32 allows."
+                )
 
         def choose(seen: Columns, memory: Columns) -> tuple[Columns, Columns]:
             return actor.step(seen, col.prefixed(memory, col.STATE_IN) or None)

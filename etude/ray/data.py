@@ -37,7 +37,7 @@ from etude.ray.cluster import IMPORTABLE
 from etude.recordings.batches import rows_of
 from etude.recordings.layout import FORMAT
 from etude.recordings.pieces import copied
-from etude.recordings.pipeline import LAYERS, DataPipeline, Plan, Preparation, Spent, Steps, with_context
+from etude.recordings.pipeline import LAYERS, DataPipeline, LoadingStats, Plan, Preparation, Steps, with_context
 from etude.recordings.screening import Findings
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
@@ -64,7 +64,7 @@ _log = logging.getLogger("etude.ray")
 # -- blocks -------------------------------------------------------------------------------------------------------
 
 
-def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]) -> pa.Table:
+def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[LoadingStats]) -> pa.Table:
     """One block from the results of several parts: steps as rows of columns, or segments as rows of Experience.
 
     Raises:
@@ -91,9 +91,9 @@ def to_block(made: Sequence[Columns | Experience | None], spent: Sequence[Spent]
 _KEYS: Final = ("episode_id", "t")
 
 
-def from_block(table: pa.Table) -> tuple[Columns | Experience, list[Spent], float]:
+def from_block(table: pa.Table) -> tuple[Columns | Experience, list[LoadingStats], float]:
     """The contents of a block or a share of it, what was spent on its parts, and the share's fraction, 0 to 1."""
-    spent: list[Spent] = pickle.loads(base64.b64decode(table.schema.metadata[_SPENT]))  # noqa: S301 - see `to_block`
+    spent: list[LoadingStats] = pickle.loads(base64.b64decode(table.schema.metadata[_SPENT]))  # noqa: S301 - see `to_block`
     total = max(1, sum(one.rows for one in spent))
     if _SEGMENT not in table.column_names:
         exp = Experience.from_table(table)
@@ -240,7 +240,7 @@ class BlockLoader:
         self.parts: set[int] | None = None
         """The parts with blocks in the first epoch; None before its end."""
 
-    def done(self, numbers: Any) -> Iterator[tuple[Any, Spent]]:
+    def done(self, numbers: Any) -> Iterator[tuple[Any, LoadingStats]]:
         """This learner's share of an epoch, in the order in which blocks arrive.
 
         Raises:
@@ -255,10 +255,10 @@ class BlockLoader:
             ):
                 made, spent, part = from_block(table)
                 total = sum(one.rows for one in spent)
-                share = Spent(rows=round(part * total))
+                share = LoadingStats(rows=round(part * total))
                 for one in spent:
                     came.add(one.part or 0)
-                    yield None, Spent(part=one.part, bad=one.bad)
+                    yield None, LoadingStats(part=one.part, bad=one.bad)
                     for layer in LAYERS:
                         share.seconds[layer] += one.seconds[layer] * part
                     share.bytes += round(one.bytes * part)

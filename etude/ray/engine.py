@@ -15,7 +15,7 @@ from etude.algorithms.ray_config import Ray
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
-from etude.ray.cluster import actors_of, check_room, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, ensure_started, release_cluster
 from etude.runners import ModuleOf
 from etude.spaces import Spaces
 
@@ -77,7 +77,7 @@ class RayEngine(Engine):
 
             self._start()
             self._runners = self._kept(Runners(self._algorithm, self.settings))
-            self.samples_beside = self._runners.asynchronous
+            self.samples_in_background = self._runners.asynchronous
         return self._runners.spaces(module_ids, module_of, before)
 
     def runner(self) -> "Runners":  # type: ignore[override]
@@ -115,7 +115,7 @@ class RayEngine(Engine):
             return super().update(parts)
         updates: dict[str, Update] | None
         seen = {name: algorithm.connected(name, exp) for name, exp in parts.items()}
-        if algorithm.collects_beside:
+        if algorithm.collects_in_background:
             with algorithm.timed("update"):
                 updates = learners.update_next(seen, algorithm.env_steps)
         else:
@@ -201,7 +201,7 @@ class RayEngine(Engine):
         num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
         is_ours = ensure_started(self.settings.address, self.settings.runtime_env, num_cpus)
         if is_ours:
-            self._ending.callback(let_go)
+            self._ending.callback(release_cluster)
         self._is_started = True
         try:
             check_room(wanted, can_grow=not is_ours)
@@ -215,5 +215,5 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """End everything that was started, and the cluster if it was started for this."""
-        self._runners, self._is_started, self.samples_beside = None, False, False
+        self._runners, self._is_started, self.samples_in_background = None, False, False
         self._ending.close()

@@ -26,7 +26,7 @@ from etude.algorithms.search import Choice, Grid, Range, applied, flat
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
 from etude.files import absolute
-from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, let_go
+from etude.ray.cluster import actors_of, check_room, driver_of, ensure_started, release_cluster
 from etude.ray.trainable import SHARED, Shared, Trainable
 from etude.settings import FloatFrom0, IntFrom1, check_arguments
 
@@ -141,7 +141,7 @@ def tune(
         tuner = ray_tune.Tuner(Trainable, param_space=space, tune_config=tune_config, run_config=run_config)
         return _fitted(tuner)
     finally:
-        let_go()
+        release_cluster()
 
 
 def check_tuning(path: str | os.PathLike[str]) -> None:
@@ -169,7 +169,7 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
         restored = ray_tune.Tuner.restore(absolute(os.fspath(path)), trainable=Trainable, resume_errored=True)
         return _fitted(restored)
     finally:
-        let_go()
+        release_cluster()
 
 
 def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:

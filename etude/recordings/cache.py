@@ -26,7 +26,7 @@ from etude.urls import first_line
 MAX_BYTES: Final = 20 * 10**9
 """Size limit in bytes if ``$ETUDE_CACHE_BYTES`` is not set."""
 LEAST_BYTES: Final = 64 * 2**20
-"""Files with fewer bytes in total may be kept in memory instead of in the cache; see `Made`."""
+"""Files with fewer bytes in total may be kept in memory instead of in the cache; see `CachedFiles`."""
 _ABANDONED: Final = 24 * 3600
 """Seconds after which an unfinished entry is taken to be left by a killed process."""
 _LOCK: Final = ".lock"
@@ -52,7 +52,7 @@ def max_bytes() -> int:
     return int(given) if given else MAX_BYTES
 
 
-class Origin:
+class SourceFiles:
     """Some files and their current state, which determine the cache entry for what is made from them. Can be pickled.
 
     Args:
@@ -97,7 +97,7 @@ class Origin:
                 raise changed(file)
 
 
-class Made:
+class CachedFiles:
     """Files that are made from others, and kept in the cache or in memory. Can be pickled.
 
     Files that are removed from the cache are made again.
@@ -109,7 +109,7 @@ class Made:
             they are made, because images may be compressed a hundredfold.
     """
 
-    def __init__(self, origin: Origin, make: Callable[[Path], None], *, in_memory: bool) -> None:
+    def __init__(self, origin: SourceFiles, make: Callable[[Path], None], *, in_memory: bool) -> None:
         self._origin, self._make = origin, make
         self._held: dict[str, bytes] | None = None
         if not in_memory or (folder() / origin.key).is_dir():
@@ -157,7 +157,7 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
     If two processes make it at the same time, both succeed, and one result is kept.
 
     Args:
-        key: Its name, such as `Origin.key`.
+        key: Its name, such as `SourceFiles.key`.
         make: Fills a new folder, which it gets as its argument; only called if the entry does not exist.
 
     Raises:

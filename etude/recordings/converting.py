@@ -18,7 +18,7 @@ from etude.experience.arrays import Index, where_rows
 from etude.experience.experience import without_lookback
 from etude.files import RemotePath
 from etude.recordings.action_units import AS_THE_ENV_GOT
-from etude.recordings.editing import check_apart, columns_of_pass, episode_table, writer_like, written_whole
+from etude.recordings.editing import atomic_folders, check_apart, columns_of_pass, episode_table, writer_like
 from etude.recordings.episodes import STEPS, Assembler, EpisodeTable
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
@@ -278,7 +278,7 @@ def convert(
     if first is None:
         raise nothing_in(recording)
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
-    with written_whole([path]) as (folder,), writer_like(recording, folder, meta) as writer:
+    with atomic_folders([path]) as (folder,), writer_like(recording, folder, meta) as writer:
         writer.write(first)
         for exp in found:
             writer.write(exp)
@@ -295,7 +295,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     path = Path(where)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path}: already exists and is not empty. Choose another folder, or remove it.")
-    with written_whole([path]) as (folder,):
+    with atomic_folders([path]) as (folder,):
         assert isinstance(folder, Path)
         notes = exported(recording, folder, format, path, fps)
     written = Recording.open(path)

@@ -90,7 +90,7 @@ def writer_like(recording: Recording, path: AnyPath, meta: Mapping[str, Any], **
 
 
 @contextmanager
-def written_whole(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[AnyPath]]:
+def atomic_folders(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[AnyPath]]:
     """Yield a folder to write into for each of ``paths``, where its files appear only if everything succeeds.
 
     Locally, these are hidden folders, which are renamed at the end. Behind URLs, files are written in place, and are
@@ -347,7 +347,7 @@ def _copied(
         raise SettingsError("both parts would be written to the same folder: give two.")
     check_apart(list(to), [recording])
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
-    with written_whole(list(to)) as folders, ExitStack() as stack:
+    with atomic_folders(list(to)) as folders, ExitStack() as stack:
         writers = [stack.enter_context(writer_like(recording, folder, meta)) for folder in folders]
         for exp in recording.stream():
             codes = episodes.codes(exp)
@@ -389,7 +389,7 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     env = opened[0].env if len({recording.env for recording in opened}) == 1 else None
     steps = 0
     with (
-        written_whole([path]) as (folder,),
+        atomic_folders([path]) as (folder,),
         writer_like(opened[0], folder, _meta(opened), env=env, columns=list(dtypes)) as writer,
     ):
         for recording, ids in zip(opened, renamings, strict=True):

@@ -18,7 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import impossible_times
 from etude.experience.table import KEYS
-from etude.files import AnyPath, in_arrow, relative, visible_files
+from etude.files import AnyPath, arrow_path, relative, visible_files
 from etude.recordings import footers
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
@@ -49,7 +49,7 @@ class DataFile:
         """Whether another tool wrote it last, so that the order of rows and the types of columns may differ."""
         return self.version == 0 or (self.version > 1 and not is_declared_in_order(self.metadata))
 
-    def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
+    def rewritten_segments(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
         """For a file that another tool has rewritten, each row group's segment numbers and first and last ``t``.
 
         None if its rows are not in the order of Etude's writer, or if there is no header. For files that Etude wrote,
@@ -92,7 +92,7 @@ class DataFile:
         try:
             if where is not None:
                 checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-                path, system = in_arrow(self.path)
+                path, system = arrow_path(self.path)
                 fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
                     str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
                 )

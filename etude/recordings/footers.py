@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude.errors import DataError, described
-from etude.files import AnyPath, RemotePath, in_arrow
+from etude.files import AnyPath, RemotePath, arrow_path
 from etude.urls import first_line
 
 _AT_ONCE: Final = 24
@@ -52,7 +52,7 @@ def opened(
 ) -> pq.ParquetFile:
     """Open a file. Checksums of pages are verified on reading, unless they were ``checked`` before. Columns among
     ``keys`` are read dictionary-encoded."""
-    source, system = in_arrow(path)
+    source, system = arrow_path(path)
     how = {"metadata": metadata, "read_dictionary": list(keys), "page_checksum_verification": not checked}
     return pq.ParquetFile(source, filesystem=system, **how)
 
@@ -70,7 +70,7 @@ def _tried(path: AnyPath) -> pq.FileMetaData | DataError:
 
 
 def _read(path: AnyPath) -> pq.FileMetaData:
-    source, system = in_arrow(path)
+    source, system = arrow_path(path)
     try:
         metadata = pq.read_metadata(source, filesystem=system)
         _ = metadata.schema.to_arrow_schema().names  # decodes them

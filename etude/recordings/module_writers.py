@@ -73,7 +73,7 @@ class _Series:
             _extend(ends, exp)
         return any(end > ends.get(key, 0) for key, end in self.there.items())
 
-    def go_on_as(self, suffix: str) -> None:
+    def rename_held(self, suffix: str) -> None:
         """Put a suffix on the ids of the episodes that are held, and from now on write all steps."""
         self.there = {}
         if self.held is not None:
@@ -188,7 +188,7 @@ class ModuleWriters:
             suffix = f"+{self._newest}"
             self._tag += suffix
             for series in self._series.values():
-                series.go_on_as(suffix)
+                series.rename_held(suffix)
 
     def _open(self, folder: str, kind: Kind, layout: Layout, before: Any, options: Mapping[str, Any]) -> _Series:
         """Open the recording in a subfolder; ``before`` is its part of the state of a run that resumes."""

@@ -203,7 +203,7 @@ class Units:
             self._rows[k] = exp.num_steps
         return exp
 
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+    def load_readable(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
         """Load what is readable of unit ``k``; also returns problems that do not show in its steps, harmless or not.
 
         Raises:
@@ -213,8 +213,8 @@ class Units:
         return self.load(k, columns, problems=problems), problems
 
     def keys(self, k: int) -> Experience:
-        """Like `load_rest`, but without columns and problems."""
-        return self.load_rest(k, ())[0]
+        """Like `load_readable`, but without columns and problems."""
+        return self.load_readable(k, ())[0]
 
     def place(self, k: int, row: int, exp: Experience | None = None) -> Place:
         """Locate a row of unit ``k`` in its file; ``exp`` is the unit, if it is loaded already."""
@@ -235,7 +235,7 @@ class Units:
         failed: DataError | None = None
         for k in range(len(self)):
             try:
-                return self.load_rest(k, columns)[0][:0]
+                return self.load_readable(k, columns)[0][:0]
             except DataError as error:
                 failed = failed or error
         raise failed or DataError(f"{self.members[0].name}: there is nothing in it.")

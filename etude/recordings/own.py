@@ -185,7 +185,7 @@ def is_in_order(files: Sequence[DataFile]) -> bool:
     groups: list[tuple[NDArray[np.int64], int, int]] = []
     like = _example(files)
     for file in files:
-        found = file.segments_anew() if not file.is_rewritten or (like and _has_own_types(file, like)) else None
+        found = file.rewritten_segments() if not file.is_rewritten or (like and _has_own_types(file, like)) else None
         if found is None:
             return False
         groups += found

@@ -163,7 +163,7 @@ LAYERS: Final = (LOAD, CONNECTORS, SHUFFLE)
 
 
 @dataclasses.dataclass
-class Spent:
+class LoadingStats:
     """Time, rows and bytes spent on loading."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(LAYERS, 0.0))
@@ -179,7 +179,7 @@ class Spent:
     bad: Any = None
     """The bad data found in the part; see `Recording.counts`."""
 
-    def add(self, other: "Spent") -> None:
+    def add(self, other: "LoadingStats") -> None:
         """Add what was spent elsewhere."""
         for layer, seconds in other.seconds.items():
             self.seconds[layer] += seconds
@@ -200,7 +200,7 @@ class Spent:
 # -- the source, and what is made of its parts ----------------------------------------------------------------------
 
 
-class Parted(Protocol):
+class PartSource(Protocol):
     """The source of a pipeline: a `Recording`, or experience in memory."""
 
     is_in_memory: bool
@@ -280,7 +280,7 @@ class Preparation:
         self._unused = [name for name in col.LEARNERS if name not in needed]
 
     @property
-    def looks_behind(self) -> bool:
+    def uses_final_obs(self) -> bool:
         """Whether final observations may be used."""
         connectors = [connector for connector in self._all if overrides(connector, "offline")]
         return self.own is not None or any(c.needs is None or col.under(c.needs, col.OBS) for c in connectors)
@@ -398,7 +398,7 @@ class Cuts:
 class Plan:
     """The settings of a `DataPipeline`, which are also sent to its workers. Workers call it to process a part."""
 
-    source: Parted
+    source: PartSource
     prepare: Preparation
     """Selects segments and applies connectors."""
     make: Steps | Cuts
@@ -425,15 +425,15 @@ class Plan:
     seed: int = 0
     """Random seed; equal seeds give the same order."""
 
-    def __call__(self, k: int) -> tuple[Any, Spent]:
+    def __call__(self, k: int) -> tuple[Any, LoadingStats]:
         """Load, prepare and convert part ``k``; None if the columns of the condition show that no step meets it."""
-        spent = Spent(part=k)
+        spent = LoadingStats(part=k)
         with spent.on(LOAD):
             if not self._is_wanted(k):
                 spent.bad = self.source.counts(k)
                 return None, spent
             next_obs = self.make.next_obs
-            finals = next_obs or isinstance(self.make, Cuts) or self.prepare.looks_behind
+            finals = next_obs or isinstance(self.make, Cuts) or self.prepare.uses_final_obs
             exp = self.source.part(k, self.columns, finals=finals, next_obs=next_obs)
         if not self.source.is_in_memory:
             spent.bytes = exp.num_steps * row_bytes(exp)
@@ -456,7 +456,7 @@ class Plan:
 class Loaders(Protocol):
     """Workers that load parts, such as `LoadWorkers` with a `Plan`."""
 
-    def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
+    def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, LoadingStats]]:
         """Yield the results for the parts with these numbers, in order: all of a part, a share of it, or nothing."""
 
     def close(self) -> Any:
@@ -466,11 +466,11 @@ class Loaders(Protocol):
 class _Loading:
     """The state that a pipeline's threads share. They must not refer to the pipeline, whose deletion ends them."""
 
-    def __init__(self, source: Parted, loaders: Loaders, by_segments: bool, epoch_size: int | None) -> None:
+    def __init__(self, source: PartSource, loaders: Loaders, by_segments: bool, epoch_size: int | None) -> None:
         self._source, self.loaders, self._by_segments = source, loaders, by_segments
         self.epoch_size = epoch_size
         self.left_out = 0
-        self.spent = Spent()
+        self.spent = LoadingStats()
 
     def parts(self, order: Iterable[int]) -> Iterator[Any]:
         """Yield parts, ready to be shuffled."""
@@ -522,11 +522,11 @@ class DataPipeline:
 
     @property
     def left_out(self) -> int:
-        """The number of trainable steps of an epoch that were lost; see `Spent.left_out`."""
+        """The number of trainable steps of an epoch that were lost; see `LoadingStats.left_out`."""
         return self._loading.left_out
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> LoadingStats:
         """The time, rows and bytes spent since the beginning."""
         return self._loading.spent
 

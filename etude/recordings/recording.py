@@ -146,7 +146,7 @@ class Recording(Screened):
         new.share_findings(self)
         return new
 
-    def name_env(self, env: str, given: GivenSpaces) -> None:
+    def set_env(self, env: str, given: GivenSpaces) -> None:
         """Set the env's id, unless the recording states one. ``given`` returns the env's spaces.
 
         Raises:
@@ -462,7 +462,7 @@ class Recording(Screened):
         self, names: Sequence[str], where: pc.Expression | str | None, next_obs: bool = False
     ) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
-        clashes = None if where is None else self._pass_over()
+        clashes = None if where is None else self._new_timeline()
         return (self._load(k, names, where, clashes, next_obs=next_obs) for k in range(len(self._units)))
 
     def _groups(

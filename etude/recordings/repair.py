@@ -153,7 +153,7 @@ class RepairPlan:
         out: dict[Span, Index] = {}
         for k, here in sorted(by_part.items()):
             try:
-                exp = self._units.load_rest(k, names)[0]
+                exp = self._units.load_readable(k, names)[0]
             except DataError:
                 exp = None
             for span in here:
@@ -257,7 +257,7 @@ class RepairPlan:
         """The observation in a row of part ``k``, by column; None if it can't be read."""
         if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
             try:
-                exp = self._units.load_rest(k, names)[0]
+                exp = self._units.load_readable(k, names)[0]
                 whole = exp.num_steps == self._rows[k]
                 self._obs[k, row] = {n: np.array(exp.steps[n][row]) for n in names} if whole else None
             except DataError:

@@ -109,7 +109,7 @@ class Screened:
         self._bounded = _bounded(units)
         self._lock = threading.RLock()
         self._plan: RepairPlan | None = None
-        self._timeline = self._pass_over()
+        self._timeline = self._new_timeline()
         self._found: dict[int, Findings] = {}  # by part; -1 is the whole recording
         self._is_in_worker = False
         self._logged = {f"{MAPPING} "}  # kinds of problem with a column's root, and `_BEGUN`
@@ -127,7 +127,7 @@ class Screened:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock, self._timeline = threading.RLock(), self._pass_over()
+        self._lock, self._timeline = threading.RLock(), self._new_timeline()
 
     def share_findings(self, other: "Screened") -> None:
         """From now on, count the faults found by this object or by ``other``, which has the same parts, for both."""
@@ -241,7 +241,7 @@ class Screened:
             columns: Full names of the step columns.
             where: Keep only the rows for which this holds: a pyarrow expression, or the text of a `RowFilter`. For
                 Etude's own files, row groups that can't match are not read.
-            clashes: Checks the order of the remaining rows, from `_pass_over`; needed only with ``where``.
+            clashes: Checks the order of the remaining rows, from `_new_timeline`; needed only with ``where``.
             finals: If False, final observations may be left out; those of images are slow to decode.
             next_obs: Whether the next observation of each step is needed: ``repair`` and ``skip`` then also leave out
                 the last step of a truncated episode if the observation after it is unknown.
@@ -266,7 +266,7 @@ class Screened:
         elif self._units.own is not None:
             exp = self._units.load(k, columns, finals=finals and bool(columns))
         else:
-            exp, problems = self._units.load_rest(k, columns)
+            exp, problems = self._units.load_readable(k, columns)
             bad = next((problem for problem in problems if not problem.harmless), None)
             if bad is not None:
                 self._units.load(k, columns)  # raises the error that caused it
@@ -288,7 +288,7 @@ class Screened:
         self.count(k, Findings(harmless=tuple(problems) if self._mode == "strict" else (), keys=keys))
         return exp
 
-    def _pass_over(self) -> Timeline | None:
+    def _new_timeline(self) -> Timeline | None:
         """Return a checker of the order of steps for one pass, such as one with a filter.
 
         None in the modes ``repair`` and ``skip``, which check the order beforehand.
@@ -308,7 +308,7 @@ class Screened:
     def _load_repaired(self, k: int, columns: Sequence[str] | None, finals: bool, next_obs: bool) -> Experience:
         plan = self._repair_plan()
         try:
-            exp, problems = self._units.load_rest(k, columns)
+            exp, problems = self._units.load_readable(k, columns)
         except UnreadableError as error:
             exp = self._units.nothing(self._units.columns if columns is None else columns)
             problems = [dataclasses.replace(error.problem, kind="unreadable", count=self._rows_lost(k))]
@@ -497,7 +497,7 @@ def _check_units(units: Units, problems: list[Problem]) -> tuple[int, int]:
     leaves, bounded = units.header.leaves(), _bounded(units)
     for k in range(len(units)):
         try:
-            exp, more = units.load_rest(k)
+            exp, more = units.load_readable(k)
         except UnreadableError as error:
             problems.append(error.problem)
             continue

@@ -27,7 +27,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS, to_table
-from etude.files import AnyPath, InUseError, Lock, RemotePath, anchored, aside_of, located, publish_at
+from etude.files import AnyPath, InUseError, Lock, RemotePath, absolute_path, located, publish_at, temporary_path
 from etude.recordings.background import BackgroundThread
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.format import chosen
@@ -175,7 +175,7 @@ class FileRoller:
         self.check_folder()
         self._schema = disk_schema(schema).with_metadata({HEADER_KEY: self.header.dumps()})
         self._path = self._next_path()
-        self._aside = aside_of(self._path)
+        self._aside = temporary_path(self._path)
         self._rows = self._segments = 0
         self._sink = pa.OSFile(str(self._aside), "wb")
         self._writer = pq.ParquetWriter(
@@ -348,7 +348,7 @@ class RecordingWriter:
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
         self._codecs = codecs(compression)
         limits = (max_rows_per_file, max_file_size)
-        self._files = FileRoller(anchored(self.path), self.header, *limits, append, prefix, self._codecs, encoding)
+        self._files = FileRoller(absolute_path(self.path), self.header, *limits, append, prefix, self._codecs, encoding)
         self._columns = None if columns is None else tuple(columns)
         self._limits = limits
         self._group_rows = 0

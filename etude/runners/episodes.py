@@ -204,9 +204,9 @@ class EpisodeTracker(Stateful):
         """End the episodes of the envs ``over``. What the tracker knows of their slots holds until their next rows."""
         if (over := turn.over) is None:
             return _NO_INTS, _NO_INTS
-        if turn.unheld is not None:
-            idle = np.flatnonzero(~np.isnan(turn.unheld))
-            self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unheld[idle], at, True
+        if turn.unacted_reward is not None:
+            idle = np.flatnonzero(~np.isnan(turn.unacted_reward))
+            self.t[idle], self.total[idle], self.began[idle], self.inside[idle] = 0, turn.unacted_reward[idle], at, True
             for slot in idle.tolist():
                 self.module_of[slot] = self.choose(slot, int(self.number[self.env_of[slot]]))
         slots = [own[self.inside[own]] for own in (self._slots_of[env] for env in over.tolist())]

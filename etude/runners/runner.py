@@ -103,7 +103,7 @@ class Runner:
         self.rollouts: dict[str | None, Rollout] = {}
         """The rollouts by module id."""
         self._set_policies(policies, module_of)
-        self.begin_again(seed)
+        self.restart_episodes(seed)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
 
@@ -129,7 +129,7 @@ class Runner:
         self._set_policies(policies, module_of)
         if self._callbacks is not None:
             self._callbacks.rollouts = self.rollouts
-        self.begin_anew()
+        self.abandon_episodes()
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
@@ -437,7 +437,7 @@ class Runner:
         if before != now:
             for rollout, stored in rollouts:
                 rollout.connectors.load_state_dict(stored["connectors"])
-            self.begin_anew()
+            self.abandon_episodes()
             return f"new episodes: there were {before} slots, and now there are {now}"
         for rollout, stored in rollouts:
             rollout.load_state_dict(stored)
@@ -457,7 +457,7 @@ class Runner:
             self._late = sum(len(share.new_results()) for share in self._shares)
         return how
 
-    def begin_again(self, seed: int | None) -> None:
+    def restart_episodes(self, seed: int | None) -> None:
         """Abandon the running episodes: the next ones are those of a new runner with this seed."""
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
         self._rng = np.random.default_rng(draws)
@@ -465,7 +465,7 @@ class Runner:
             rollout.connectors.start(self.arena.num_slots)
         self._begin(f"{ids.generate_state(1, np.uint64)[0]:016x}", int(env_seed.generate_state(1)[0] >> 1))
 
-    def begin_anew(self) -> None:
+    def abandon_episodes(self) -> None:
         """Abandon the running episodes: the next collection begins new ones. Connectors keep their statistics."""
         self.warn_of_lost_episodes = False
         for rollout in self.rollouts.values():

@@ -131,10 +131,10 @@ class ClientService:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with repeating(min(1.0, self._sessions.seconds), self._look_after):
+        async with repeating(min(1.0, self._sessions.seconds), self._housekeeping):
             yield
 
-    async def _look_after(self) -> None:
+    async def _housekeeping(self) -> None:
         with self._changed:
             self._sessions.expire()
 

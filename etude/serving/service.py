@@ -31,7 +31,7 @@ Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
 """A policy; a mapping of names to policies; or the path or URL of a run, whose newest checkpoint is served."""
 
 HOUSEKEEPING: Final = 1.0
-"""Seconds between two calls of `PolicyService.look_after`."""
+"""Seconds between two calls of `PolicyService.housekeeping`."""
 
 _log = logging.getLogger("etude.serving")
 
@@ -118,8 +118,8 @@ class PolicyService:
         self.saved_as = ""
         """Name of the served checkpoint's file; empty if ``policies`` is not a run."""
         self._refused = ""  # the file of a checkpoint that does not fit
-        self._trouble = ""
-        """The last warning of `look_after`, so that it is not repeated."""
+        self._last_warning = ""
+        """The last warning of `housekeeping`, so that it is not repeated."""
         self._meta: dict[str, Any] = {}
         if isinstance(policies, str | os.PathLike):
             self.run = policies
@@ -128,7 +128,7 @@ class PolicyService:
             self.policies = _by_name(policies)
         if not self.policies:
             raise SettingsError("there is no policy to serve.")
-        self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
+        self._is_batchable = {name: _can_join(policy) for name, policy in self.policies.items()}
         self._rng = np.random.default_rng(config.seed)
         self._jobs: dict[str, list[_WaitingRows]] = {}
         self.sessions: Sessions[ServedSession] = Sessions(config.max_sessions, config.session_seconds, self._dropped)
@@ -255,7 +255,7 @@ class PolicyService:
         """Call each policy with its queued observations, at most ``max_batch`` at a time."""
         waiting, self._jobs = self._jobs, {}
         for name, jobs in waiting.items():
-            most = self.config.max_batch if self._joins[name] else 1
+            most = self.config.max_batch if self._is_batchable[name] else 1
             start, rows = 0, 0
             for i, job in enumerate(jobs):
                 if i > start and rows + job.rows > most:
@@ -309,7 +309,7 @@ class PolicyService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         try:
-            async with repeating(HOUSEKEEPING, self.look_after):
+            async with repeating(HOUSEKEEPING, self.housekeeping):
                 yield
         finally:
             self.sessions.clear()
@@ -320,17 +320,17 @@ class PolicyService:
         if self.recorder is not None:
             self.recorder.close()
 
-    async def look_after(self) -> None:
+    async def housekeeping(self) -> None:
         """Drop expired sessions, finish files that are due, and load a newer checkpoint if there is one."""
         self.sessions.expire()
         try:
             if self.recorder is not None and (flushed := self.recorder.flush_if_due()) is not None:
                 await asyncio.wrap_future(flushed)
             await self._reload()
-            self._trouble = ""
+            self._last_warning = ""
         except Exception as error:  # noqa: BLE001  keep serving, and try again next time
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if str(error) != self._last_warning:
+                self._last_warning = str(error)
                 _log.warning("%s", error)
 
     async def _reload(self) -> None:

@@ -368,5 +368,5 @@ def test_what_can_not_be_is_refused() -> None:
             made(space, network=NetworkConfig(recurrent="gru"))
     algorithm, net = made(BOX)
     other = Module(net.net, LINE, BOX, net.dist)
-    with pytest.raises(ModuleError, match="Module is no ConservativeModule"):
+    with pytest.raises(ModuleError, match="Module is not a ConservativeModule"):
         algorithm.loss(other, random_batch(other, BOX, 3))

@@ -200,7 +200,7 @@ def test_modules_have_settings_of_their_own() -> None:
         ({"c_bar": 1.5}, "`vtrace.c_bar` is 1.5, but must be at most `rho_bar`"),
         ({"value_weight": -0.1}, "`value_weight` is -0.1, but must be at least 0"),
         ({"minibatch_size": 64}, "`minibatch_size` is 64, but must be left out, or `num_minibatches` be none"),
-        ({"connectors": ("v_trace",)}, "where v_trace has nothing to do"),
+        ({"connectors": ("v_trace",)}, "where v_trace has no effect"),
     ],
 )
 def test_settings_are_checked(given: dict[str, Any], message: str) -> None:

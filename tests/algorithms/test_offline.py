@@ -196,7 +196,7 @@ def test_a_filter_of_several_modules_is_none_of_one(tmp_path: Path) -> None:
     several.record(tmp_path / "several", 3)
     several.close()
     data, how = str(tmp_path / "several"), {"connectors": ("normalize_obs",), "obs_filter": "stored"}
-    with pytest.raises(DataError, match=r"of each of its modules learned \(cart_0, cart_1\), and not of one for all"):
+    with pytest.raises(DataError, match=r"of each module \(cart_0, cart_1\), not one for all"):
         BC(BCConfig(data=data, **how))
     with pytest.raises(DataError, match="has no observation filter of module 'other' stored with it"):
         BC(BCConfig(data=data, modules=("cart_0", "other"), module_of=lambda agent, episode: "cart_0", **how))

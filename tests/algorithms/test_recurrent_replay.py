@@ -12,7 +12,7 @@ from gymnasium import spaces
 from over_seeds import median_over_seeds, mistaken
 
 from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, SettingsError, Stop
-from etude.algorithms.off_policy import looked_ahead
+from etude.algorithms.off_policy import with_n_step_returns
 from etude.algorithms.sac import SoftModule
 from etude.experience import Experience, Segments
 from etude.experience.replay import without_blind
@@ -211,7 +211,7 @@ def test_a_last_step_that_nothing_is_known_to_follow_is_left_out() -> None:
     segments = segments.replace(has_final_obs=~np.array(blind))
     steps = {"obs": obs, "reward": np.ones(len(obs))}
     exp = without_blind(Experience(steps, np.cumsum([0, *lengths]), segments, {"obs": final}))
-    exp = looked_ahead(exp, 2, 0.5)
+    exp = with_n_step_returns(exp, 2, 0.5)
     assert exp.lengths.tolist() == [5, 4]
     assert exp.segments.lookback.tolist() == [2, 1]
     assert exp.steps["obs"].tolist() == np.concatenate([obs[:5], obs[7:]]).tolist()

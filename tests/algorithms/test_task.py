@@ -20,6 +20,7 @@ from toy_envs import Echo, Switchboard
 import etude
 from etude.cli.main import main
 from etude.errors import DataError, ModuleError, SettingsError
+from etude.learners import Schedule
 
 
 class Reinforce(etude.Task[etude.TaskConfig]):
@@ -378,6 +379,27 @@ def test_losses_that_are_none() -> None:
     with pytest.raises(DataError, match=r"`num_samples` \(7\), but neither Wrong.loss nor forward looked at"):
         with_loss(lambda output: output.sum(), num_samples=7)
     with_loss(lambda output: output.sum(), num_samples=1)  # nothing is masked
+
+
+@etude.settings
+class ScheduledConfig(etude.TaskConfig):
+    entropy_weight: Schedule = ((0, 0.5), (64, 0.1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_loss_follows_a_schedule(compiled: bool) -> None:
+    class Scheduled(Reinforce, etude.Task[ScheduledConfig]):
+        def loss(self, module: Any, batch: Any, output: Any) -> Any:
+            return super().loss(module, batch, output) * self.scheduled("entropy_weight", module)
+
+    task = Scheduled(ScheduledConfig(num_steps=32, num_update_steps=1, compile=compiled))
+    losses = [task.train().losses["loss"] for _ in range(2)]
+    assert all(np.isfinite(losses))
+    assert [float(task.scheduled("entropy_weight", net)) for net in (task.module, task.module.net)] == [
+        pytest.approx(0.3),
+        pytest.approx(0.3),
+    ]
 
 
 def with_trajectory(change: Any, each: bool) -> None:

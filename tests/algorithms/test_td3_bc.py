@@ -215,5 +215,5 @@ def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="Network is recurrent, but td3_bc learns from single steps"):
         made(network=NetworkConfig(recurrent="gru"))
     algorithm, net = made()
-    with pytest.raises(ModuleError, match="Module is no DeterministicModule"):
+    with pytest.raises(ModuleError, match="Module is not a DeterministicModule"):
         algorithm.loss(net.target, random_batch(net, BOX, 3))

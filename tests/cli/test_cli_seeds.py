@@ -152,7 +152,10 @@ def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
         (["ppo", "--space.lr", "1", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
         (["ppo", "--env", "X-v0", "--space.num-envs", "grid:0,4", "--stop.updates", "1"], "`num_envs` is 0, but"),
         (["ppo", "--space.lr", "1", "--seeds", "0"], "`seeds` is 0, but must be at least 1"),
-        (["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"], "where it is"),
+        (
+            ["ppo", "--env", "X", "--space.lr", "1", "--stop.updates", "1", "--out", "a", "--resume", "b"],
+            "can only be resumed in its own folder",
+        ),
         (["ppo", "--env", "X-v0", "--space.seed", "1,2", "--seeds", "2", "--stop.updates", "1"], "--seeds both say"),
         ([], "etude sweep needs an algorithm: ppo,"),
         (["--resume", "runs/sweep"], "a sweep continues with the command that started it, plus --resume FOLDER"),

@@ -327,7 +327,7 @@ class _NpzFile:
         except _BROKEN as error:
             raise self._unreadable(error) from error
         large = unpacked >= cache.LEAST_BYTES
-        self._origin = cache.Origin([path], "members of npz", _NPZ_VERSION) if large else None
+        self._origin = cache.SourceFiles([path], "members of npz", _NPZ_VERSION) if large else None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loaded": {}}

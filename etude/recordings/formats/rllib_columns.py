@@ -194,7 +194,7 @@ def without_copies(track: Ints, content: NDArray[np.uint64], times: Ints | None 
     return keep
 
 
-def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
+def first_copies(rows: KeyedRows) -> NDArray[np.bool_]:
     """Return which rows are not copies of an earlier row of the same trajectory and step: bool ``[rows]``.
 
     Rows of the same step with different content are kept: they can't both be right, and the reader of the episodes

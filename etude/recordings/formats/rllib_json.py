@@ -35,10 +35,10 @@ from etude.recordings.formats.rllib_columns import (
     ENDS,
     Ints,
     Schema,
+    first_copies,
     flat_columns,
     numbers,
     own_name,
-    unlike_before,
 )
 from etude.recordings.formats.source import ETUDE, FLAGS, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
@@ -252,8 +252,11 @@ class RLlibJson(TableRows, FileFormat):
         Raises:
             DataError: nothing can be read; the message names the file and the line.
         """
-        origin, make = cache.Origin(self.files, self.name, _VERSION, sorting.VERSION), partial(_convert, self.files)
-        made = cache.Made(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
+        origin, make = (
+            cache.SourceFiles(self.files, self.name, _VERSION, sorting.VERSION),
+            partial(_convert, self.files),
+        )
+        made = cache.CachedFiles(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
         with made.opened(_CONTENTS) as file:
             found = json.loads(file.read())
         header = Header.from_json(found["header"], self.files[0])
@@ -422,7 +425,7 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     copies = Counter[int]()  # by line of all files
 
     def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
-        keep = unlike_before(rows)
+        keep = first_copies(rows)
         copies.update(np.asarray(rows.table[sorting.ROW])[~keep].tolist())
         return rows if keep.all() else rows.filtered(keep)
 

@@ -198,10 +198,10 @@ def sorted_groups(
     """
     files = list(dict.fromkeys(group.file for group in groups if group.file))
     which = made_by if files else uuid4()  # a table in memory is not found again
-    origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, which)
+    origin = cache.SourceFiles(files, "sorted table", VERSION, pa.__version__, which)
     size = max(origin.size, _KEY_BYTES * sum(group.num_rows for group in groups))
     is_small = size < cache.LEAST_BYTES
-    made = cache.Made(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
+    made = cache.CachedFiles(origin, partial(_sort, tables, tracks, is_small), in_memory=is_small)
     with made.opened(_NOTES) as file:
         notes: list[str] = json.loads(file.read())
     return groups_in(made, groups), notes
@@ -235,7 +235,7 @@ def _sort(
     (folder / _NOTES).write_text(json.dumps(list(notes)))
 
 
-def groups_in(made: cache.Made, unsorted: Sequence[Group]) -> list[Group]:
+def groups_in(made: cache.CachedFiles, unsorted: Sequence[Group]) -> list[Group]:
     """Return the sorted rows in the file `TABLE`, whose column `ROW` is the index of each row in ``unsorted``."""
     with made.opened(TABLE) as source:
         reader = pa.ipc.open_file(source)

@@ -883,7 +883,7 @@ def contents_of(
     after = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.under(plan.mapped, root)), None)
     common = _Common(where, groups, bounds_of(groups), columns, after)
     ordered = partial(columns.keys, keys)
-    how: dict[str, Any] = {"by_one": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
+    how: dict[str, Any] = {"unit_stride": source.preset == ETUDE, "most": most_rows(columns.row_bytes)}
     chained = common.chained(keys)
     index = table_index.index_of(ordered, chained, common.words, is_sorted=is_sorted, **how)
     if index is None:
@@ -904,7 +904,7 @@ def contents_of(
             "the files, or leave their episodes out."
         )
     if source.preset != ETUDE and not unread:  # else the first steps may be in a file that can't be read
-        index = table_index.from_own_first_steps(index)
+        index = table_index.renumber_late_agents(index)
     if source.preset != ETUDE and not index.is_clock and (index.is_mostly_gaps() or index.is_mostly_late()):
         columns.warn(
             f"{where}: `{plan.mapped[col.T_INDEX][0]}` as `{col.T_INDEX}` is the number of the step, and most steps or "

@@ -72,7 +72,7 @@ def index_of(
     chained: NDArray[np.bool_] | None,
     place: Place,
     *,
-    by_one: bool = False,
+    unit_stride: bool = False,
     is_sorted: bool = False,
     most: int = MAX_ROWS,
 ) -> TableIndex | None:
@@ -96,7 +96,8 @@ def index_of(
         chained: bool ``[rows]``: whether each row's observation is the next observation of the row before it; None if
             unknown.
         place: Describes the location of a row, for errors.
-        by_one: Whether ``t`` counts every step from 0, so that steps are missing where it increases by more than 1.
+        unit_stride: Whether ``t`` counts every step from 0, so that steps are missing where it increases by
+            more than 1.
         is_sorted: Whether the rows are known to be in order.
         most: The most rows in a part.
 
@@ -106,7 +107,7 @@ def index_of(
     stride = 0
     while True:
         reader = _KeyReader(chained, place)
-        cut = _Cut(reader, 1 if by_one else stride, by_one=by_one)
+        cut = _Cut(reader, 1 if unit_stride else stride, unit_stride=unit_stride)
         for rows, columns in groups():
             keys = reader.read(rows, columns)
             if not is_sorted and not cut.is_followed_by(keys):
@@ -119,7 +120,7 @@ def index_of(
         stride = cut.found  # the first rows did not show the stride of ``t``: start again
 
 
-def from_own_first_steps(index: TableIndex) -> TableIndex:
+def renumber_late_agents(index: TableIndex) -> TableIndex:
     """Number an agent's steps from 0 if it joins an episode late, and another agent has the episode's first step.
 
     In such a table, ``t`` counts the steps of the episode rather than the agent's.
@@ -212,13 +213,13 @@ class _Cut:
     Args:
         reader: Reads the keys.
         stride: By how much ``t`` increases per step; 0 finds it from the first rows.
-        by_one: Whether ``t`` increases by one, and larger increases mean missing steps.
+        unit_stride: Whether ``t`` increases by one, and larger increases mean missing steps.
     """
 
-    def __init__(self, reader: "_KeyReader", stride: int, *, by_one: bool) -> None:
+    def __init__(self, reader: "_KeyReader", stride: int, *, unit_stride: bool) -> None:
         self.stride, self.found = max(1, stride), stride
         """`found` is the stride of ``t`` in the rows added so far; 0 if they show none."""
-        self._reader, self._by_one = reader, by_one
+        self._reader, self._by_one = reader, unit_stride
         self._last: Keys | None = None  # the previous row
         self._t = self._first = self._num = 0  # its step, the first ``t`` of its track, and the number of rows so far
         self._heads: list[Keys] = []  # keys of the first row of each segment; see `add`
@@ -268,7 +269,7 @@ class _Cut:
         """The step of each row, and its base.
 
         If ``t`` counts steps by a stride, the base is the first ``t`` of the track. Otherwise, the steps are ``t``
-        itself (``by_one``) or are counted from the first row of the track, and the base equals the step.
+        itself (``unit_stride``) or are counted from the first row of the track, and the base equals the step.
         """
         before, t = head < 0, keys.get(col.T_INDEX)
         if t is None or self._reader.is_clock:

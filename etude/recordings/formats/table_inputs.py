@@ -17,7 +17,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, above_glob, expanded, input_file, relative, shown, visible_files
+from etude.files import AnyPath, RemotePath, Systems, expanded, glob_base, input_file, relative, shown, visible_files
 from etude.recordings import cache, footers
 from etude.recordings.format import Problem, most_rows
 from etude.recordings.formats import text_tables
@@ -239,7 +239,7 @@ def in_names(folder: AnyPath, file: AnyPath) -> dict[str, str]:
 def _files(given: Any, filesystem: Any, known: Systems) -> list[tuple[AnyPath, str, dict[str, str]]]:
     """Each file with its kind, and the values in the names of its folders."""
     found: list[tuple[AnyPath, str, dict[str, str]]] = []
-    top = above_glob(given, filesystem, known)
+    top = glob_base(given, filesystem, known)
     for place in expanded(given, filesystem, known):
         path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
         inside = visible_files(path) if path.is_dir() else [path] if path.is_file() else []

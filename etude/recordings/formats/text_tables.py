@@ -55,9 +55,9 @@ def converted(path: AnyPath, kind: str, texts: Sequence[str] = (), *, in_memory:
         A function that opens the Arrow file. It raises a DataError if ``path`` can't be read or has changed since this
         call, and can be pickled.
     """
-    origin = cache.Origin([path], "text table", VERSION, kind, pa.__version__, *texts)
+    origin = cache.SourceFiles([path], "text table", VERSION, kind, pa.__version__, *texts)
     make = partial(_convert, path, kind, texts, in_memory)
-    return partial(cache.Made(origin, make, in_memory=in_memory).opened, _TABLE)
+    return partial(cache.CachedFiles(origin, make, in_memory=in_memory).opened, _TABLE)
 
 
 def _convert(path: AnyPath, kind: str, texts: Sequence[str], is_small: bool, folder: Path) -> None:

@@ -572,7 +572,7 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
             "after_end",
-            r"continues at t 3, after its end in .*row 2.* make one of it and the number of the episode .*Mixed rows",
+            r"continues at t 3, after its end in .*row 2.* combine it with the number of the episode .*Mixed rows",
         ),
     ],
 )
